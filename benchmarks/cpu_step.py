@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import treadle
-from treadle.runtime.artifact import Launch
+from treadle.runtime.store.artifact import Launch
 
 Step = Callable[[Tensor, Tensor], Tensor]
 Setup = tuple[nn.Module, torch.optim.Optimizer, Step, Iterator[tuple[Tensor, Tensor]]]

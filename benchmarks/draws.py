@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from treadle.codegen.cpp_draws import DRAWS
-from treadle.runtime.build import build
-from treadle.runtime.cache import Cache
-from treadle.runtime.draws import FUNCTION, drawer
+from treadle.runtime.kernels.build import build
+from treadle.runtime.kernels.draws import FUNCTION, drawer
+from treadle.runtime.store.cache import Cache
 
 
 def main() -> None:

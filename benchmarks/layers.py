@@ -35,7 +35,7 @@ from treadle.capture.step import capture
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
 from treadle.report.stages import ORDER, Clock, Watcher
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 
 Setup = tuple[Callable[..., Tensor], nn.Module, torch.optim.Optimizer, tuple[Tensor, ...]]
 _AFTER = tuple(each.name for each in ORDER[1:])

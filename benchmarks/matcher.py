@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treadle.graph.node_info import with_info
-from treadle.graph.rewrite import NoMatch, Rewrite, Rule
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
 
 aten = torch.ops.aten
 WANTED_S = 2.0

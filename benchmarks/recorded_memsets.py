@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from treadle.runtime import cuda_graph
-from treadle.runtime.cuda_graph import CudaRecorder, memsets_as_kernels
+from treadle.runtime.replay import cuda_graph
+from treadle.runtime.replay.cuda_graph import CudaRecorder, memsets_as_kernels
 
 
 def milliseconds(rows: int, width: int, count: int) -> float:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import treadle
 from treadle.compiler import cleaning
-from treadle.graph.passes import GraphPass
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.batching import BatchProducts
 from treadle.passes.constructors import CountConstants
 from treadle.passes.joined_products import JoinProducts
@@ -37,7 +37,7 @@ from treadle.passes.products import (
     AddBiasInProduct,
     SplitBias,
 )
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 from treadle.schedule.workers import WORKERS
 
 Program = Callable[..., Tensor]

@@ -35,7 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import treadle
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 
 class Block(nn.Module):

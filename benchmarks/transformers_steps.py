@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import treadle
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "models"))
 from architectures import ALL

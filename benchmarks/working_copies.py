@@ -31,12 +31,12 @@ from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.step import Captured, capture
 from treadle.compiler.cleaning import clean
 from treadle.compiler.pipeline import compile_step
-from treadle.graph.node_info import info, set_value, value_of, with_info
-from treadle.graph.signature import Role, StepGraph
-from treadle.graph.values import like
+from treadle.graph.core.node_info import info, set_value, value_of, with_info
+from treadle.graph.core.signature import Role, StepGraph
+from treadle.graph.core.values import like
 from treadle.options import from_environment
-from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Executable
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.store.cache import Cache
 from treadle.session.bind import read_inputs
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from treadle.runtime.compilers import Compiler
+    from treadle.runtime.kernels.compilers import Compiler
 
 _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
@@ -99,7 +99,9 @@ def _frozen():
 
 def quick(preferred: str = "") -> "Compiler | None":
     """The compiler, asked for a quarter of the work on each file: ``-Og`` instead of ``-O3``."""
-    from treadle.runtime.compilers import find_cxx  # the process that hands out tests needs none
+    from treadle.runtime.kernels.compilers import (
+        find_cxx,  # the process that hands out tests needs none
+    )
 
     found = find_cxx(preferred)
     if found is None:
@@ -129,7 +131,7 @@ def quick_compiles(request, monkeypatch, compiled):
         or request.node.get_closest_marker("users_flags") is not None
     ):
         return
-    from treadle.runtime import build, compilers
+    from treadle.runtime.kernels import build, compilers
 
     compile_text = compilers._compile
 

@@ -20,8 +20,8 @@ SERVER = """
 import gc, json, os, runpy, sys, traceback, warnings
 import scipy.sparse.csgraph, torch, torch._dynamo, torch.utils.data, treadle
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
-import conftest, treadle.runtime.build
-from treadle.runtime.compilers import find_cxx
+import conftest, treadle.runtime.kernels.build
+from treadle.runtime.kernels.compilers import find_cxx
 from treadle.util.data_stack import call_with_room
 from treadle.util.software import own_digest
 
@@ -38,7 +38,7 @@ def begin(job):
         file = os.open(os.path.join(job["place"], name), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
     if job["quick"]:
-        treadle.runtime.build.find_cxx = conftest.quick
+        treadle.runtime.kernels.build.find_cxx = conftest.quick
     if job["quiet"]:
         warnings.simplefilter("ignore")
     sys.argv = [job["program"], *job["arguments"]]

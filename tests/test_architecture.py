@@ -2,6 +2,7 @@
 
 import ast
 import functools
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ FLOORS = (
     {"compat", "options"},
     {"targets"},
     {"graph", "loop", "runtime"},
+    {"guards"},
     {"capture", "passes", "lower", "schedule", "codegen"},
     {"report"},
     {"compiler"},
@@ -31,6 +33,7 @@ FORBIDDEN = {
     "schedule": {"graph"},
     "codegen": {"graph"},
     "runtime": {"graph", "loop", "options"},
+    "guards": {"graph", "loop"},
 }
 STAGES = {"graph", "loop", "passes", "lower", "schedule", "codegen", "report", "compiler"}
 MAY_ASK = {"report/step_report.py", "compiler/planning.py"}  # what a step ran on, and where to
@@ -91,6 +94,21 @@ def test_modules_keep_to_their_floors():
             words = f"{name_of(path)}: {own} must not know {other}"
             assert level(other) < level(own), words
             assert other not in FORBIDDEN.get(own, set()), words
+
+
+HALLS = {"codegen": 21, "compat": 27, "lower": 32, "passes": 21, "passes/comm": 30, "session": 22}
+"""Folders that still hold more files than twenty, and how many."""
+
+
+def test_folders_hold_twenty_files_at_most():
+    counts = Counter(str(each.parent.relative_to(PACKAGE)) for each in MODULES)
+    assert {name: count for name, count in counts.items() if count > 20} == HALLS
+
+
+def test_a_room_within_a_room_says_what_it_is_for():
+    for path in MODULES:
+        if path.name == "__init__.py" and len(path.relative_to(PACKAGE).parts) > 2:
+            assert ast.get_docstring(parse(path)), name_of(path)
 
 
 def is_private(name: str) -> bool:
@@ -271,7 +289,7 @@ TABLE = {"compat/operator_facts.py", "compat/operators.py"}
 MAKES = {
     "compat/custom_op.py": {"tags"},
     "compat/draw_operators.py": {"nondeterministic_seeded"},
-    "runtime/functional.py": {"alias_info"},
+    "runtime/execute/functional.py": {"alias_info"},
 }
 """Who makes operators of ours, with tags of their own or of another, or after its schema."""
 
@@ -302,7 +320,7 @@ def test_the_fence_sees_questions_about_operators():
     assert not asks_operators(ast.parse("facts_of(op).writes"))
 
 
-NOTES = {"graph/node_info.py", "compat/dynamo.py"}
+NOTES = {"graph/core/node_info.py", "compat/dynamo.py"}
 """Who names what is noted of a node: one for treadle, one for what AOTAutograd notes."""
 
 
@@ -314,7 +332,7 @@ def asks_notes(tree: ast.Module) -> bool:
 def test_what_is_noted_of_a_node_is_one_record():
     for path in MODULES:
         name = name_of(path)
-        assert name in NOTES or not asks_notes(parse(path)), f"{name}: ask graph/node_info.py"
+        assert name in NOTES or not asks_notes(parse(path)), f"{name}: ask graph/core/node_info.py"
 
 
 WALKS = {"map_arg", "map_aggregate"}
@@ -323,8 +341,8 @@ WALKS = {"map_arg", "map_aggregate"}
 def test_nested_arguments_have_one_map():
     for path in MODULES:
         names = {each.rpartition(".")[2] for each in imported_modules(parse(path))}
-        own = name_of(path) == "graph/arguments.py"
-        assert own or not names & WALKS, f"{name_of(path)}: ask graph/arguments.py"
+        own = name_of(path) == "graph/core/arguments.py"
+        assert own or not names & WALKS, f"{name_of(path)}: ask graph/core/arguments.py"
 
 
 def test_the_fence_sees_notes_of_nodes():
@@ -342,7 +360,7 @@ def test_imports_are_absolute():
 @pytest.mark.parametrize(
     ("line", "rooms"),
     [
-        ("from treadle.graph.types import type_of", {"graph"}),
+        ("from treadle.graph.core.types import type_of", {"graph"}),
         ("import treadle.loop.expr as e", {"loop"}),
         ("from treadle import options", {"options"}),
         ("import torch", set()),

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import treadle
 from treadle.options import Options
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 
 
 class ConvNet(nn.Module):
@@ -83,7 +83,7 @@ def test_the_demo_runs_without_a_compiler_and_says_so(tmp_path, forks):
     program = """
         from testing import small_demo
         from treadle.tools.cli import main
-        from treadle.runtime.compilers import find_cxx
+        from treadle.runtime.kernels.compilers import find_cxx
         find_cxx.cache_clear()
         small_demo()
         raise SystemExit(main(['demo', '--steps', '2']))

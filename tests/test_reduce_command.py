@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.graph.parsing import parse
-from treadle.graph.printing import show
-from treadle.graph.reduce import count_of
+from treadle.graph.analysis.reduce import count_of
+from treadle.graph.text.parsing import parse
+from treadle.graph.text.printing import show
 from treadle.lower import registry
 from treadle.options import Options
 from treadle.passes import registered

@@ -8,7 +8,7 @@ from torch import nn
 
 import treadle
 from treadle.options import Options
-from treadle.runtime.bundle import Bundle, read_bundle, write_bundle
+from treadle.runtime.store.bundle import Bundle, read_bundle, write_bundle
 
 
 def make(hidden=17, scale=1.0):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import with_info
-from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.printing import show
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.rewrite.passes import GraphPass, run_passes
+from treadle.graph.text.printing import show
 from treadle.tools import demo
 from treadle.util.errors import TreadleError
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, fx
 
 from treadle.compat.operators import schema_of
-from treadle.graph.node_info import value_of
-from treadle.graph.types import type_of
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.types import type_of
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default

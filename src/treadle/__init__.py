@@ -3,12 +3,12 @@
 from treadle.api import Difference, Step, compile, load
 from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, register_optimizer
 from treadle.compiler.planning import Plan, Point, plan
-from treadle.graph import rewrite as rules
-from treadle.graph.passes import GraphPass
-from treadle.graph.region_compilers import register_region_compiler
-from treadle.graph.regions import Region
-from treadle.graph.rewrite import NoMatch, Rewrite, Rule
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.regions.region_compilers import register_region_compiler
+from treadle.graph.regions.regions import Region
+from treadle.graph.rewrite import rules
+from treadle.graph.rewrite.passes import GraphPass
+from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
 from treadle.options import Carry, DataParallel, Options, RegionRule, Regions
 from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
 from treadle.passes.registered import register_lowering, register_pass

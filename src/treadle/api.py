@@ -18,8 +18,8 @@ from treadle.capture.refuse import (
 from treadle.compiler.communication import graph_to_simulate
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
-from treadle.graph.node_info import info
-from treadle.graph.regions import Region
+from treadle.graph.core.node_info import info
+from treadle.graph.regions.regions import Region
 from treadle.options import DataParallel, Options, from_environment
 from treadle.report.communication import SimulatedStep, simulate_step
 from treadle.report.explain import explain, explain_stages
@@ -28,8 +28,8 @@ from treadle.report.stages import PRODUCTS, text_of
 from treadle.report.step_report import StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
-from treadle.runtime.cache import Cache
 from treadle.runtime.meter import PeakReport
+from treadle.runtime.store.cache import Cache
 from treadle.session.bind import read_inputs
 from treadle.session.bisect import Bisection
 from treadle.session.breaks import known_regions

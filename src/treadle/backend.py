@@ -20,22 +20,22 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
-from treadle.capture.written import expand_written
+from treadle.capture.tensors.written import expand_written
 from treadle.compat.dynamo import boxed, checkpoint_of, mutated_inputs, stack_of, through_autograd
 from treadle.compat.tracing import outside_modes, retraced
 from treadle.compiler.compiled import Built
 from treadle.compiler.pipeline import compile_step, plan_graph
-from treadle.graph.effects import remove_tokens
-from treadle.graph.node_info import (
+from treadle.graph.core.effects import remove_tokens
+from treadle.graph.core.node_info import (
     NodeInfo,
     describe,
     info,
     known_value,
     value_of,
 )
-from treadle.graph.operators import has_effect
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.operators import has_effect
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options, from_environment
 from treadle.passes.memory.split import copy_overwritten, reordered, split
 from treadle.passes.memory_order import DrawInMemoryOrder
@@ -46,7 +46,7 @@ from treadle.report.step_report import Observed, StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
 from treadle.report.watch import watcher_for
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 from treadle.targets.registry import device_of_kinds
 from treadle.util.errors import LoweringError, TreadleError
 from treadle.util.files import write_output

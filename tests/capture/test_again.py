@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.capture import watching
+from treadle.guards import watching
 from treadle.session.guards import Keys
 
 OPTIONS = treadle.Options(codegen=False)

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 import treadle
 from treadle.capture.refuse import device_of, named_models, named_optimizers
 from treadle.capture.step import capture
-from treadle.graph.node_info import info
-from treadle.graph.signature import Role
-from treadle.graph.verify import verify
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import Role
+from treadle.graph.core.verify import verify
 from treadle.options import Options
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from treadle.capture import counters
-from treadle.capture.counters import SharedCounters
+from treadle.capture.optimizers import counters
+from treadle.capture.optimizers.counters import SharedCounters
 
 
 def stepped(kind=torch.optim.AdamW, count=3):

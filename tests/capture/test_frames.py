@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from treadle.capture.frames import Entered, FrameRecorder
+from treadle.capture.python_state.code.frames import Entered, FrameRecorder
 
 
 class Silent:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import treadle
 from treadle.capture.step import capture
-from treadle.graph.alias import analyse
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import value_of
-from treadle.graph.printing import show
-from treadle.graph.verify import verify
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.verify import verify
+from treadle.graph.text.printing import show
 from treadle.session.bind import read_inputs
 
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.capture.introspect import attributes_of, has_buffer, parts_of, slots_of
-from treadle.capture.parts import MISSING
+from treadle.capture.python_state.introspect import attributes_of, has_buffer, parts_of, slots_of
+from treadle.capture.python_state.parts import MISSING
 
 
 class Plain:

@@ -9,7 +9,7 @@ from torch import nn
 
 import treadle
 from treadle.capture.step import capture
-from treadle.graph.printing import show
+from treadle.graph.text.printing import show
 
 SCALE = torch.tensor(2.0)
 

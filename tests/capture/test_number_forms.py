@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from treadle.capture.number_forms import form_of, is_apart, is_close
+from treadle.capture.symbolic.number_forms import form_of, is_apart, is_close
 
 _VALUES = (
     0.0, -0.0, 1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.125, 0.575, 2.675, 1.005, 1e-300, 3e200, -7.25,

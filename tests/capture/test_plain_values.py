@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.capture.plain_values import is_plain, is_same_value, plain_fact
+from treadle.capture.python_state.plain_values import is_plain, is_same_value, plain_fact
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.complex_numbers(), st.text(),

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import treadle
-from treadle.capture import fully_sharded, gradient_sync
-from treadle.capture.gradient_sync import GradientSync, RankGroup
+from treadle.capture.distributed import gradient_sync
+from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup
+from treadle.capture.integrations import fully_sharded
 from treadle.capture.step import capture
 from treadle.util.errors import CaptureError
 

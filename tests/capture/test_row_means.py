@@ -14,10 +14,10 @@ import treadle
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
 from treadle.compiler.pipeline import compile_graph
-from treadle.graph.collectives import CollectiveKind, collectives_in
-from treadle.graph.node_info import value_of
+from treadle.graph.core.collectives import CollectiveKind, collectives_in
+from treadle.graph.core.node_info import value_of
 from treadle.options import Options
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 from treadle.session.data_parallel import rank_group
 
 AR, RS, AG = (

@@ -13,13 +13,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import treadle
-from treadle.capture.fully_sharded import Reduction, reduction_of
+from treadle.capture.integrations.fully_sharded import Reduction, reduction_of
 from treadle.capture.step import capture
 from treadle.compat.fully_sharded import plans_of
-from treadle.graph.collectives import collectives_in
-from treadle.graph.printing import show
-from treadle.graph.signature import Role
-from treadle.graph.verify import verify
+from treadle.graph.core.collectives import collectives_in
+from treadle.graph.core.signature import Role
+from treadle.graph.core.verify import verify
+from treadle.graph.text.printing import show
 from treadle.util.expected import NotExpected
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.capture import updates
+from treadle.capture.optimizers import updates
+from treadle.capture.optimizers.updates import UpdatesOfGroup
 from treadle.capture.step import capture
 from treadle.capture.tracing_again import TracedPiece
-from treadle.capture.updates import UpdatesOfGroup
-from treadle.graph.printing import show
+from treadle.graph.text.printing import show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizers"))
 from test_optimizers import CASES

@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from treadle.capture import watching
-from treadle.capture.introspect import parts_of, slots_of
-from treadle.capture.parts import OfFunction, Sequenced, Slots, Variable
+from treadle.capture.python_state.introspect import parts_of, slots_of
+from treadle.capture.python_state.parts import OfFunction, Sequenced, Slots, Variable
 from treadle.capture.sweep import Sweep
-from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
-from treadle.capture.watching import Watches, WordWatch, watch_dicts, watch_tensors
-from treadle.runtime.first_difference import COMPILERS, first_difference
-from treadle.util import dict_words
-from treadle.util import memory_words as words
-from treadle.util.dict_words import DictLayout, dict_layout
+from treadle.guards import dict_words, watching
+from treadle.guards import memory_words as words
+from treadle.guards.dict_words import DictLayout, dict_layout
+from treadle.guards.first_difference import COMPILERS, first_difference
+from treadle.guards.tensor_words import grad_word, no_grad, of_tensor
+from treadle.guards.watching import Watches, WordWatch, watch_dicts, watch_tensors
 
 WAYS = ("compiled", "contents", "gathered", "asked")
 

@@ -15,8 +15,8 @@ from treadle.codegen.cpp import function_text
 from treadle.codegen.cpp_prelude import PRELUDE
 from treadle.loop.expr import ReduceKind
 from treadle.loop.kernel import Kernel, KernelSchedule, LoopForm
-from treadle.runtime.cache import Cache
-from treadle.runtime.compilers import compile_cpp, find_cxx, load_functions
+from treadle.runtime.kernels.compilers import compile_cpp, find_cxx, load_functions
+from treadle.runtime.store.cache import Cache
 from treadle.schedule.workers import PROGRAMS, THREADS
 
 SELECTED = """

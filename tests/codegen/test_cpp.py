@@ -13,7 +13,7 @@ from treadle.loop.kernel import KernelKind
 from treadle.loop.nest import split_columns
 from treadle.loop.program import TensorRef
 from treadle.loop.traverse import value_index
-from treadle.runtime.artifact import Launch
+from treadle.runtime.store.artifact import Launch
 from treadle.schedule import schedule
 
 SUM, MAX, MIN = ReduceKind.SUM, ReduceKind.MAX, ReduceKind.MIN

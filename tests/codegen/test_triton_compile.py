@@ -12,7 +12,7 @@ from triton_run import rendered
 from treadle.loop.kernel import Kernel, KernelKind
 from treadle.loop.program import Buffer, BufferKind
 from treadle.loop.traverse import loads
-from treadle.runtime.triton_launch import TritonLauncher
+from treadle.runtime.kernels.triton_launch import TritonLauncher
 
 triton = pytest.importorskip("triton")
 NAMES = {

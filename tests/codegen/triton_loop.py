@@ -15,12 +15,12 @@ from treadle.capture.step import capture
 from treadle.codegen.host import artifact_of
 from treadle.compiler.cleaning import clean
 from treadle.compiler.loops import bodies_in, with_bodies
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
 from treadle.lower.graph import lower
-from treadle.runtime.artifact import Artifact
-from treadle.runtime.build import Build
-from treadle.runtime.execute import Executable
-from treadle.runtime.triton_launch import TritonLauncher
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.kernels.build import Build
+from treadle.runtime.kernels.triton_launch import TritonLauncher
+from treadle.runtime.store.artifact import Artifact
 from treadle.schedule.launches import launches_of
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import PROGRAMS

@@ -13,15 +13,15 @@ from treadle.loop.interpret import interpret_kernel
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.nest import live
 from treadle.loop.program import Buffer, BufferKind
-from treadle.runtime.artifact import Launch, Source
+from treadle.runtime.store.artifact import Launch, Source
 from treadle.schedule.launches import launches_of
 from treadle.schedule.plan import noting_overlap
 from treadle.schedule.workers import PROGRAMS, scratch_buffers
 
 _SCRIPT = """
 import pathlib, sys, torch
-from treadle.runtime.artifact import Source
-from treadle.runtime.triton_launch import TritonLauncher
+from treadle.runtime.store.artifact import Source
+from treadle.runtime.kernels.triton_launch import TritonLauncher
 folder = pathlib.Path(sys.argv[1])
 for job in torch.load(folder / "jobs.pt"):
     source = Source("triton", job["text"], tuple(job["functions"]))

@@ -20,11 +20,11 @@ from treadle.compiler.cleaning import clean
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
 from treadle.loop.nest import running_sums
 from treadle.lower.graph import lower
-from treadle.runtime.artifact import Launch
-from treadle.runtime.build import Build, build
-from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Executable
-from treadle.runtime.triton_launch import TritonLauncher
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.kernels.build import Build, build
+from treadle.runtime.kernels.triton_launch import TritonLauncher
+from treadle.runtime.store.artifact import Launch
+from treadle.runtime.store.cache import Cache
 from treadle.schedule.launches import launches_of
 from treadle.schedule.plan import schedule
 from treadle.schedule.programs import choose

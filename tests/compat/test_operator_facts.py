@@ -21,9 +21,7 @@ from treadle.compat.operator_facts import (
     follows_seed,
     written_names,
 )
-from treadle.graph.custom_ops.expect import expect
-from treadle.graph.custom_ops.recurrent import recurrent_layer
-from treadle.graph.operators import (
+from treadle.graph.core.operators import (
     draw_reads_values,
     effects_of,
     has_effect,
@@ -32,6 +30,8 @@ from treadle.graph.operators import (
     may_drop,
     may_recompute,
 )
+from treadle.graph.custom_ops.expect import expect
+from treadle.graph.custom_ops.recurrent import recurrent_layer
 
 aten = torch.ops.aten
 

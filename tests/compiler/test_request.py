@@ -17,13 +17,13 @@ from treadle.algebra.guards import Guard
 from treadle.compiler.entry import saved_bytes
 from treadle.compiler.pipeline import _generate
 from treadle.compiler.request import CompileRequest, key_of, request_of
-from treadle.graph.canonical import canonical, text_of_value
-from treadle.graph.node_info import with_info
-from treadle.graph.signature import Role
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Role
+from treadle.graph.text.canonical import canonical, text_of_value
 from treadle.options import Options
 from treadle.report.stages import Clock
-from treadle.runtime.build import build
-from treadle.runtime.cache import Cache
+from treadle.runtime.kernels.build import build
+from treadle.runtime.store.cache import Cache
 from treadle.util.errors import TreadleError, VerifyError
 
 LAYOUTS = ("contiguous", "transposed", "expanded", "strided", "padded")

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import treadle
 import treadle.backend
 from contract.contract_help import training
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 aten = torch.ops.aten
 PRODUCTS = (aten.addmm.default, aten.mm.default)

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.capture.container_recorders import RECORDED, OperationLog, as_plain
+from treadle.capture.python_state.containers.container_recorders import (
+    RECORDED,
+    OperationLog,
+    as_plain,
+)
 
 
 def plain(value):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.capture import distributions, frames
+from treadle.capture.python_state.code import distributions, frames
 
 LIBRARY = """
 import functools, time

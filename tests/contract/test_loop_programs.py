@@ -10,13 +10,13 @@ import torch
 from torch import nn, while_loop
 
 import treadle
-from treadle.graph.parsing import parse
+from treadle.graph.text.parsing import parse
 from treadle.loop.program import Call
 from treadle.lower import lower, registry
 from treadle.options import Options
-from treadle.runtime.artifact import CallStep
-from treadle.runtime.cache import content_key
-from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes
+from treadle.runtime.store.artifact import CallStep
+from treadle.runtime.store.cache import content_key
+from treadle.runtime.store.serialize import artifact_from_bytes, artifact_to_bytes
 from treadle.session.breaks import breaks_of
 from treadle.util.reasons import ReasonCode
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import treadle
-from treadle.capture import external
-from treadle.capture.reads import Reads
+from treadle.capture.python_state import external
+from treadle.capture.python_state.reads import Reads
 
 
 class Stateful(nn.Module):

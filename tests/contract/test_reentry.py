@@ -15,7 +15,7 @@ from torch.fx.experimental import proxy_tensor
 import treadle
 from contract.contract_help import training
 from treadle.compat import tracing
-from treadle.graph import inline, torch_programs
+from treadle.graph.rewrite import inline, torch_programs
 
 
 def stepping(model, optimizer, scale=1.0):

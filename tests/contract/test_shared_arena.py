@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
-from treadle.runtime.arena import Arena
+from treadle.runtime.execute.arena import Arena
 
 SHAPES = (2, 3, 5, 7, 16, 33, 64, 100)
 SCALES = (0.01, 1.0, 30.0)

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import treadle
-from treadle.graph.parsing import parse
-from treadle.graph.printing import show
+from treadle.graph.text.parsing import parse
+from treadle.graph.text.printing import show
 from treadle.options import Options, RegionRule, Regions
 from treadle.session.breaks import breaks_of
 from treadle.util.reasons import ReasonCode

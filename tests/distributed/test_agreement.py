@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from distributed.ranks import say_over, stay_until_over, told
-from treadle.runtime.peers import peers_of
-from treadle.runtime.votes import VariantText
+from treadle.runtime.ranks.peers import peers_of
+from treadle.runtime.ranks.votes import VariantText
 from treadle.util.errors import GroupFailure
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import treadle
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 CLOSE = 1e-6
 EACH = {"TREADLE_BUCKETS": "0"}

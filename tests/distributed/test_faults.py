@@ -104,7 +104,7 @@ def killed(dies, calls, store):
 
 def _die_in_the_step(step):
     """The process ends where the step starts its first collective."""
-    from treadle.runtime import collectives
+    from treadle.runtime.ranks import collectives
 
     def end(*_):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -400,7 +400,7 @@ def test_models_of_other_sizes_are_an_error_before_anything_is_sent(launch):
 
 def writes_early(size):
     """At which waits something was written that the step should not have touched yet."""
-    from treadle.runtime import collectives
+    from treadle.runtime.ranks import collectives
 
     sizes = [(size, size + 20), (size + 20, size + 40), (size + 40, size)]
     net = nn.Sequential(*[nn.Linear(*each) for each in sizes])

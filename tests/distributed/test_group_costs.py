@@ -14,10 +14,10 @@ import treadle
 from testing import trace
 from treadle.compat.collectives import collective_op, name_of_group
 from treadle.compiler.communication import communication_costs
-from treadle.graph.collectives import collectives_in
-from treadle.runtime import group_costs
-from treadle.runtime.cache import Cache
-from treadle.runtime.group_costs import measured_group, text_of_first
+from treadle.graph.core.collectives import collectives_in
+from treadle.runtime.ranks import group_costs
+from treadle.runtime.ranks.group_costs import measured_group, text_of_first
+from treadle.runtime.store.cache import Cache
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.links import measurement_to_words
 from treadle.util.errors import RuntimeFailure

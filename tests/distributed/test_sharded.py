@@ -20,7 +20,7 @@ from distributed.sharded_models import (
     mlp,
     sgd,
 )
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 CALLS = 4
 EACH = {"TREADLE_BUCKETS": "0"}

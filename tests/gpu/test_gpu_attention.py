@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import treadle
 from treadle.compiler import cleaning
 from treadle.passes.attention.fuse import FuseAttention
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 
 def furthest(found, best):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from treadle.runtime import cuda_graph
-from treadle.runtime.cuda_graph import CudaRecorder
+from treadle.runtime.replay import cuda_graph
+from treadle.runtime.replay.cuda_graph import CudaRecorder
 
 WORDS = 4096
 

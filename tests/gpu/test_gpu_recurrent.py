@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(6, 8),

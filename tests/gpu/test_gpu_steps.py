@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import treadle
-from treadle.graph.node_info import info
-from treadle.runtime.artifact import CallStep
+from treadle.graph.core.node_info import info
+from treadle.runtime.store.artifact import CallStep
 
 FORMS = {
     "plain": lambda block, x: block(x),

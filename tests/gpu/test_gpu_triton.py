@@ -19,7 +19,7 @@ def test_kernels_agree_with_the_loop_interpreter(tmp_path):
     from triton_run import buffers_of, rendered, scratch_tensors
 
     from treadle.loop.interpret import interpret_kernel
-    from treadle.runtime.triton_launch import TritonLauncher
+    from treadle.runtime.kernels.triton_launch import TritonLauncher
 
     for case in all_cases():
         source, launches, buffers = rendered(case.kernels, buffers_of(case.tensors))
@@ -48,7 +48,7 @@ def test_split_sums_do_not_change_from_run_to_run(tmp_path):
     import triton_kernels as make
     from triton_run import buffers_of, rendered, scratch_tensors
 
-    from treadle.runtime.triton_launch import TritonLauncher
+    from treadle.runtime.kernels.triton_launch import TritonLauncher
 
     n = 3_000_001
     tensors = {
@@ -75,7 +75,7 @@ def test_what_rows_and_columns_are_reduced_to_does_not_either(rows, cols, tmp_pa
     from triton_run import buffers_of, rendered, scratch_tensors
 
     from treadle.loop.kernel import LoopForm
-    from treadle.runtime.triton_launch import TritonLauncher
+    from treadle.runtime.kernels.triton_launch import TritonLauncher
     from treadle.schedule.workers import PROGRAMS
 
     case = norm_backward_case(rows, cols)

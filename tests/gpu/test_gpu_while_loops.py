@@ -7,7 +7,7 @@ import torch
 from torch import nn, while_loop
 
 import treadle
-from treadle.runtime.artifact import CallStep, Launch
+from treadle.runtime.store.artifact import CallStep, Launch
 
 
 def plain_while(condition, body, carried):

@@ -12,10 +12,10 @@ from torch import fx
 from treadle.algebra.extents import Size
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import schema_of
-from treadle.graph import dim_maps
-from treadle.graph.dim_maps import DECLARED, MOVES, FactorTable, dim_map
-from treadle.graph.matching import NoMatch
-from treadle.graph.node_info import set_value
+from treadle.graph.core import dim_maps
+from treadle.graph.core.dim_maps import DECLARED, MOVES, FactorTable, dim_map
+from treadle.graph.core.node_info import set_value
+from treadle.graph.rewrite.matching import NoMatch
 from treadle.util.nested import leaves
 
 aten = torch.ops.aten

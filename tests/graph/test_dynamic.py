@@ -8,7 +8,7 @@ from torch import fx
 
 from treadle.algebra.extents import Size, same, sample_of
 from treadle.compat.fake import symbolic_mode
-from treadle.graph.dynamic import (
+from treadle.graph.analysis.dynamic import (
     SampleMode,
     Symbols,
     guards_of,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from testing import check_numbers, trace
-from treadle.graph.execute import run_step
+from treadle.graph.analysis.execute import run_step
 
 
 def test_a_step_means_what_eager_does():

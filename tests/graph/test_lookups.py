@@ -8,9 +8,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treadle.compat.operator_facts import may_wait
-from treadle.graph.lookups import IndexCheck
-from treadle.graph.node_info import with_info
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.analysis.lookups import IndexCheck
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.util.errors import BadIndex
 
 aten = torch.ops.aten

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import check_numbers, trace
-from treadle.graph.alias import analyse
-from treadle.graph.pattern import roots_of
-from treadle.graph.rewrite import NoMatch, Rewrite, Rule, find
-from treadle.graph.rule_index import RuleIndex
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.rewrite.pattern import roots_of
+from treadle.graph.rewrite.rule_index import RuleIndex
+from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule, find
 
 aten = torch.ops.aten
 UNARY = (aten.neg.default, aten.abs.default, aten.relu.default)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from testing import trace
-from treadle.graph.arguments import given_of, map_argument, map_nodes, types_of
-from treadle.graph.node_info import (
+from treadle.graph.core.arguments import given_of, map_argument, map_nodes, types_of
+from treadle.graph.core.node_info import (
     NodeInfo,
     belong,
     copy_notes,

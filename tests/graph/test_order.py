@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import check_numbers, node_of, refusal, trace
-from treadle.graph.order import restore_order
-from treadle.graph.verify import verify
+from treadle.graph.core.verify import verify
+from treadle.graph.rewrite.order import restore_order
 
 aten = torch.ops.aten
 X = torch.randn(3)

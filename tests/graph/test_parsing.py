@@ -11,12 +11,12 @@ from torch import nn
 
 from testing import trace
 from treadle.capture.step import capture
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import with_info
-from treadle.graph.parsing import parse
-from treadle.graph.printing import show
-from treadle.graph.signature import Input, Output, Role, Signature
-from treadle.graph.verify import verify
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Input, Output, Role, Signature
+from treadle.graph.core.verify import verify
+from treadle.graph.text.parsing import parse
+from treadle.graph.text.printing import show
 from treadle.report.made_up import made_up_inputs
 from treadle.util.errors import ParseError
 

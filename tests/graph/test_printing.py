@@ -3,10 +3,10 @@ from textwrap import dedent
 import torch
 
 from testing import trace
-from treadle.graph.diff import diff
-from treadle.graph.node_info import with_info
-from treadle.graph.printing import show, show_around
-from treadle.graph.signature import Role
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Role
+from treadle.graph.text.diff import diff
+from treadle.graph.text.printing import show, show_around
 
 W, X = torch.randn(8, 2), torch.randn(4, 8)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import treadle.runtime.recurrent as kernels
+import treadle.runtime.kernels.recurrent as kernels
 from treadle.graph.custom_ops.recurrent import onednn_lstm, recurrent_layer
 from treadle.util.errors import CaptureError
 

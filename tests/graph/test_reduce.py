@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import trace
-from treadle.graph.parsing import parse
-from treadle.graph.printing import show
-from treadle.graph.reduce import count_of, ddmin, reduced
-from treadle.graph.resize import resized
-from treadle.graph.signature import Role
-from treadle.graph.verify import verify
+from treadle.graph.analysis.reduce import count_of, ddmin, reduced
+from treadle.graph.analysis.resize import resized
+from treadle.graph.core.signature import Role
+from treadle.graph.core.verify import verify
+from treadle.graph.text.parsing import parse
+from treadle.graph.text.printing import show
 
 aten = torch.ops.aten
 W, X = torch.randn(8, 8), torch.randn(6, 8)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from testing import trace
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import info, value_of, with_info
-from treadle.graph.regions import EAGER, NATIVE, Region, computes, grow, refused, regions_of
-from treadle.graph.verify import verify
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import info, value_of, with_info
+from treadle.graph.core.verify import verify
+from treadle.graph.regions.regions import EAGER, NATIVE, Region, computes, grow, refused, regions_of
 from treadle.util.errors import VerifyError
 
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from testing import check_numbers, check_pass, node_of, refusal, show_plain, trace
-from treadle.graph.alias import analyse
-from treadle.graph.node_info import info, with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.rewrite import (
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.rewrite.rules import (
     NoMatch,
     Rewrite,
     Rule,

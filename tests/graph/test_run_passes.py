@@ -9,7 +9,7 @@ import torch
 import treadle
 from testing import refusal, trace
 from treadle.compiler import cleaning
-from treadle.graph.passes import (
+from treadle.graph.rewrite.passes import (
     CheckNumbers,
     Contract,
     DumpPasses,
@@ -17,7 +17,7 @@ from treadle.graph.passes import (
     Observer,
     run_passes,
 )
-from treadle.graph.rewrite import Rewrite
+from treadle.graph.rewrite.rules import Rewrite
 from treadle.options import OPTIONAL_PASSES
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode

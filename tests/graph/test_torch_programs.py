@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import treadle
 from testing import check_numbers, node_of, refusal, trace
-from treadle.graph.rewrite import NoMatch, Rewrite, Rule, explain, explain_all, lowering
+from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule, explain, explain_all, lowering
 from treadle.util.errors import require
 
 aten = torch.ops.aten

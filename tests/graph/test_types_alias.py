@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from testing import node_of, trace
-from treadle.graph.alias import analyse
-from treadle.graph.types import TensorType, show_type, type_of, type_of_tensor
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.core.types import TensorType, show_type, type_of, type_of_tensor
 
 aten = torch.ops.aten
 

@@ -10,10 +10,10 @@ from treadle.capture.optimizers.registry import forms
 from treadle.capture.refuse import KNOWN_FORMS
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
-from treadle.graph.node_info import info
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Role
-from treadle.graph.update_blocks import update_blocks
+from treadle.graph.analysis.update_blocks import update_blocks
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import Role
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.noops import RemoveNoOps
 

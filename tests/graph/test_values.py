@@ -1,11 +1,11 @@
 import torch
 
 from testing import check_numbers, node_of, trace
-from treadle.graph.alias import analyse, storages
-from treadle.graph.node_info import info, with_info
-from treadle.graph.printing import show
-from treadle.graph.values import compute, inherit, refresh
-from treadle.graph.verify import verify
+from treadle.graph.analysis.alias import analyse, storages
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.core.values import compute, inherit, refresh
+from treadle.graph.core.verify import verify
+from treadle.graph.text.printing import show
 from treadle.passes.noops import RemoveNoOps
 
 aten = torch.ops.aten

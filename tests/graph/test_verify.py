@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from testing import node_of, refusal, trace
-from treadle.graph.node_info import with_info
-from treadle.graph.signature import Input, Output, Role, Signature
-from treadle.graph.verify import verify
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Input, Output, Role, Signature
+from treadle.graph.core.verify import verify
 
 aten = torch.ops.aten
 W, X = torch.randn(3, 2), torch.randn(3, 2)

@@ -16,7 +16,7 @@ from treadle.algebra.index import Axis, Index
 from treadle.compat.operator_facts import Effect
 from treadle.compiler.memory import lowered, planned
 from treadle.compiler.request import Target
-from treadle.graph.parsing import parse
+from treadle.graph.text.parsing import parse
 from treadle.loop.expr import Array, Const, Load, Local, Reduce, ReduceKind
 from treadle.loop.interpret import interpret_program
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from treadle.capture.functionalize import Functionalizer
 from treadle.compat.switches import without_onednn
-from treadle.graph.operators import is_mutable
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.operators import is_mutable
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.loop.interpret import interpret_program
 from treadle.loop.program import Call, Compute, Program
 from treadle.loop.verify import verify_program

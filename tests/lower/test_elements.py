@@ -12,7 +12,7 @@ from testing import node_of, trace
 from treadle.algebra.conditions import elements_in
 from treadle.algebra.index import ZERO, Axis
 from treadle.algebra.proofs import Prover
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
 from treadle.lower.elements import Elements
 
 aten = torch.ops.aten

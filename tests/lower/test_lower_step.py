@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
 from lower.lowering_help import calls_of, check, fallbacks, run, trace
-from treadle.graph.node_info import with_info
+from treadle.graph.core.node_info import with_info
 from treadle.loop.program import Call
 from treadle.lower import lower
 from treadle.lower.registry import lowers

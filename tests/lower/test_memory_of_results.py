@@ -8,7 +8,7 @@ from lower.operator_samples import SAMPLES
 from lower.operator_table import Sample
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
-from treadle.graph.alias import storages
+from treadle.graph.analysis.alias import storages
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=[f"{s.family}: {s.name}" for s in SAMPLES])

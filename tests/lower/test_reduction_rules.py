@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from lower.lowering_help import check, run, run_as_on_gpus
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.loop.expr import Reduce
 from treadle.loop.traverse import walk
 from treadle.lower import lower

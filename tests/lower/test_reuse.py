@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from testing import trace
-from treadle.graph.node_info import with_info
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import StepGraph
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.printing import show, show_call, show_kernel, show_program
 from treadle.loop.program import Compute, Program

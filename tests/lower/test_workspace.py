@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import treadle
 from treadle.graph.custom_ops.ctc import ctc_loss, ctc_loss_backward
 from treadle.graph.custom_ops.while_loops import while_loop, while_loop_backward
-from treadle.graph.parsing import parse
+from treadle.graph.text.parsing import parse
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.meter import measure_each
 from treadle.targets.cpu import CPU

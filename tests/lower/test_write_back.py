@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.runtime.artifact import CallStep, Storage
+from treadle.runtime.store.artifact import CallStep, Storage
 
 
 def twice(model, optimizer):

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import treadle
 from treadle.options import from_environment
-from treadle.runtime.artifact import CallStep
-from treadle.runtime.draws import STATE_BYTES
+from treadle.runtime.kernels.draws import STATE_BYTES
+from treadle.runtime.store.artifact import CallStep
 from treadle.util.errors import CaptureError
 
 PLAIN = replace(from_environment(), codegen=False)

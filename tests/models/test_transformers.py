@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.runtime.artifact import CallStep
+from treadle.runtime.store.artifact import CallStep
 
 pytest.importorskip("transformers")
 from architectures import (

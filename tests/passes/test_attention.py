@@ -17,10 +17,10 @@ import treadle
 from testing import trace
 from treadle.capture.step import capture
 from treadle.compiler import cleaning
-from treadle.graph.alias import analyse
-from treadle.graph.execute import run_step
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.attention.fuse import FuseAttention, explain
 from treadle.passes.attention.kernels import least_scores
 

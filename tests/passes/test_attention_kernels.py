@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from testing import show_plain, trace
 from treadle.compiler.cleaning import cleaning_of
-from treadle.graph.operators import arguments, set_argument
-from treadle.graph.passes import run_passes
+from treadle.graph.core.operators import arguments, set_argument
+from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options
 from treadle.passes import attention_kernels
 from treadle.passes.attention_kernels import CallFastestAttention, explain

@@ -19,10 +19,10 @@ from testing import check_numbers, check_pass, trace
 from treadle.algebra.extents import Size
 from treadle.compat.fake import FakeTensorMode
 from treadle.compiler.cleaning import clean, cleaning_of, settled
-from treadle.graph.node_info import with_info
-from treadle.graph.operators import arguments
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
 from treadle.options import Options
 from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from testing import trace
 from treadle.compat.fake import FakeTensorMode
 from treadle.compiler import cleaning
-from treadle.graph.operators import arguments
-from treadle.graph.passes import run_passes
-from treadle.graph.types import type_of
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
 from treadle.passes.attention import fuse
 from treadle.passes.attention.fuse import FuseAttention, explain

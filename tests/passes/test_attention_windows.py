@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import show_plain, trace
-from treadle.graph.operators import arguments, set_argument
-from treadle.graph.passes import run_passes
-from treadle.graph.types import type_of
+from treadle.graph.core.operators import arguments, set_argument
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
 from treadle.passes.attention import windows
 from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import check_numbers, check_pass, trace
-from treadle.graph.node_info import with_info
-from treadle.graph.verify import verify
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.verify import verify
 from treadle.passes.batching import BatchProducts
 
 aten = torch.ops.aten

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from testing import trace
-from treadle.graph.node_info import info, with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.printing import show
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.text.printing import show
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.cse import RemoveCommonSubexpressions
 

@@ -20,11 +20,11 @@ from treadle.compiler.chunks import fastest_chunk, versions_of
 from treadle.compiler.cleaning import settled
 from treadle.compiler.memory import plan_within, planned
 from treadle.compiler.request import Target
-from treadle.graph.alias import analyse
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import info, tensor_of, value_of, with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import info, tensor_of, value_of, with_info
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options, from_environment
 from treadle.passes import chunked_loss
 from treadle.passes.chunked_loss import ChunkLoss, Logits, explain, largest_logits

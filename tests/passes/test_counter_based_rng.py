@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from testing import show_plain, trace
-from treadle.graph.execute import run_step
-from treadle.graph.passes import run_passes
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.dropout import ExpandDropout
 

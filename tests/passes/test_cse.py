@@ -12,10 +12,10 @@ from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
 from treadle.compiler.memory import applied
-from treadle.graph.alias import analyse
-from treadle.graph.node_info import info, with_info
-from treadle.graph.signature import Role
-from treadle.graph.verify import verify
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.core.signature import Role
+from treadle.graph.core.verify import verify
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.choose import fastest_plan
 from treadle.targets.cpu import CPU_MODEL

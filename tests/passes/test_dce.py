@@ -1,7 +1,7 @@
 import torch
 
 from testing import check_numbers, node_of, show_plain, trace
-from treadle.graph.passes import run_passes
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.dce import RemoveDeadCode
 
 aten = torch.ops.aten

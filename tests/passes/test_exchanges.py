@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import treadle.passes
 from testing import trace
 from treadle.compiler.cleaning import CLEAN, rewritten
-from treadle.graph.execute import run_step
-from treadle.graph.passes import GraphPass
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.lower.elements import Elements
 from treadle.passes import chunked_loss
 from treadle.passes.attention.fuse import FuseAttention

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from testing import trace
 from treadle.compiler.cleaning import CLEAN, FUSE, OPTIONAL
-from treadle.graph.alias import analyse
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import value_of
-from treadle.graph.passes import run_passes
-from treadle.graph.printing import show
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.text.printing import show
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({

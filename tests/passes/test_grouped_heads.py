@@ -7,9 +7,9 @@ from torch.utils.flop_counter import flop_registry
 
 from testing import show_plain, trace
 from treadle.compiler.cleaning import cleaning_of
-from treadle.graph.operators import arguments
-from treadle.graph.passes import run_passes
-from treadle.graph.types import type_of
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from testing import check_numbers, check_pass, node_of, trace
 from treadle.compiler.cleaning import CLEAN, rewritten
-from treadle.graph.node_info import with_info
+from treadle.graph.core.node_info import with_info
 from treadle.passes.joined_products import JoinProducts, explain
 from treadle.passes.products import AccumulateProducts
 

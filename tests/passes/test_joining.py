@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import check_numbers, check_pass, node_of, trace
-from treadle.graph.alias import analyse
-from treadle.graph.node_info import with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.pieces import Piece, piece_of
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.analysis.pieces import Piece, piece_of
+from treadle.graph.core.node_info import with_info
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.joining import JoinPieces, explain
 from treadle.passes.noops import RemoveNoOps

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 import treadle
 from testing import check_pass, node_of, trace
 from treadle.compiler.cleaning import CLEAN, FUSE, rewritten
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import with_info
-from treadle.graph.passes import run_passes
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import with_info
+from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.graph import lower
 from treadle.passes.narrow_weights import (
     FoldWeightCast,
@@ -20,7 +20,7 @@ from treadle.passes.narrow_weights import (
     explain_cast,
     explain_scale,
 )
-from treadle.runtime.artifact import CallStep, Launch
+from treadle.runtime.store.artifact import CallStep, Launch
 from treadle.schedule.plan import schedule
 
 aten = torch.ops.aten

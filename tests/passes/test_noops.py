@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import check_numbers, check_pass, node_of, trace
-from treadle.graph.alias import analyse
+from treadle.graph.analysis.alias import analyse
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.noops import RemoveNoOps, explain
 

@@ -11,10 +11,10 @@ from testing import check_numbers, check_pass, node_of, trace
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import CLEAN, rewritten
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.rewrite import explain as explain_rule
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import with_info
+from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.rewrite.rules import explain as explain_rule
 from treadle.lower.graph import lower
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.joined_products import JoinProducts

@@ -9,7 +9,7 @@ from torch import nn
 import treadle
 from testing import trace
 from treadle import GraphPass, Options
-from treadle.graph.passes import run_passes
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.report.made_up import NumbersPrinter, made_up_inputs
 

@@ -16,7 +16,7 @@ from treadle.compiler.entry import read_saved, saved_bytes
 from treadle.report import step_report
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart, series
 from treadle.report.stages import ORDER
-from treadle.runtime.artifact import CallStep, Launch
+from treadle.runtime.store.artifact import CallStep, Launch
 from treadle.targets.cpu import CPU_MODEL
 from treadle.util.sizes import format_bytes
 

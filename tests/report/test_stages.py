@@ -10,7 +10,7 @@ from torch import nn
 
 import treadle
 from treadle import Options
-from treadle.graph.passes import GraphPass
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes import registered
 from treadle.report.stages import ORDER, PRODUCTS, size_of
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import treadle
 from testing import forget_progress_settings
-from treadle.graph.parsing import parse
-from treadle.graph.printing import show
+from treadle.graph.text.parsing import parse
+from treadle.graph.text.printing import show
 from treadle.options import Options, from_environment
 from treadle.report.progress import ProgressLine, can_be_live
 from treadle.report.stages import PRODUCTS, Clock, Watcher, Watchers

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from treadle.runtime.bundle import Bundle, read_bundle, write_bundle
+from treadle.runtime.store.bundle import Bundle, read_bundle, write_bundle
 from treadle.util.errors import RuntimeFailure
 
 

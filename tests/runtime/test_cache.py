@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from forks import Forks
-from treadle.runtime import cache as caches
-from treadle.runtime import compilers
-from treadle.runtime.cache import Cache, content_key
-from treadle.runtime.compilers import compile_cpp, find_cxx, load_functions
 from treadle.runtime.info import facts
+from treadle.runtime.kernels import compilers
+from treadle.runtime.kernels.compilers import compile_cpp, find_cxx, load_functions
+from treadle.runtime.store import cache as caches
+from treadle.runtime.store.cache import Cache, content_key
 from treadle.util.errors import RuntimeFailure
 
 TEXT = """#include <cstdint>
@@ -175,8 +175,8 @@ def test_two_processes_compile_the_same_text_once(tmp_path: Path, forks: Forks) 
     program = f"""
         import sys, time
         from pathlib import Path
-        from treadle.runtime import compilers
-        from treadle.runtime.cache import Cache
+        from treadle.runtime.kernels import compilers
+        from treadle.runtime.store.cache import Cache
         folder, ready, other = map(Path, sys.argv[1:])
         compiler, real = compilers.find_cxx(), compilers._compile
         def slow(*args):

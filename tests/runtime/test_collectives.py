@@ -2,7 +2,7 @@
 
 import torch
 
-from treadle.runtime.collectives import _InFlight, _Started
+from treadle.runtime.ranks.collectives import _InFlight, _Started
 
 
 class Work:

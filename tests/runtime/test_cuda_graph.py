@@ -14,8 +14,8 @@ import torch
 import triton
 from hypothesis import given
 
-from treadle.runtime import cuda_graph
-from treadle.runtime.cuda_graph import CudaRecorder, memsets_as_kernels
+from treadle.runtime.replay import cuda_graph
+from treadle.runtime.replay.cuda_graph import CudaRecorder, memsets_as_kernels
 
 
 class Kind(Enum):

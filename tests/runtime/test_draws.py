@@ -6,10 +6,10 @@ import torch
 import treadle
 from treadle.codegen.cpp_draws import DRAWS
 from treadle.passes.memory import masks
-from treadle.runtime import draws
-from treadle.runtime.artifact import CallStep
-from treadle.runtime.build import build
-from treadle.runtime.cache import Cache
+from treadle.runtime.kernels import draws
+from treadle.runtime.kernels.build import build
+from treadle.runtime.store.artifact import CallStep
+from treadle.runtime.store.cache import Cache
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.runtime.artifact import (
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.kernels.build import Build, build
+from treadle.runtime.kernels.compilers import find_cxx, loaded_openmp
+from treadle.runtime.store.artifact import (
     Artifact,
     BufferSpec,
     CallStep,
@@ -17,11 +20,8 @@ from treadle.runtime.artifact import (
     Storage,
     View,
 )
-from treadle.runtime.build import Build, build
-from treadle.runtime.cache import Cache
-from treadle.runtime.compilers import find_cxx, loaded_openmp
-from treadle.runtime.execute import Executable
-from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes
+from treadle.runtime.store.cache import Cache
+from treadle.runtime.store.serialize import artifact_from_bytes, artifact_to_bytes
 from treadle.util.errors import RuntimeFailure
 
 HEAD = "#include <cstdint>\n"

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from treadle.runtime.liveness import Liveness, ProcessAddress, listening
+from treadle.runtime.ranks.liveness import Liveness, ProcessAddress, listening
 
 WAITS = """
 import time
-from treadle.runtime.liveness import listening
+from treadle.runtime.ranks.liveness import listening
 print(listening("").text(), flush=True)
 time.sleep(seconds)
 """
 FORKS = """
 import os, time
-from treadle.runtime.liveness import listening
+from treadle.runtime.ranks.liveness import listening
 print(listening("").text(), flush=True)
 child = os.fork()
 if child:

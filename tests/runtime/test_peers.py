@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from treadle.runtime import peers as module
-from treadle.runtime.peers import Peers
-from treadle.runtime.votes import VariantText, Votes
+from treadle.runtime.ranks import peers as module
+from treadle.runtime.ranks.peers import Peers
+from treadle.runtime.ranks.votes import VariantText, Votes
 from treadle.util.errors import GroupFailure
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without distributed")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.capture.watching import watch_tensors
-from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Storage, View
-from treadle.runtime.build import Build
-from treadle.runtime.execute import Executable
-from treadle.runtime.replay import Launches, Terms, why_not
+from treadle.guards.watching import watch_tensors
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.kernels.build import Build
+from treadle.runtime.replay.recordings import Launches, Terms, why_not
+from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Storage, View
 
 PLAIN = Build.without_compiler()
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.runtime import replay as replaying
-from treadle.runtime.artifact import Artifact, CallStep, Storage
-from treadle.runtime.execute import Executable
-from treadle.runtime.replay import Launches, Terms
-from treadle.runtime.segments import split
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.replay import recordings as replaying
+from treadle.runtime.replay.recordings import Launches, Terms
+from treadle.runtime.replay.segments import split
+from treadle.runtime.store.artifact import Artifact, CallStep, Storage
 from treadle.util.errors import RuntimeFailure
 from treadle.util.expected import NotExpected
 

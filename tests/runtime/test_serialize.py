@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from treadle.runtime.artifact import Artifact, View
-from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes, decode, encode
+from treadle.runtime.store.artifact import Artifact, View
+from treadle.runtime.store.serialize import artifact_from_bytes, artifact_to_bytes, decode, encode
 from treadle.util.errors import RuntimeFailure
 
 VALUES = [

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.capture.watching import watch_tensors
-from treadle.runtime.execute import Executable
-from treadle.runtime.replay import Terms
-from treadle.runtime.steady import SteadyInputs
+from treadle.guards.watching import watch_tensors
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.replay.recordings import Terms
+from treadle.runtime.replay.steady import SteadyInputs
 from treadle.util.errors import RuntimeFailure
 
 from .test_replay import PLAIN, step

@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from treadle.runtime.votes import VariantText, Votes, difference
+from treadle.runtime.ranks.votes import VariantText, Votes, difference
 
 FIRST = ("x: f32[4]", "neg: f32[4] = neg(x)", "return [neg]")
 

@@ -16,7 +16,7 @@ from treadle.codegen.host import artifact_of
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
-from treadle.runtime.artifact import Artifact, Launch, Storage, View
+from treadle.runtime.store.artifact import Artifact, Launch, Storage, View
 from treadle.schedule.launches import launches_of
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")

@@ -19,8 +19,8 @@ from treadle.loop.program import Call, Compute, Program
 from treadle.loop.simplify import simplify_program
 from treadle.loop.verify import verify_program
 from treadle.lower.graph import lower
-from treadle.runtime.artifact import CallStep
-from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes
+from treadle.runtime.store.artifact import CallStep
+from treadle.runtime.store.serialize import artifact_from_bytes, artifact_to_bytes
 from treadle.schedule.joined import write_where_joined
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import THREADS, WORKERS

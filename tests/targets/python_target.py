@@ -26,11 +26,11 @@ from treadle.loop.kernel import Definition, Kernel, KernelLaunch, LoopForm, Stor
 from treadle.loop.nest import Item, arguments_of
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import walk
-from treadle.runtime.artifact import Launch, Source, joined
-from treadle.runtime.build import add_loader
-from treadle.runtime.cache import Cache
-from treadle.runtime.loader import DeviceFunction, Functions
-from treadle.runtime.tables import Tables
+from treadle.runtime.kernels.build import add_loader
+from treadle.runtime.kernels.loader import DeviceFunction, Functions
+from treadle.runtime.replay.tables import Tables
+from treadle.runtime.store.artifact import Launch, Source, joined
+from treadle.runtime.store.cache import Cache
 from treadle.targets.cpu import CPU_MODEL, HOST
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import add_target

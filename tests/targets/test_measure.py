@@ -11,9 +11,9 @@ from treadle.compiler import ceilings as kept
 from treadle.compiler.ceilings import ceilings
 from treadle.compiler.request import request_of
 from treadle.options import from_environment
-from treadle.runtime.build import Build
-from treadle.runtime.cache import Cache
+from treadle.runtime.kernels.build import Build
 from treadle.runtime.machine import machine
+from treadle.runtime.store.cache import Cache
 from treadle.targets import measure
 from treadle.targets.cpu import CPU
 from treadle.targets.measure import from_words, measured, to_words

@@ -11,10 +11,10 @@ from types import CellType
 import pytest
 from torch import nn
 
-from treadle.capture.introspect import parts_of
-from treadle.util import dict_words
-from treadle.util import memory_words as words
-from treadle.util.dict_words import DictLayout, dict_layout, of_dict, of_own_space
+from treadle.capture.python_state.introspect import parts_of
+from treadle.guards import dict_words
+from treadle.guards import memory_words as words
+from treadle.guards.dict_words import DictLayout, dict_layout, of_dict, of_own_space
 
 KNOWN = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info < (3, 14)
 """Where every kind has to be found; other Pythons may have another layout."""

@@ -9,24 +9,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.algebra.guards import GuardSet
-from treadle.capture.computations import NumberDecision
-from treadle.capture.decisions import Path, path_of
-from treadle.capture.deferred import NumbersOfCall
+from treadle.capture.control_flow.while_loops import refuse_loop_values
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
-from treadle.capture.expected import join_conditions
 from treadle.capture.explain_errors import looks_at_value, show_line
-from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
-from treadle.capture.host_draws import HostDraws
-from treadle.capture.literals import literals_made_numbers
-from treadle.capture.numbers import Uses
-from treadle.capture.object_graph import Location
-from treadle.capture.optimizer_state import StatePlace
-from treadle.capture.reads import Reads
-from treadle.capture.result_slots import slot_of, slots_in
-from treadle.capture.rng_guard import seeds
+from treadle.capture.optimizers.optimizer_state import StatePlace
+from treadle.capture.python_state.object_graph import Location
+from treadle.capture.python_state.reads import Reads
 from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, own_tensor
-from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import (
     Clusters,
     Fixed,
@@ -40,15 +30,27 @@ from treadle.capture.sources import (
     Scalars,
     Source,
 )
-from treadle.capture.value_checks import require_values
-from treadle.capture.watching import Watches
-from treadle.capture.while_loops import refuse_loop_values
+from treadle.capture.symbolic.branches.decisions import Path, path_of
+from treadle.capture.symbolic.branches.expected import join_conditions
+from treadle.capture.symbolic.branches.sizes import refuse_unsized, wrap_unsized
+from treadle.capture.symbolic.branches.value_checks import require_values
+from treadle.capture.symbolic.computations import NumberDecision
+from treadle.capture.symbolic.deferred import NumbersOfCall
+from treadle.capture.symbolic.host_draws import HostDraws
+from treadle.capture.symbolic.literals import literals_made_numbers
+from treadle.capture.symbolic.numbers import Uses
+from treadle.capture.tensors.foreign import (
+    refuse_foreign_writes,
+    refuse_undense,
+    refuse_without_memory,
+)
+from treadle.capture.tensors.result_slots import slot_of, slots_in
+from treadle.capture.tensors.rng_guard import seeds
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.sharded_tensors import local_of
 from treadle.compat.tracing import hold_constants
-from treadle.graph.custom_ops.expect import expect
-from treadle.graph.node_info import (
+from treadle.graph.core.node_info import (
     NodeInfo,
     copy_notes,
     describe,
@@ -58,7 +60,7 @@ from treadle.graph.node_info import (
     value_of,
     with_info,
 )
-from treadle.graph.operators import (
+from treadle.graph.core.operators import (
     arguments,
     draw_reads_values,
     is_in_order,
@@ -67,9 +69,11 @@ from treadle.graph.operators import (
     may_drop,
     set_argument,
 )
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
-from treadle.graph.types import tensors_in
-from treadle.graph.values import gather_results, refresh
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.types import tensors_in
+from treadle.graph.core.values import gather_results, refresh
+from treadle.graph.custom_ops.expect import expect
+from treadle.guards.watching import Watches
 from treadle.util.generators import GeneratorRef
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from treadle.algebra.extents import Size
 from treadle.capture.build_graph import Captured
 from treadle.capture.sources import Batch, Source
 from treadle.compat.fake import symbolic_mode
-from treadle.graph.dynamic import SampleMode, Symbols, sampled
+from treadle.graph.analysis.dynamic import SampleMode, Symbols, sampled
 
 Dims = Mapping[int, tuple[int, ...]]
 """By the number of a leaf of the arguments: its shape, with a ``Size`` where it is dynamic."""

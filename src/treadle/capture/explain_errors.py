@@ -13,8 +13,9 @@ import torch
 from treadle.compat.tracing import METHOD_FILES
 from treadle.compat.unsized import ASKING_FILES
 from treadle.util.errors import CaptureError
+from treadle.util.package import PACKAGE
 
-OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+OURS = (str(Path(torch.__file__).parent), str(PACKAGE))
 """Where frames are torch's or ours."""
 BETWEEN = (*OURS, "<", str(contextlib.__file__))
 """Where frames are not the user's."""

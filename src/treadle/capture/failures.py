@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from treadle.capture.deferred import LATER
-from treadle.capture.entries import looked_up
 from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, show_line
-from treadle.capture.numbers import made_now
+from treadle.capture.symbolic.deferred import LATER
+from treadle.capture.symbolic.entries import looked_up
+from treadle.capture.symbolic.numbers import made_now
 from treadle.compat.fake import (
     METADATA_CHANGES,
     NEEDS_MEMORY,

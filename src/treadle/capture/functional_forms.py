@@ -15,8 +15,8 @@ from treadle.compat.operators import (
     filled_arguments,
     written_arguments,
 )
-from treadle.graph.node_info import tensor_of, value_of
-from treadle.runtime.functional import functional_of
+from treadle.graph.core.node_info import tensor_of, value_of
+from treadle.runtime.execute.functional import functional_of
 
 aten = torch.ops.aten
 

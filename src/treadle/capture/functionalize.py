@@ -24,16 +24,23 @@ from treadle.capture.functional_forms import (
     place_of,
     reshaping,
 )
-from treadle.capture.input_memory import bytes_of, separate, spans_of
+from treadle.capture.tensors.input_memory import bytes_of, separate, spans_of
 from treadle.compat.draw_operators import DRAWS
 from treadle.compat.fake import MISTYPED
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload, changes_shape, returns_written, written_arguments
 from treadle.compat.tensors import storage_key
-from treadle.graph.arguments import map_nodes, types_of
-from treadle.graph.node_info import copy_notes, info, known_value, set_value, tensor_of, value_of
-from treadle.graph.operators import written_values
-from treadle.graph.values import compute, refresh
+from treadle.graph.core.arguments import map_nodes, types_of
+from treadle.graph.core.node_info import (
+    copy_notes,
+    info,
+    known_value,
+    set_value,
+    tensor_of,
+    value_of,
+)
+from treadle.graph.core.operators import written_values
+from treadle.graph.core.values import compute, refresh
 from treadle.util.errors import CaptureError, internal_errors
 
 aten = torch.ops.aten

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from treadle.capture.changes import Change, refused
-from treadle.capture.container_changes import reference_to
-from treadle.capture.flatten import Container, Given, nodes_in, replaced
-from treadle.capture.introspect import parts_of
-from treadle.capture.parts import MISSING, Part, Reading, Sequenced
-from treadle.capture.plain_values import is_same_value
+from treadle.capture.python_state.changes import Change, refused
+from treadle.capture.python_state.containers.container_changes import reference_to
+from treadle.capture.python_state.flatten import Container, Given, nodes_in, replaced
+from treadle.capture.python_state.introspect import parts_of
+from treadle.capture.python_state.parts import MISSING, Part, Reading, Sequenced
+from treadle.capture.python_state.plain_values import is_same_value
 
 
 @dataclass(slots=True)

@@ -22,52 +22,52 @@ from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treadle.capture import (
-    averaging,
-    deferred,
-    entries,
-    legacy_tensors,
-    number_calls,
-    scaled_forms,
-    texts,
-)
-from treadle.capture.array_functions import makers
-from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
-from treadle.capture.averaging import cumulative_batch_norm, update_parameters
-from treadle.capture.collectives import all_reduce_in_place
-from treadle.capture.communication import refuse_wrapper
-from treadle.capture.container_recorders import as_plain, is_recorded
-from treadle.capture.control_flow import instead_of
-from treadle.capture.copies import deep_copied, shallow_copied
-from treadle.capture.counts import counts_instead_of
-from treadle.capture.deferred import DeferredNumbers, functions_of_numbers, whole_tensor
-from treadle.capture.deferred_arrays import array_of
-from treadle.capture.expected import Conditions, constraint_checks
+from treadle.capture.control_flow.control_flow import instead_of
+from treadle.capture.distributed.collectives import all_reduce_in_place
+from treadle.capture.distributed.communication import refuse_wrapper
+from treadle.capture.distributed.gradient_sync import GradientSync
 from treadle.capture.explain_errors import Line, here, running_line, show_line
-from treadle.capture.flatten import flatten_containers, unflatten
-from treadle.capture.frames import Whose, whose
-from treadle.capture.fully_sharded import (
+from treadle.capture.integrations import averaging
+from treadle.capture.integrations.averaging import cumulative_batch_norm, update_parameters
+from treadle.capture.integrations.counts import counts_instead_of
+from treadle.capture.integrations.fully_sharded import (
     GatherSpan,
     fully_sharded,
     nothing,
     refuse_draws,
     refuse_unshard,
 )
-from treadle.capture.grad_scaler import LossScaling
-from treadle.capture.gradient_sync import GradientSync
-from treadle.capture.hyper_parameters import standing_in
-from treadle.capture.known_masks import KnownMasks
-from treadle.capture.listed_tensors import of_listed
-from treadle.capture.numbers import Uses, is_stand_in
+from treadle.capture.integrations.grad_scaler import LossScaling
+from treadle.capture.integrations.recurrent import RecurrentLayers
+from treadle.capture.integrations.wrappers import forward_of
+from treadle.capture.optimizers.hyper_parameters import standing_in
 from treadle.capture.optimizers.registry import has_form
-from treadle.capture.recurrent import RecurrentLayers
-from treadle.capture.rng_guard import RngGuard
-from treadle.capture.scalar_index import ScalarIndices
-from treadle.capture.scaled import scaled
-from treadle.capture.sparse_gradients import embedding
-from treadle.capture.tensor_effects import SET_DATA, DataAssignments, GivenTensor, HeldTensor
-from treadle.capture.value_checks import one_hot
-from treadle.capture.wrappers import forward_of
+from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
+from treadle.capture.python_state.containers.copies import deep_copied, shallow_copied
+from treadle.capture.python_state.flatten import flatten_containers, unflatten
+from treadle.capture.symbolic import deferred, entries, number_calls, scaled_forms
+from treadle.capture.symbolic.arrays import legacy_tensors
+from treadle.capture.symbolic.arrays.array_functions import makers
+from treadle.capture.symbolic.arrays.arrays import CONVERSIONS, converted, from_numpy, is_array
+from treadle.capture.symbolic.arrays.deferred_arrays import array_of
+from treadle.capture.symbolic.arrays.listed_tensors import of_listed
+from treadle.capture.symbolic.branches.expected import Conditions, constraint_checks
+from treadle.capture.symbolic.branches.known_masks import KnownMasks
+from treadle.capture.symbolic.branches.value_checks import one_hot
+from treadle.capture.symbolic.deferred import DeferredNumbers, functions_of_numbers, whole_tensor
+from treadle.capture.symbolic.numbers import Uses, is_stand_in
+from treadle.capture.symbolic.scalar_index import ScalarIndices
+from treadle.capture.symbolic.scaled import scaled
+from treadle.capture.symbolic.texts import texts
+from treadle.capture.tensors.rng_guard import RngGuard
+from treadle.capture.tensors.sparse_gradients import embedding
+from treadle.capture.tensors.tensor_effects import (
+    SET_DATA,
+    DataAssignments,
+    GivenTensor,
+    HeldTensor,
+)
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
 from treadle.compat.fake import is_traced

@@ -11,11 +11,29 @@ import torch
 from torch import SymInt, Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.arrays import ArrayLeaf, is_numeric
-from treadle.capture.call_arguments import parameter_names
-from treadle.capture.changing_numbers import ChangingNumbers, counted, direct_place
-from treadle.capture.communication import refuse_collectives
-from treadle.capture.container_changes import (
+from treadle.capture.distributed.communication import refuse_collectives
+from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup
+from treadle.capture.distributed.row_shards import RowShards
+from treadle.capture.eager import CallsClosure, EagerStep, Reason, why_eager
+from treadle.capture.explain_errors import here, users_codes
+from treadle.capture.failures import called_with
+from treadle.capture.given import Copies, GivenCall, InArgument, Whole
+from treadle.capture.integrations.grad_scaler import (
+    ScalerBegins,
+    SkippedUpdate,
+    refused_scaling,
+    selected,
+)
+from treadle.capture.integrations.recurrent import RecurrentLayers
+from treadle.capture.optimizers.hyper_parameters import HyperParameters
+from treadle.capture.optimizers.optimizer_state import StatePlace, TracedState, refused_state
+from treadle.capture.optimizers.own_steps import OwnSteps
+from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
+from treadle.capture.optimizers.updates import UpdatesOfGroup
+from treadle.capture.patching import TraceRecorder, swapped
+from treadle.capture.python_state.call_arguments import parameter_names
+from treadle.capture.python_state.code.frames import Whose
+from treadle.capture.python_state.containers.container_changes import (
     ChangedContainer,
     ContainerChanges,
     ContainersChanged,
@@ -23,42 +41,23 @@ from treadle.capture.container_changes import (
     read_keys,
     recorded,
 )
-from treadle.capture.container_recorders import ContainerRecorder, OperationLog
-from treadle.capture.decisions import Answers
-from treadle.capture.deferred import AsksNumber, is_known_later
-from treadle.capture.eager import CallsClosure, EagerStep, Reason, why_eager
-from treadle.capture.entries import place_asked
-from treadle.capture.explain_errors import here, users_codes
-from treadle.capture.external import (
+from treadle.capture.python_state.containers.container_recorders import (
+    ContainerRecorder,
+    OperationLog,
+)
+from treadle.capture.python_state.containers.outputs import OutputCall, OutputLog, Stream
+from treadle.capture.python_state.external import (
     Change,
     ExternalState,
     Later,
     owner_of,
     refused,
 )
-from treadle.capture.failures import called_with
-from treadle.capture.flatten import flatten, flatten_with_paths, replaced, unflatten
-from treadle.capture.frames import Whose
-from treadle.capture.given import Copies, GivenCall, InArgument, Whole
-from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_scaling, selected
-from treadle.capture.gradient_sync import GradientSync, RankGroup
-from treadle.capture.host_draws import HostDraws
-from treadle.capture.hyper_parameters import HyperParameters
-from treadle.capture.memberships import membership_asked
-from treadle.capture.numbers import Number, Text, Uses, as_key, is_stand_in
-from treadle.capture.optimizer_state import StatePlace, TracedState, refused_state
-from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
-from treadle.capture.outputs import OutputCall, OutputLog, Stream
-from treadle.capture.own_steps import OwnSteps
-from treadle.capture.own_tensors import KeptView, OwnTensors
-from treadle.capture.parts import MISSING, is_plain
-from treadle.capture.patching import TraceRecorder, swapped
-from treadle.capture.plain_values import is_real
-from treadle.capture.reads import Location, Reads
-from treadle.capture.recurrent import RecurrentLayers
+from treadle.capture.python_state.flatten import flatten, flatten_with_paths, replaced, unflatten
+from treadle.capture.python_state.parts import MISSING, is_plain
+from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.python_state.reads import Location, Reads
 from treadle.capture.refuse import refuse_unfinished
-from treadle.capture.result_slots import NamedOnce, slot_of
-from treadle.capture.row_shards import RowShards
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -75,8 +74,18 @@ from treadle.capture.sources import (
     Source,
     State,
 )
-from treadle.capture.sparse_gradients import SparseGradients, SparseRows, is_sparse
-from treadle.capture.tensor_effects import (
+from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
+from treadle.capture.symbolic.branches.decisions import Answers
+from treadle.capture.symbolic.changing_numbers import ChangingNumbers, counted, direct_place
+from treadle.capture.symbolic.deferred import AsksNumber, is_known_later
+from treadle.capture.symbolic.entries import place_asked
+from treadle.capture.symbolic.host_draws import HostDraws
+from treadle.capture.symbolic.memberships import membership_asked
+from treadle.capture.symbolic.numbers import Number, Text, Uses, as_key, is_stand_in
+from treadle.capture.tensors.own_tensors import KeptView, OwnTensors
+from treadle.capture.tensors.result_slots import NamedOnce, slot_of
+from treadle.capture.tensors.sparse_gradients import SparseGradients, SparseRows, is_sparse
+from treadle.capture.tensors.tensor_effects import (
     Aspect,
     GivenTensor,
     HeldTensor,
@@ -86,7 +95,6 @@ from treadle.capture.tensor_effects import (
     read_attributes,
     refused_storage,
 )
-from treadle.capture.updates import UpdatesOfGroup
 from treadle.compat.fake import is_traced, mark_parameter
 from treadle.compat.hooks import copy_hooks, tensor_hooks
 from treadle.compat.pytree import TreeSpec
@@ -95,7 +103,7 @@ from treadle.compat.switches import switches_kept, uses_onednn
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import outside_modes, traced_nodes, without_functions
 from treadle.compat.unsized import is_unsized
-from treadle.graph.signature import Input, Role
+from treadle.graph.core.signature import Input, Role
 from treadle.util.errors import CaptureError
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.host_draws import put_states, states
-from treadle.capture.object_graph import Location, Node, Watched
-from treadle.capture.parts import Entries
+from treadle.capture.python_state.object_graph import Location, Node, Watched
+from treadle.capture.python_state.parts import Entries
+from treadle.capture.symbolic.host_draws import put_states, states
 from treadle.compat.sharded_tensors import layout_of
 
 

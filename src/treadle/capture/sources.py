@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.arrays import ArrayLeaf
-from treadle.capture.counters import SharedCounters
-from treadle.capture.numbers import Number, is_exact
-from treadle.capture.object_graph import Location
-from treadle.capture.optimizer_state import StatePlace
+from treadle.capture.distributed.row_shards import RowShards
+from treadle.capture.optimizers.counters import SharedCounters
+from treadle.capture.optimizers.optimizer_state import StatePlace
 from treadle.capture.optimizers.registry import Start, form_of
-from treadle.capture.plain_values import is_real, is_whole
-from treadle.capture.row_shards import RowShards
-from treadle.capture.sparse_gradients import is_sparse
-from treadle.capture.watching import Unchanged, Watches, watch_dicts
+from treadle.capture.python_state.object_graph import Location
+from treadle.capture.python_state.plain_values import is_real, is_whole
+from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
+from treadle.capture.symbolic.numbers import Number, is_exact
+from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.hooks import note_stepped
 from treadle.compat.sharded_tensors import ShardedLayout, is_sharded, layout_of, local_of
+from treadle.guards.watching import Unchanged, Watches, watch_dicts
 from treadle.targets.registry import target_for
 from treadle.util.expected import NotExpected
 

@@ -8,32 +8,33 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from treadle.capture.arrays import overlaps
 from treadle.capture.build_graph import Captured, finish
-from treadle.capture.changing_numbers import Counted
-from treadle.capture.communication import refuse_accumulator_hooks
-from treadle.capture.computations import Key
-from treadle.capture.container_changes import ChangedContainer, ContainersChanged
-from treadle.capture.decisions import Answers
-from treadle.capture.deferred import AsksNumber
+from treadle.capture.distributed.communication import refuse_accumulator_hooks
+from treadle.capture.distributed.gradient_sync import RankGroup
+from treadle.capture.distributed.own_gradients import refuse_own_gradients
+from treadle.capture.distributed.planned_reductions import (
+    check_demands,
+    demand_of_wrapper,
+    sharded_demands,
+)
+from treadle.capture.distributed.row_shards import Divisions
+from treadle.capture.distributed.shared_buffers import send_written_buffers
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import CallsClosure, in_graph
 from treadle.capture.failures import raise_told
-from treadle.capture.flatten import Given, flatten
-from treadle.capture.grad_scaler import ScalerBegins
-from treadle.capture.gradient_sync import RankGroup
-from treadle.capture.number_calls import NumberCalls
-from treadle.capture.object_graph import Location
+from treadle.capture.integrations.grad_scaler import ScalerBegins
+from treadle.capture.integrations.recurrent import weights_in_place
+from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.own_gradients import refuse_own_gradients
-from treadle.capture.own_steps import OwnSteps
 from treadle.capture.place import autocast_on, check_values, described
-from treadle.capture.planned_reductions import check_demands, demand_of_wrapper, sharded_demands
-from treadle.capture.recurrent import weights_in_place
+from treadle.capture.python_state.containers.container_changes import (
+    ChangedContainer,
+    ContainersChanged,
+)
+from treadle.capture.python_state.flatten import Given, flatten
+from treadle.capture.python_state.object_graph import Location
 from treadle.capture.refuse import check_models, device_of
-from treadle.capture.row_shards import Divisions
 from treadle.capture.run import GivenCall, Run
-from treadle.capture.shared_buffers import send_written_buffers
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -46,7 +47,13 @@ from treadle.capture.sources import (
     State,
     clusters_of,
 )
-from treadle.capture.sparse_gradients import is_sparse
+from treadle.capture.symbolic.arrays.arrays import overlaps
+from treadle.capture.symbolic.branches.decisions import Answers
+from treadle.capture.symbolic.changing_numbers import Counted
+from treadle.capture.symbolic.computations import Key
+from treadle.capture.symbolic.deferred import AsksNumber
+from treadle.capture.symbolic.number_calls import NumberCalls
+from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
 from treadle.compat.fully_sharded import plans_of
@@ -54,8 +61,8 @@ from treadle.compat.operators import ALL_TRUE
 from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import TRACING, trace
 from treadle.compat.views import SPLITS
+from treadle.graph.core.signature import Input, Role
 from treadle.graph.custom_ops.grouped import GROUPED
-from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
 from treadle.util.data_stack import with_room
 from treadle.util.errors import CaptureError

@@ -9,8 +9,8 @@ from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import final
 
-from treadle.capture.introspect import attributes_of, is_heap
-from treadle.capture.parts import (
+from treadle.capture.python_state.introspect import attributes_of, is_heap
+from treadle.capture.python_state.parts import (
     Accessors,
     Fixed,
     Members,
@@ -22,9 +22,9 @@ from treadle.capture.parts import (
     Slots,
     Variable,
 )
-from treadle.capture.watching import AskedDicts, Look, Watches, WordWatch
-from treadle.util import memory_words as words
-from treadle.util.dict_words import of_dict, of_own_space
+from treadle.guards import memory_words as words
+from treadle.guards.dict_words import of_dict, of_own_space
+from treadle.guards.watching import AskedDicts, Look, Watches, WordWatch
 
 _SEALED = (MethodType, staticmethod, classmethod)
 """What is bound for life."""

@@ -22,8 +22,8 @@ from treadle.compat.fake import FakeTensor, fake_like
 from treadle.compat.operators import OpOverload, written_arguments
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import TraceInProgress, outside_modes
-from treadle.graph.arguments import given_of, map_nodes
-from treadle.graph.node_info import known_value, set_value, value_of
+from treadle.graph.core.arguments import given_of, map_nodes
+from treadle.graph.core.node_info import known_value, set_value, value_of
 
 
 @final

@@ -14,7 +14,7 @@ from treadle.codegen.printer import launch_of
 from treadle.loop.kernel import Kernel, KernelKind, KernelLaunch, LoopForm
 from treadle.loop.nest import arguments_of, dims_of
 from treadle.loop.program import Buffer
-from treadle.runtime.artifact import Launch, Source, joined
+from treadle.runtime.store.artifact import Launch, Source, joined
 from treadle.targets.cpu import CPP
 
 _UNITS = 4

@@ -8,8 +8,8 @@ over a block vectorise, which PyTorch's own does not.
 """
 
 from treadle.codegen.cpp_prelude import PRELUDE
-from treadle.runtime.artifact import Source
-from treadle.runtime.draws import FUNCTION
+from treadle.runtime.kernels.draws import FUNCTION
+from treadle.runtime.store.artifact import Source
 from treadle.targets.cpu import CPP
 
 _TEXT = r"""

@@ -8,8 +8,8 @@ from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.loop.kernel import KernelLaunch, KernelPlan
 from treadle.loop.nest import stored
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
-from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
-from treadle.runtime.draws import OPERATOR
+from treadle.runtime.kernels.draws import OPERATOR
+from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.util.nested import Plain, map_leaves
 
 

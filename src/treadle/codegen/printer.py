@@ -7,7 +7,7 @@ from treadle.algebra.extents import sample_of
 from treadle.loop.kernel import KernelLaunch
 from treadle.loop.nest import arguments_of, bytes_moved
 from treadle.loop.program import Buffer
-from treadle.runtime.artifact import Launch, Source
+from treadle.runtime.store.artifact import Launch, Source
 
 
 class Printer(Protocol):

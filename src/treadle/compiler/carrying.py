@@ -5,12 +5,12 @@ from fnmatch import fnmatchcase
 from torch import fx
 
 from treadle.capture.step import Captured
-from treadle.graph.dataflow import is_list_call
-from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.node_info import info
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import StepGraph
-from treadle.graph.update_blocks import update_blocks
+from treadle.graph.analysis.dataflow import is_list_call
+from treadle.graph.analysis.dynamic import dims_of_graph
+from treadle.graph.analysis.update_blocks import update_blocks
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Carry, Options
 from treadle.passes.comm.carry import CarriedSteps, carried
 from treadle.passes.comm.moves import Move, update_moves

@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from treadle.runtime.cache import Cache, content_key
 from treadle.runtime.machine import Machine
+from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.measure import from_words, measured, to_words
 from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from treadle.compiler.cleaning import rewritten
 from treadle.compiler.request import Target
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.chunked_loss import ChunkLoss, Logits, largest_logits
 from treadle.passes.memory.choose import Version

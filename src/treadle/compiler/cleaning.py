@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.rewrite import Rewrite
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass, run_passes
+from treadle.graph.rewrite.rules import Rewrite
 from treadle.lower.elements import Elements
 from treadle.options import Options
 from treadle.passes.attention.fuse import FuseAttention

@@ -6,18 +6,18 @@ from torch import distributed
 from treadle.compat.collectives import group_named
 from treadle.compiler.cleaning import placing, rewritten, settled
 from treadle.compiler.compiled import Compiled
-from treadle.graph.collectives import collectives_in, is_same_on_all_ranks
-from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.parsing import parse
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.dynamic import dims_of_graph
+from treadle.graph.core.collectives import collectives_in, is_same_on_all_ranks
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.text.parsing import parse
 from treadle.options import Options
 from treadle.passes.comm.bucket_bytes import choose_bucket_bytes
 from treadle.passes.comm.cost import CommunicationModel, from_measurements, unmeasured
 from treadle.passes.comm.overlap import OverlapCommunication
 from treadle.passes.comm.pipeline import PipelineProducts
 from treadle.report.stages import Watcher
-from treadle.runtime.cache import Cache
-from treadle.runtime.group_costs import measured_group
+from treadle.runtime.ranks.group_costs import measured_group
+from treadle.runtime.store.cache import Cache
 from treadle.targets.model import DeviceModel
 
 

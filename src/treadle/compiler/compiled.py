@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from treadle.capture.step import Captured
-from treadle.graph.lookups import IndexCheck
-from treadle.graph.signature import Role, StepGraph
+from treadle.graph.analysis.lookups import IndexCheck
+from treadle.graph.core.signature import Role, StepGraph
 from treadle.loop.printing import dtype_name
 from treadle.options import Options
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.report.advice import short_line
 from treadle.report.log import CompileLog
 from treadle.report.step_report import Observed, VariantMemory
-from treadle.runtime.artifact import Artifact
-from treadle.runtime.execute import Executable
-from treadle.runtime.votes import VariantText
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.ranks.votes import VariantText
+from treadle.runtime.store.artifact import Artifact
 from treadle.targets.model import DeviceModel
 
 

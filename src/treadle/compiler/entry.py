@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from treadle.graph.canonical import SourceLines
-from treadle.graph.passes import PassReport
+from treadle.graph.rewrite.passes import PassReport
+from treadle.graph.text.canonical import SourceLines
 from treadle.passes.comm.simulate import timeline_from_data
 from treadle.passes.memory.decisions import Decision
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes, StagePass
-from treadle.runtime.artifact import Artifact
-from treadle.runtime.serialize import artifact_from_dict, artifact_to_dict
+from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.serialize import artifact_from_dict, artifact_to_dict
 from treadle.schedule.timeline import timeline_from
 from treadle.util.errors import RuntimeFailure
 

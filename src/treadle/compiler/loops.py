@@ -7,12 +7,12 @@ from math import prod
 
 from treadle.algebra.extents import largest
 from treadle.algebra.strides import is_contiguous
-from treadle.graph.loop_bodies import LoopBody, bodies_of
+from treadle.graph.regions.loop_bodies import LoopBody, bodies_of
 from treadle.loop.kernel import KernelPlan
 from treadle.loop.program import BufferKind, Call, Program, Step, TensorRef
-from treadle.runtime.artifact import Artifact, CallStep, Launch
-from treadle.runtime.cache import content_key
-from treadle.runtime.serialize import artifact_to_bytes
+from treadle.runtime.store.artifact import Artifact, CallStep, Launch
+from treadle.runtime.store.cache import content_key
+from treadle.runtime.store.serialize import artifact_to_bytes
 from treadle.util.allocator import Allocator
 from treadle.util.nested import leaves
 

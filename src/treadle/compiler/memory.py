@@ -9,9 +9,9 @@ from treadle.compiler.loops import bodies_in, with_rounds
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
-from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.loop_bodies import LoopBody
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.dynamic import dims_of_graph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.regions.loop_bodies import LoopBody
 from treadle.loop.expr import Array
 from treadle.loop.kernel import KernelPlan
 from treadle.loop.program import Program
@@ -23,7 +23,7 @@ from treadle.passes.memory.apply import require_same
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.search import frontier
 from treadle.report.stages import Watcher
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import workers_for

@@ -22,7 +22,6 @@ import torch
 
 from treadle.algebra.guards import GuardSet
 from treadle.capture.step import Captured
-from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
 from treadle.compiler.carrying import carried_steps
@@ -37,10 +36,11 @@ from treadle.compiler.regions import with_regions
 from treadle.compiler.request import CompileRequest, Target, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
-from treadle.graph.dynamic import dims_of_graph, guards_of
-from treadle.graph.lookups import IndexCheck
-from treadle.graph.loop_bodies import LoopBody
-from treadle.graph.signature import Role, StepGraph
+from treadle.graph.analysis.dynamic import dims_of_graph, guards_of
+from treadle.graph.analysis.lookups import IndexCheck
+from treadle.graph.core.signature import Role, StepGraph
+from treadle.graph.regions.loop_bodies import LoopBody
+from treadle.guards.watching import watch_tensors
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
@@ -48,11 +48,11 @@ from treadle.passes.comm.simulate import simulate_communication
 from treadle.passes.registered import STAGES, registered, registered_late
 from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
-from treadle.runtime.arena import Arena
-from treadle.runtime.artifact import Artifact
-from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Executable
-from treadle.runtime.replay import Terms
+from treadle.runtime.execute.arena import Arena
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.replay.recordings import Terms
+from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.cache import Cache
 from treadle.schedule.launches import launches_of
 from treadle.targets.registry import target_for
 from treadle.util.collector import without_collector

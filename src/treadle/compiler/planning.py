@@ -17,8 +17,8 @@ from treadle.compiler.memory import known_of, planned
 from treadle.compiler.request import Target, build_for
 from treadle.options import from_environment
 from treadle.passes.memory.search import frontier
-from treadle.runtime.cache import Cache
 from treadle.runtime.machine import machine
+from treadle.runtime.store.cache import Cache
 from treadle.runtime.workspace import Workspaces
 from treadle.targets.cpu import CPU, CPU_MODEL
 from treadle.targets.cuda import CUDA

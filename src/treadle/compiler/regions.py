@@ -4,13 +4,13 @@ what they are, for whoever asks."""
 from dataclasses import replace
 
 from treadle.compiler.cleaning import CLEAN, extended, rewritten, settled
-from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.loop_bodies import LoopBody, bodies_of
-from treadle.graph.node_info import info, with_info
-from treadle.graph.passes import GraphPass
-from treadle.graph.region_compilers import compiler_of, region_compiler
-from treadle.graph.regions import EAGER, NATIVE, Region, refused, regions_of
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.dynamic import dims_of_graph
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.regions.loop_bodies import LoopBody, bodies_of
+from treadle.graph.regions.region_compilers import compiler_of, region_compiler
+from treadle.graph.regions.regions import EAGER, NATIVE, Region, refused, regions_of
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.loop.program import Call
 from treadle.lower.graph import lower
 from treadle.options import Options

@@ -13,18 +13,18 @@ from treadle.compat.operator_facts import facts_of
 from treadle.compat.switches import switches
 from treadle.compiler.ceilings import ceilings
 from treadle.compiler.communication import communication_costs
-from treadle.graph.canonical import CanonicalStep, canonical, text_of_value
-from treadle.graph.dynamic import dims_of_graph, guards_of
-from treadle.graph.operators import OpOverload
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.dynamic import dims_of_graph, guards_of
+from treadle.graph.core.operators import OpOverload
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.text.canonical import CanonicalStep, canonical, text_of_value
 from treadle.options import Options, deciding
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.memory.cost import flops_of
 from treadle.passes.registered import registered_late
-from treadle.runtime.build import Build, build
-from treadle.runtime.cache import Cache
+from treadle.runtime.kernels.build import Build, build
+from treadle.runtime.kernels.tune import Trials
 from treadle.runtime.machine import Machine, machine
-from treadle.runtime.tune import Trials
+from treadle.runtime.store.cache import Cache
 from treadle.runtime.workspace import Workspaces
 from treadle.targets.measure import to_words
 from treadle.targets.model import DeviceModel

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from treadle.algebra.extents import Size
 from treadle.algebra.polynomial import Dim
-from treadle.graph.dynamic import dims_of_graph, resampled, symbols_of_graph
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.dynamic import dims_of_graph, resampled, symbols_of_graph
+from treadle.graph.core.signature import StepGraph
 from treadle.loop.printing import show_program
 from treadle.loop.program import Program
 from treadle.util.errors import LoweringError

@@ -17,7 +17,7 @@ from treadle.loop.kernel import Kernel, KernelLaunch, KernelPlan, KernelSchedule
 from treadle.loop.nest import arguments_of, bytes_moved, indices
 from treadle.loop.program import Buffer, BufferKind
 from treadle.loop.verify import verify_kernel
-from treadle.runtime.tune import Trials
+from treadle.runtime.kernels.tune import Trials
 from treadle.schedule.equality import kernel_key
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import Workers, scratch_buffers, workers_for

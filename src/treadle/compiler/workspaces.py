@@ -7,10 +7,10 @@ import torch
 from treadle.algebra.extents import dims_in
 from treadle.codegen.host import call_step, spec_of
 from treadle.compat.operator_facts import CostClass, facts_of, follows_seed
-from treadle.graph.operators import arguments_of
+from treadle.graph.core.operators import arguments_of
 from treadle.loop.program import Call, Program, TensorRef
-from treadle.runtime.artifact import call_at, spec_at
-from treadle.runtime.execute import resolve
+from treadle.runtime.execute.executable import resolve
+from treadle.runtime.store.artifact import call_at, spec_at
 from treadle.runtime.workspace import Workspaces
 
 _MASKS = (torch.bool, torch.uint8)

@@ -10,19 +10,19 @@ from torch import fx
 from treadle.algebra.extents import same, surely_less
 from treadle.algebra.strides import is_dense
 from treadle.compat.operators import OpOverload
-from treadle.graph.arguments import Argument
-from treadle.graph.at_run_time import AtRunTime
-from treadle.graph.draws import ZeroOneDraw, zero_one_draw
-from treadle.graph.dynamic import layout_of, offset_of
-from treadle.graph.node_info import value_of
-from treadle.graph.operators import effects_of, is_in_order
+from treadle.graph.analysis.at_run_time import AtRunTime
+from treadle.graph.analysis.dynamic import layout_of, offset_of
+from treadle.graph.core.arguments import Argument
+from treadle.graph.core.draws import ZeroOneDraw, zero_one_draw
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.operators import effects_of, is_in_order
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, CallArgument, TensorRef
 from treadle.lower.context import LoweringContext
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Args, Kwargs, Lowered, LoweredArgument, Value
 from treadle.lower.workspace import workspace_of
-from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
+from treadle.runtime.kernels.draws import OPERATOR, STATE_BYTES, can_draw
 from treadle.util.nested import Nested, Plain, map_leaves
 from treadle.util.reasons import ReasonCode
 

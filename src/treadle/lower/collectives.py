@@ -12,15 +12,15 @@ from treadle.algebra.strides import contiguous_strides
 from treadle.compat.collectives import AVAILABLE, collective_op
 from treadle.compat.operator_facts import may_accumulate
 from treadle.compat.operators import OpOverload
-from treadle.graph.collectives import collective_of, is_wait
-from treadle.graph.operators import effects_of
+from treadle.graph.core.collectives import collective_of, is_wait
+from treadle.graph.core.operators import effects_of
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, CallArgument, TensorRef
 from treadle.lower.context import LoweringContext
 from treadle.lower.registry import Args, Lowered, LoweredArgument, Value
 from treadle.util.nested import Plain, map_leaves
 
-_OUT = "treadle_c10d.{}.out"  # see ``runtime/collectives.py``
+_OUT = "treadle_c10d.{}.out"  # see ``runtime/ranks/collectives.py``
 
 
 def is_communication(op: OpOverload) -> bool:

@@ -12,8 +12,8 @@ from treadle.algebra.extents import same
 from treadle.algebra.guards import GuardSet
 from treadle.algebra.index import Axis, Index, linear
 from treadle.algebra.strides import contiguous_strides, is_dense
-from treadle.graph.dynamic import Symbols, layout_of
-from treadle.graph.node_info import value_of
+from treadle.graph.analysis.dynamic import Symbols, layout_of
+from treadle.graph.core.node_info import value_of
 from treadle.loop.expr import DTYPES, Array, Const, Expr, Load, Reduce
 from treadle.loop.program import (
     IMPORT,

@@ -18,8 +18,8 @@ from torch import fx
 
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
-from treadle.graph.inline import traced_call
-from treadle.graph.operators import is_mutable
+from treadle.graph.core.operators import is_mutable
+from treadle.graph.rewrite.inline import traced_call
 from treadle.lower.library import is_chosen
 from treadle.lower.registry import rule_for
 

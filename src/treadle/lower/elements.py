@@ -68,12 +68,12 @@ from treadle.algebra.index import (
 from treadle.algebra.polynomial import Polynomial
 from treadle.algebra.proofs import Prover
 from treadle.compat.operators import OpOverload
-from treadle.graph.constants import constant_of
-from treadle.graph.dynamic import layout_of, symbols_of_graph
-from treadle.graph.node_info import info, value_of
-from treadle.graph.operators import arguments, operation_name
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import is_tensor, type_of
+from treadle.graph.analysis.dynamic import layout_of, symbols_of_graph
+from treadle.graph.core.constants import constant_of
+from treadle.graph.core.node_info import info, value_of
+from treadle.graph.core.operators import arguments, operation_name
+from treadle.graph.core.types import is_tensor, type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.loop.expr import (
     BOOLEAN,
     COMPARE,

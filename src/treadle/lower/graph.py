@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from treadle.algebra.strides import contiguous_strides, is_dense
-from treadle.graph.dynamic import layout_of, symbols_of_graph
-from treadle.graph.node_info import info, known_value, value_of
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.dynamic import layout_of, symbols_of_graph
+from treadle.graph.core.node_info import info, known_value, value_of
+from treadle.graph.core.signature import StepGraph
 from treadle.loop.expr import Array
 from treadle.loop.program import IMPORT, BufferKind, Call, Compute, Origin, Program, TensorRef
 from treadle.lower import (

@@ -11,10 +11,10 @@ from torch import fx
 from treadle.algebra.strides import strides_match
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload, schema_of
-from treadle.graph.at_run_time import AtRunTime
+from treadle.graph.analysis.at_run_time import AtRunTime
+from treadle.graph.core.node_info import info, known_value, value_of
+from treadle.graph.core.types import tensors_in
 from treadle.graph.custom_ops.while_loops import LOOPS
-from treadle.graph.node_info import info, known_value, value_of
-from treadle.graph.types import tensors_in
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, collectives, pointwise, views

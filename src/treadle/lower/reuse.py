@@ -20,8 +20,8 @@ from typing import final
 import torch
 from torch import fx
 
-from treadle.graph.dynamic import layout_of, offset_of
-from treadle.graph.node_info import Value, known_value
+from treadle.graph.analysis.dynamic import layout_of, offset_of
+from treadle.graph.core.node_info import Value, known_value
 from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Call, Origin, Step, TensorRef, renamed_ref
 from treadle.loop.traverse import buffers_in

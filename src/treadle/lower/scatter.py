@@ -11,8 +11,8 @@ import torch
 from treadle.algebra.extents import greater, lesser, surely_less
 from treadle.algebra.index import Axis, Index, linear
 from treadle.algebra.strides import is_dense
-from treadle.graph.dynamic import layout_of, offset_of
-from treadle.graph.node_info import value_of
+from treadle.graph.analysis.dynamic import layout_of, offset_of
+from treadle.graph.core.node_info import value_of
 from treadle.loop.expr import Array, Position
 from treadle.lower.context import LoweringContext, broadcast, element
 from treadle.lower.indexing import Coordinate, is_inside, masked

@@ -16,9 +16,9 @@ from treadle.algebra.extents import Size, size_key
 from treadle.algebra.index import linear, unflatten
 from treadle.algebra.strides import contiguous_strides, is_dense, strides_match
 from treadle.compat.operators import OpOverload
-from treadle.graph.dim_maps import EXPANDS, PARTS, RESHAPES, SPLITS, SQUEEZES, SWAPS
-from treadle.graph.dynamic import layout_of, offset_of
-from treadle.graph.node_info import value_of
+from treadle.graph.analysis.dynamic import layout_of, offset_of
+from treadle.graph.core.dim_maps import EXPANDS, PARTS, RESHAPES, SPLITS, SQUEEZES, SWAPS
+from treadle.graph.core.node_info import value_of
 from treadle.loop.expr import Array
 from treadle.loop.program import TensorRef
 from treadle.lower.context import LoweringContext, element, fresh_axes

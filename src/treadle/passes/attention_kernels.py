@@ -7,11 +7,11 @@ from typing import Any, ClassVar, final
 import torch
 from torch import fx
 
-from treadle.graph.operators import arguments
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.exchange import (
     OPERANDS,
     exchange,

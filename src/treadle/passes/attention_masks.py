@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import size_key
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments, is_item, operation_name, set_argument
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import is_tensor
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, is_item, operation_name, set_argument
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import is_tensor
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention import blocks, windows
 from treadle.passes.attention.blocks import BlockedCall, blocked
 from treadle.passes.attention.exchange import gradients_of, require_masks_after_scaling

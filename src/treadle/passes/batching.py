@@ -9,14 +9,14 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import sample_of
-from treadle.graph.alias import leaves_step, read_by_strides
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments, has_effect, is_in_order
-from treadle.graph.order import restore_order
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
-from treadle.graph.values import inherit, refresh
+from treadle.graph.analysis.alias import leaves_step, read_by_strides
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, has_effect, is_in_order
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.order import restore_order
+from treadle.graph.rewrite.passes import Contract, GraphPass
 
 aten = torch.ops.aten
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from treadle.graph.arguments import map_nodes
-from treadle.graph.node_info import info, with_info
-from treadle.graph.operators import arguments
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.arguments import map_nodes
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.rematerialise import rematerialise
 

@@ -7,12 +7,12 @@ from typing import final
 import torch
 from torch import fx
 
-from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.node_info import info, tensor_of
-from treadle.graph.operators import arguments
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
+from treadle.graph.analysis.dynamic import dims_of_graph
+from treadle.graph.core.node_info import info, tensor_of
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.chunks.region import LossRegion, region_of
 from treadle.passes.chunks.rows import Box, boxes_of
 from treadle.passes.chunks.write import write_chunks

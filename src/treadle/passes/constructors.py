@@ -8,13 +8,13 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import Size
-from treadle.graph.filled import as_element, number_everywhere
-from treadle.graph.operators import arguments
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import TensorType, type_of
-from treadle.graph.values import inherit, refresh
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import TensorType, type_of
+from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.filled import as_element, number_everywhere
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
 
 aten = torch.ops.aten

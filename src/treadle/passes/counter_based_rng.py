@@ -8,13 +8,13 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import sample_of
+from treadle.graph.core.draws import ZeroOneDraw, zero_one_draw
+from treadle.graph.core.node_info import tensor_of
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import inherit
 from treadle.graph.custom_ops.masks import counted_mask
-from treadle.graph.draws import ZeroOneDraw, zero_one_draw
-from treadle.graph.node_info import tensor_of
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
-from treadle.graph.values import inherit
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.memory_order import DrawInMemoryOrder
 
 aten = torch.ops.aten

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from treadle.graph.alias import Aliases, analyse
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments, may_recompute
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.values import gather_results, refresh
+from treadle.graph.analysis.alias import Aliases, analyse
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, may_recompute
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.values import gather_results, refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.util.nested import map_leaves
 
 

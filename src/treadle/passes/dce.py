@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from treadle.graph.operators import may_drop
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.operators import may_drop
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import Contract, GraphPass
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import torch
 from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI
-from treadle.graph.dynamic import layout_of
-from treadle.graph.node_info import value_of
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
-from treadle.graph.values import inherit
+from treadle.graph.analysis.dynamic import layout_of
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import inherit
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten

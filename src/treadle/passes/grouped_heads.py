@@ -8,13 +8,13 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import same, same_sizes, surely_less
-from treadle.graph.dim_maps import RESHAPES, SWAPS, permutation
-from treadle.graph.operators import arguments, is_item, set_argument
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
-from treadle.graph.values import refresh
+from treadle.graph.core.dim_maps import RESHAPES, SWAPS, permutation
+from treadle.graph.core.operators import arguments, is_item, set_argument
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.exchange import gradients_of
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.moves import is_cast, operand_of

@@ -8,15 +8,15 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import sample_of
-from treadle.graph.dim_maps import RESHAPES, with_columns
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments
-from treadle.graph.passes import Contract, GraphPass, until_settled
-from treadle.graph.pieces import joined_of
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
-from treadle.graph.values import inherit, refresh
+from treadle.graph.analysis.pieces import joined_of
+from treadle.graph.core.dim_maps import RESHAPES, with_columns
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass, until_settled
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
 
 aten = torch.ops.aten

@@ -16,16 +16,16 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import same, surely_less
-from treadle.graph.alias import leaves_step, read_by_strides
-from treadle.graph.dim_maps import SPLITS
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments, set_argument
-from treadle.graph.passes import Contract, GraphPass, until_settled
-from treadle.graph.pieces import Joined, Piece, is_empty, joined_of, piece_of, selected_of
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of, type_of_tensor
-from treadle.graph.values import compute, inherit, refresh
+from treadle.graph.analysis.alias import leaves_step, read_by_strides
+from treadle.graph.analysis.pieces import Joined, Piece, is_empty, joined_of, piece_of, selected_of
+from treadle.graph.core.dim_maps import SPLITS
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, set_argument
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of, type_of_tensor
+from treadle.graph.core.values import compute, inherit, refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass, until_settled
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
 
 aten = torch.ops.aten

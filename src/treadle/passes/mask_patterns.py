@@ -39,10 +39,10 @@ from treadle.algebra.conditions import (
 from treadle.algebra.extents import same, size_key
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value, index_text
 from treadle.algebra.proofs import Prover
-from treadle.graph.dynamic import layout_of
-from treadle.graph.node_info import value_of
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.analysis.dynamic import layout_of
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
 
 _CANDIDATES = 4  # for each bound of a window

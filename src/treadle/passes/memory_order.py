@@ -7,12 +7,12 @@ import torch
 from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI, FUNCTIONAL
-from treadle.graph.node_info import tensor_of, value_of
-from treadle.graph.operators import OpOverload, arguments
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import same_types
-from treadle.graph.values import inherit, refresh
+from treadle.graph.core.node_info import tensor_of, value_of
+from treadle.graph.core.operators import OpOverload, arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import same_types
+from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass
 
 aten = torch.ops.aten
 

@@ -9,11 +9,13 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import same
-from treadle.graph.dim_maps import CASTS, COPIES, EXPANDS, JOINS, RESHAPES, SQUEEZES, SWAPS
-from treadle.graph.operators import arguments
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.pieces import joined_source, stacked_source
-from treadle.graph.rewrite import (
+from treadle.graph.analysis.pieces import joined_source, stacked_source
+from treadle.graph.core.dim_maps import CASTS, COPIES, EXPANDS, JOINS, RESHAPES, SQUEEZES, SWAPS
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import TensorType
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import (
     NoMatch,
     ReplacementBuilder,
     Rule,
@@ -25,8 +27,6 @@ from treadle.graph.rewrite import (
     number,
     shared,
 )
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import TensorType
 from treadle.util.errors import require
 
 aten = torch.ops.aten

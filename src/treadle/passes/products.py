@@ -9,15 +9,15 @@ from torch import fx
 
 from treadle.algebra.extents import same, sample_of
 from treadle.compat.operator_facts import facts_of
-from treadle.graph.dataflow import readers_of
-from treadle.graph.dim_maps import RESHAPES, SWAPS, with_columns
-from treadle.graph.node_info import info
-from treadle.graph.operators import OpOverload, arguments
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch, Rewrite, Rule, any_of
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import TensorType, is_tensor, type_of
-from treadle.graph.values import inherit, refresh
+from treadle.graph.analysis.dataflow import readers_of
+from treadle.graph.core.dim_maps import RESHAPES, SWAPS, with_columns
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import OpOverload, arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import TensorType, is_tensor, type_of
+from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule, any_of
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
 

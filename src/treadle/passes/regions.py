@@ -12,9 +12,8 @@ from torch import Tensor, fx, nn
 
 from treadle.algebra.strides import is_dense
 from treadle.compat.operators import OpOverload
-from treadle.graph.at_run_time import AtRunTime, fresh
-from treadle.graph.canonical import canonical
-from treadle.graph.node_info import (
+from treadle.graph.analysis.at_run_time import AtRunTime, fresh
+from treadle.graph.core.node_info import (
     belong,
     copy_notes,
     info,
@@ -23,18 +22,19 @@ from treadle.graph.node_info import (
     value_of,
     with_info,
 )
-from treadle.graph.operators import effects_of, operation_name
-from treadle.graph.order import restore_order
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.region_compilers import (
+from treadle.graph.core.operators import effects_of, operation_name
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import tensors_in
+from treadle.graph.regions.region_compilers import (
     CompiledRegion,
     compiled_region,
     define,
     region_compiler,
 )
-from treadle.graph.regions import EAGER, NATIVE, Region, regions_of
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import tensors_in
+from treadle.graph.regions.regions import EAGER, NATIVE, Region, regions_of
+from treadle.graph.rewrite.order import restore_order
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.text.canonical import canonical
 from treadle.options import RegionRule
 from treadle.util.reasons import ReasonCode
 

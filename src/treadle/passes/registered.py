@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import fx
 
-from treadle.graph.inline import put_in_place, traced_call
-from treadle.graph.node_info import info, value_of
-from treadle.graph.operators import OpOverload, is_mutable, is_random
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import show_type, tensors_in
+from treadle.graph.core.node_info import info, value_of
+from treadle.graph.core.operators import OpOverload, is_mutable, is_random
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import show_type, tensors_in
+from treadle.graph.rewrite.inline import put_in_place, traced_call
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.util.errors import LoweringError
 
 Meaning = Callable[..., Any]

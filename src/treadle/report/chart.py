@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.graph.signature import Role
+from treadle.graph.core.signature import Role
 from treadle.report.step_report import StepReport
 from treadle.schedule.timeline import Timeline
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from treadle.graph.collectives import collectives_in
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.collectives import collectives_in
+from treadle.graph.core.signature import StepGraph
 from treadle.passes.comm.cost import CommunicationModel, unmeasured
 from treadle.passes.comm.simulate import (
     CollectiveSpan,

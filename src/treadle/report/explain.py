@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.graph.passes import PassReport
-from treadle.graph.signature import Role
+from treadle.graph.core.signature import Role
+from treadle.graph.rewrite.passes import PassReport
 from treadle.passes.memory.decisions import layer_of, shown
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from treadle.algebra.extents import sample_of
-from treadle.graph.operators import operation_name
-from treadle.graph.passes import GraphPass, PassReport
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.operators import operation_name
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass, PassReport
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Call, Origin
 from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.cost import work_of
 from treadle.passes.memory.decisions import Decision
 from treadle.report.stages import Product, Watcher, size_of, text_of
-from treadle.runtime.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact
 from treadle.schedule.timeline import Timeline, timeline
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, fx
 
 from treadle.compat.operator_facts import Effect
-from treadle.graph.node_info import value_of
-from treadle.graph.operators import effects_of, is_known
-from treadle.graph.passes import CheckNumbers, GraphPass, PassReport
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.operators import effects_of, is_known
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import CheckNumbers, GraphPass, PassReport
 from treadle.report.stages import Watcher
 from treadle.util.errors import VerifyError
 from treadle.util.expected import NotExpected

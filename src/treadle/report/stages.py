@@ -5,16 +5,16 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from treadle.graph.canonical import SourceLines
-from treadle.graph.passes import GraphPass, Observer, PassReport
-from treadle.graph.printing import show
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass, Observer, PassReport
+from treadle.graph.text.canonical import SourceLines
+from treadle.graph.text.printing import show
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.printing import show_call, show_kernel, show_program
 from treadle.loop.program import Program
 from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.decisions import Decision, folded
-from treadle.runtime.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact
 
 Product = StepGraph | Program | KernelPlan | Artifact | tuple[Decision, ...]
 """What a stage makes."""

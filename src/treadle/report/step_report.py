@@ -9,14 +9,14 @@ from typing import TypeVar
 
 import torch
 
-from treadle.graph.node_info import info
-from treadle.graph.signature import Role, StepGraph
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import Role, StepGraph
 from treadle.options import Options
 from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.decisions import Row, layer_of, rows
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, StagePass
-from treadle.runtime.artifact import Artifact, Launch
-from treadle.runtime.bindings import spec_bytes
+from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.store.artifact import Artifact, Launch
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for

@@ -5,16 +5,16 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from treadle.graph.canonical import SourceLines
-from treadle.graph.diff import diff
-from treadle.graph.passes import DumpPasses, GraphPass, PassReport
-from treadle.graph.printing import show
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import DumpPasses, GraphPass, PassReport
+from treadle.graph.text.canonical import SourceLines
+from treadle.graph.text.diff import diff
+from treadle.graph.text.printing import show
 from treadle.options import Options
 from treadle.report.made_up import NumbersPrinter
 from treadle.report.progress import ProgressLine, can_be_live
 from treadle.report.stages import PRODUCTS, Product, Watcher, Watchers, text_of
-from treadle.runtime.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact
 
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
 """From which level of ``debug`` on a product is printed."""

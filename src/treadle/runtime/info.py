@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from treadle.runtime.cache import Cache, content_key
-from treadle.runtime.compilers import cpu_flags, find_cxx, loaded_openmp
+from treadle.runtime.kernels.compilers import cpu_flags, find_cxx, loaded_openmp
+from treadle.runtime.store.cache import Cache, content_key
 from treadle.util.errors import RuntimeFailure
 from treadle.util.sizes import format_bytes
 

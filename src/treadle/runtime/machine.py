@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from treadle.runtime.cache import content_key
-from treadle.runtime.compilers import cpu_identity
+from treadle.runtime.kernels.compilers import cpu_identity
+from treadle.runtime.store.cache import content_key
 from treadle.targets.registry import target_for
 from treadle.util.software import own_digest
 

@@ -10,13 +10,13 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from treadle.runtime.artifact import BufferSpec, CallStep, View
-from treadle.runtime.bindings import spec_bytes
-from treadle.runtime.cache import Cache, content_key
-from treadle.runtime.execute import resolve
-from treadle.runtime.halves import widened
+from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.executable import resolve
+from treadle.runtime.execute.halves import widened
+from treadle.runtime.kernels.packed import LENGTHS
 from treadle.runtime.meter import measure_each
-from treadle.runtime.packed import LENGTHS
+from treadle.runtime.store.artifact import BufferSpec, CallStep, View
+from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.registry import target_for
 from treadle.util.nested import Plain, map_leaves
 

@@ -20,21 +20,21 @@ import torch
 from torch import Tensor, distributed, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from treadle.capture.gradient_sync import RankGroup
+from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.refuse import device_of
 from treadle.compat.collectives import collective_op, group_named, name_of_group
 from treadle.compat.data_parallel import plan_of
 from treadle.compat.fully_sharded import plans_of
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compiler.compiled import Compiled
-from treadle.graph.collectives import collective_of, collectives_in, is_same_on_all_ranks
-from treadle.graph.node_info import info
-from treadle.graph.printing import show
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import short_dtype
-from treadle.runtime.artifact import Artifact, CallStep, View
-from treadle.runtime.peers import Peers, peers_of
-from treadle.runtime.votes import VariantText
+from treadle.graph.core.collectives import collective_of, collectives_in, is_same_on_all_ranks
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import short_dtype
+from treadle.graph.text.printing import show
+from treadle.runtime.ranks.peers import Peers, peers_of
+from treadle.runtime.ranks.votes import VariantText
+from treadle.runtime.store.artifact import Artifact, CallStep, View
 from treadle.util.errors import TreadleError
 from treadle.util.nested import leaves
 

@@ -10,17 +10,17 @@ from torch.optim import Optimizer
 
 from treadle.capture.build_graph import Captured
 from treadle.capture.eager import run_eagerly
-from treadle.capture.flatten import flatten, unflatten
-from treadle.capture.grad_scaler import SkippedUpdate
-from treadle.capture.optimizer_state import StatePlace
+from treadle.capture.integrations.grad_scaler import SkippedUpdate
+from treadle.capture.optimizers.optimizer_state import StatePlace
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.outputs import OutputCall
-from treadle.capture.result_slots import fill, slots_in
+from treadle.capture.python_state.containers.outputs import OutputCall
+from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.sources import Held, RunTimeNumber, State
-from treadle.capture.tensor_effects import TensorPlace
+from treadle.capture.tensors.result_slots import fill, slots_in
+from treadle.capture.tensors.tensor_effects import TensorPlace
 from treadle.compat.hooks import after_backward
-from treadle.graph.node_info import value_of
-from treadle.graph.signature import Role, StepGraph
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.signature import Role, StepGraph
 from treadle.util.expected import NotExpected
 
 

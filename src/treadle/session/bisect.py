@@ -20,11 +20,11 @@ from torch import Tensor, fx
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_step
 from treadle.compiler.regions import found_regions
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import known_value
-from treadle.graph.regions import Region
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import known_value
+from treadle.graph.regions.regions import Region
 from treadle.options import Regions
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 from treadle.session.compare import Tolerance, is_close
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.regions import regions_in_loops, regions_of_step
-from treadle.graph.regions import Region
-from treadle.runtime.artifact import Artifact, CallStep, Launch
+from treadle.graph.regions.regions import Region
+from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.util.reasons import ReasonCode, code_of
 from treadle.util.warn import warn_user
 

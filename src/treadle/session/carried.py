@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.compiler.compiled import Carrying, Compiled
-from treadle.runtime.interrupt import uninterrupted
+from treadle.runtime.execute.interrupt import uninterrupted
 from treadle.session.agreement import RankCall
 from treadle.session.awaited import AsLeft
 from treadle.session.perform import perform

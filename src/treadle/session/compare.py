@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treadle.capture.container_changes import ContainerChanges
-from treadle.capture.flatten import flatten, unflatten
-from treadle.capture.object_graph import Location
+from treadle.capture.python_state.containers.container_changes import ContainerChanges
+from treadle.capture.python_state.flatten import flatten, unflatten
+from treadle.capture.python_state.object_graph import Location
 from treadle.capture.snapshot import Snapshot
 from treadle.compiler.compiled import Compiled
 from treadle.session.bind import named_state

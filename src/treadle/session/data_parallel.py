@@ -10,7 +10,7 @@ from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from treadle.capture.gradient_sync import GradientSync, RankGroup, from_first_rank
+from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup, from_first_rank
 from treadle.compat.collectives import everyone, group_named, name_of_group
 from treadle.compat.process_groups import ranks_of
 from treadle.compat.sharded_tensors import gathered, is_sharded, layout_of, local_of, placed_like

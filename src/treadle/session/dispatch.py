@@ -6,22 +6,22 @@ from contextlib import contextmanager
 
 import torch
 
-from treadle.capture.call_arguments import CallArguments, parameter_names
-from treadle.capture.decisions import Answers
 from treadle.capture.dynamic import Dims
 from treadle.capture.eager import CallsClosure
 from treadle.capture.explain_errors import branches
 from treadle.capture.failures import raise_told
 from treadle.capture.given import GivenCall
-from treadle.capture.object_graph import Location, argument_place
+from treadle.capture.python_state.call_arguments import CallArguments, parameter_names
+from treadle.capture.python_state.object_graph import Location, argument_place
 from treadle.capture.step import Captured, capture
+from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
-from treadle.runtime.arena import Arena
-from treadle.runtime.cache import Cache
+from treadle.runtime.execute.arena import Arena
+from treadle.runtime.store.cache import Cache
 from treadle.session.agreement import common_text, groups_of, tell_refusal
 from treadle.session.bind import read_inputs
 from treadle.session.breaks import Break, show_regions, warn_of_breaks

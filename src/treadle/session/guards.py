@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.build_graph import Captured
-from treadle.capture.flatten import FlatCalls, Given, Structure
-from treadle.capture.object_graph import first_of_each, place_of_tensor, tensor_fact
 from treadle.capture.optimizers.registry import form_of, has_form
-from treadle.capture.plain_values import NUMBERS, is_plain, plain_fact
-from treadle.capture.reads import Reads
-from treadle.capture.watching import Watches
+from treadle.capture.python_state.flatten import FlatCalls, Given, Structure
+from treadle.capture.python_state.object_graph import first_of_each, place_of_tensor, tensor_fact
+from treadle.capture.python_state.plain_values import NUMBERS, is_plain, plain_fact
+from treadle.capture.python_state.reads import Reads
+from treadle.capture.symbolic.arrays.arrays import array_fact, is_numeric, overlaps
 from treadle.compat.fully_sharded import sharded_facts
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
 from treadle.compat.switches import Switches
+from treadle.guards.watching import Watches
 from treadle.session.steady import (
     Facts,
     ModelWatch,

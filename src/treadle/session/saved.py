@@ -12,10 +12,10 @@ from pathlib import Path
 
 from treadle.compiler.compiled import Compiled
 from treadle.options import Options, deciding
-from treadle.runtime.build import build
-from treadle.runtime.bundle import Bundle, read_bundle, write_bundle
-from treadle.runtime.cache import Cache
-from treadle.runtime.compilers import LIBRARY
+from treadle.runtime.kernels.build import build
+from treadle.runtime.kernels.compilers import LIBRARY
+from treadle.runtime.store.bundle import Bundle, read_bundle, write_bundle
+from treadle.runtime.store.cache import Cache
 from treadle.util.errors import RuntimeFailure
 
 _KEY = re.compile("[0-9a-f]{64}")

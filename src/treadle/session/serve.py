@@ -6,10 +6,10 @@ from typing import final
 
 from torch import Tensor
 
-from treadle.capture.decisions import MOST_DECISIONS
 from treadle.capture.eager import CallsClosure
+from treadle.capture.symbolic.branches.decisions import MOST_DECISIONS
 from treadle.compiler.compiled import Compiled
-from treadle.runtime.interrupt import uninterrupted
+from treadle.runtime.execute.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.session.agreement import RankCall, tell_ranks
 from treadle.session.bind import (

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from treadle.algebra.extents import Size
 from treadle.algebra.polynomial import Sizes
-from treadle.capture.call_arguments import parameter_names
-from treadle.capture.flatten import flatten_with_paths
+from treadle.capture.python_state.call_arguments import parameter_names
+from treadle.capture.python_state.flatten import flatten_with_paths
 from treadle.util.errors import CaptureError, TreadleError, require
 
 Named = Mapping[int, str] | Sequence[str | None]

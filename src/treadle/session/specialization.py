@@ -7,9 +7,9 @@ from torch import Tensor
 
 from treadle.capture.dynamic import Dims
 from treadle.compiler.compiled import Compiled
-from treadle.graph.lookups import IndexCheck
-from treadle.runtime.build import Build
-from treadle.runtime.execute import Executable
+from treadle.graph.analysis.lookups import IndexCheck
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.kernels.build import Build
 from treadle.session.guards import GuardKey, Ignored
 from treadle.session.shapes import Dynamic, Found, sampled_dims
 from treadle.util.errors import LoweringError, VerifyError

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import forms
-from treadle.capture.plain_values import is_real
-from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
-from treadle.capture.watching import Unchanged, Watches, WordWatch, watch_dicts, watch_tensors
+from treadle.capture.python_state.plain_values import is_real
 from treadle.compat.hooks import has_tensor_hooks, hook_dicts, step_hook_dicts
-from treadle.util.dict_words import of_dict
+from treadle.guards.dict_words import of_dict
+from treadle.guards.tensor_words import grad_word, no_grad, of_tensor
+from treadle.guards.watching import Unchanged, Watches, WordWatch, watch_dicts, watch_tensors
 
 Facts = tuple[Any, ...]
 _GRAD = operator.attrgetter("grad")

@@ -8,8 +8,8 @@ from types import FunctionType
 from torch import nn
 from torch.optim import Optimizer
 
-from treadle.capture.call_arguments import parameter_names
-from treadle.capture.gradient_sync import RankGroup
+from treadle.capture.distributed.gradient_sync import RankGroup
+from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.compat.fully_sharded import GatheredModules
 from treadle.session.agreement import agree_on_start
 from treadle.session.bind import without_updates

@@ -7,10 +7,10 @@ from typing import final
 
 from torch import nn
 
-from treadle.capture.decisions import Answers
-from treadle.capture.object_graph import Location
-from treadle.capture.watching import Watches
+from treadle.capture.python_state.object_graph import Location
+from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
+from treadle.guards.watching import Watches
 from treadle.session.guards import (
     Called,
     GuardKey,

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from treadle.api import Step
-from treadle.capture.flatten import flatten
+from treadle.capture.python_state.flatten import flatten
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.compat.dynamo import captured_graphs
 from treadle.runtime.meter import PeakReport, measure_peak

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from treadle.compiler.planning import plan
 from treadle.options import from_environment
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 from treadle.targets.registry import model_for
 from treadle.tools.commands import compiled, observed, write_report
 from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user

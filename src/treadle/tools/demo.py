@@ -23,6 +23,7 @@ from treadle.options import from_environment
 from treadle.tools.bench import eager_peak
 from treadle.tools.commands import can_be_live
 from treadle.util.files import check_output, write_output
+from treadle.util.package import PACKAGE
 from treadle.util.sizes import format_bytes
 
 BUDGET = 0.6
@@ -84,7 +85,7 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
 
 def _example() -> ModuleType:
     """The example's module: the file in the checkout, or its copy in an installed wheel."""
-    package = Path(__file__).parent.parent
+    package = PACKAGE
     for path in (package.parent.parent / "examples" / "gpt.py", package / "examples" / "gpt.py"):
         if path.exists():
             spec = importlib.util.spec_from_file_location("treadle_demo_gpt", path)

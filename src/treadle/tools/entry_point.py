@@ -17,8 +17,9 @@ import torch
 from treadle.capture.explain_errors import OURS, show_line
 from treadle.compat.fake import fake_mode_of
 from treadle.util.errors import PlanError, TreadleError
+from treadle.util.package import PACKAGE
 
-_OWN = str(Path(__file__).parent.parent)
+_OWN = str(PACKAGE)
 _STANDARD = sysconfig.get_path("stdlib")
 _REMEDY = "run the function without treadle; what is raised there too is to be corrected there"
 _LINES = 5

@@ -16,16 +16,16 @@ from torch import Tensor
 from treadle.compat.operator_facts import gives_undefined
 from treadle.compat.operators import OpOverload
 from treadle.compiler.pipeline import compile_step
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import known_value
-from treadle.graph.parsing import parse
-from treadle.graph.printing import show
-from treadle.graph.reduce import count_of, reduced
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import tensors_in
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.analysis.reduce import count_of, reduced
+from treadle.graph.core.node_info import known_value
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import tensors_in
+from treadle.graph.text.parsing import parse
+from treadle.graph.text.printing import show
 from treadle.options import Options, from_environment
 from treadle.report.made_up import is_harmless, made_up_inputs
-from treadle.runtime.cache import Cache
+from treadle.runtime.store.cache import Cache
 from treadle.targets.registry import target_for
 from treadle.tools.entry_point import load_module
 from treadle.util.errors import TreadleError

@@ -2,7 +2,8 @@
 
 import functools
 import hashlib
-from pathlib import Path
+
+from treadle.util.package import PACKAGE
 
 VERSION = "0.1.0"
 
@@ -11,7 +12,7 @@ VERSION = "0.1.0"
 def own_digest() -> str:
     """sha256 over treadle's own source: what one version cached is nothing to another, and the
     same goes for one edit of a checkout and the next."""
-    package = Path(__file__).parent.parent
+    package = PACKAGE
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0")

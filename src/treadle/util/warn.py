@@ -2,9 +2,10 @@
 
 import sys
 import warnings
-from pathlib import Path
 
-_OWN = str(Path(__file__).parent.parent)
+from treadle.util.package import PACKAGE
+
+_OWN = str(PACKAGE)
 
 
 def warn_user(message: str) -> None:

@@ -26,12 +26,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treadle.graph.arguments import given_of
-from treadle.graph.collectives import Collective, CollectiveKind, collective_of, is_wait, started_by
-from treadle.graph.node_info import value_of
-from treadle.graph.operators import is_item
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import short_dtype
+from treadle.graph.core.arguments import given_of
+from treadle.graph.core.collectives import (
+    Collective,
+    CollectiveKind,
+    collective_of,
+    is_wait,
+    started_by,
+)
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.operators import is_item
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import short_dtype
 
 GroupRanks = Mapping[str, Sequence[Sequence[int]]]
 """By name of a group: the ranks of each group that is called so, by the ranks in it. Names that the

@@ -17,11 +17,11 @@ from testing import node_of, refusal, show_plain, trace
 from treadle.algebra.extents import Size
 from treadle.compat.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
-from treadle.graph.alias import analyse
-from treadle.graph.collectives import collectives_in, is_wait
-from treadle.graph.dynamic import SampleMode, Symbols, pair
-from treadle.graph.node_info import set_value, value_of, with_info
-from treadle.graph.passes import run_passes
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.analysis.dynamic import SampleMode, Symbols, pair
+from treadle.graph.core.collectives import collectives_in, is_wait
+from treadle.graph.core.node_info import set_value, value_of, with_info
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm.bucket import BucketCollectives
 
 aten = torch.ops.aten

@@ -12,15 +12,15 @@ from counted import batch, reduced, stack
 from testing import node_of, refusal, show_plain, trace
 from treadle.capture.step import capture
 from treadle.compiler.carrying import carried_steps
-from treadle.graph.collectives import collectives_in, is_wait
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import value_of, with_info
-from treadle.graph.order import restore_order
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Role
-from treadle.graph.update_blocks import update_blocks
-from treadle.graph.values import inherit
-from treadle.graph.verify import verify
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.analysis.update_blocks import update_blocks
+from treadle.graph.core.collectives import collectives_in, is_wait
+from treadle.graph.core.node_info import value_of, with_info
+from treadle.graph.core.signature import Role
+from treadle.graph.core.values import inherit
+from treadle.graph.core.verify import verify
+from treadle.graph.rewrite.order import restore_order
+from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Carry, Options
 from treadle.passes.comm.carry import carried
 from treadle.passes.comm.moves import Move, update_moves

@@ -26,11 +26,11 @@ from passes.comm.communicating import (
 from passes.comm.lockstep import run_ranks
 from testing import show_plain, trace
 from treadle.compat.collectives import collective_op
-from treadle.graph.collectives import collectives_in, is_wait
-from treadle.graph.node_info import with_info
-from treadle.graph.operators import has_effect, is_in_order
-from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.collectives import collectives_in, is_wait
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.operators import has_effect, is_in_order
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.passes import comm
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.bucket import BucketCollectives

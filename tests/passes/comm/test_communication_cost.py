@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from passes.comm.collective_programs import start_all_reduce
 from testing import refusal, trace
-from treadle.graph.collectives import CollectiveKind, collectives_in
+from treadle.graph.core.collectives import CollectiveKind, collectives_in
 from treadle.passes.comm.cost import (
     CollectiveCost,
     CommunicationModel,

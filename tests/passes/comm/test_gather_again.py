@@ -14,9 +14,9 @@ from passes.comm.communicating import (
 )
 from passes.comm.lockstep import run_ranks
 from testing import show_plain, trace
-from treadle.graph.collectives import collective_of, is_wait
-from treadle.graph.node_info import info, with_info
-from treadle.graph.passes import run_passes
+from treadle.graph.core.collectives import collective_of, is_wait
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.gather_again import GatherAgain
 

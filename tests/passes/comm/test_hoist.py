@@ -10,7 +10,7 @@ from passes.comm.communicating import (
     wait,
 )
 from testing import trace
-from treadle.graph.collectives import collectives_in
+from treadle.graph.core.collectives import collectives_in
 from treadle.passes.comm.hoist import HoistCollectives
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)

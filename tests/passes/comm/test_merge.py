@@ -11,9 +11,9 @@ from passes.comm.communicating import (
 )
 from testing import trace
 from treadle.compat.collectives import collective_op
-from treadle.graph.alias import analyse
-from treadle.graph.collectives import collectives_in, is_wait
-from treadle.graph.node_info import with_info
+from treadle.graph.analysis.alias import analyse
+from treadle.graph.core.collectives import collectives_in, is_wait
+from treadle.graph.core.node_info import with_info
 from treadle.passes.comm.merge import MergeEqualCollectives
 
 X = torch.randn(4, 3)

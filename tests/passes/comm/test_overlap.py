@@ -19,12 +19,12 @@ from passes.comm.collective_programs import (
 )
 from testing import check_numbers, check_pass, show_plain, trace
 from treadle.compat.collectives import collective_op
-from treadle.graph.collectives import collectives_in
-from treadle.graph.operators import operation_name
-from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.signature import Role
-from treadle.graph.values import inherit
-from treadle.graph.verify import verify
+from treadle.graph.core.collectives import collectives_in
+from treadle.graph.core.operators import operation_name
+from treadle.graph.core.signature import Role
+from treadle.graph.core.values import inherit
+from treadle.graph.core.verify import verify
+from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.passes.comm.bucket_bytes import SMALLEST, choose_bucket_bytes
 from treadle.passes.comm.cost import CollectiveCost, CommunicationModel, GroupLinks
 from treadle.passes.comm.list_schedule import Preference, list_schedule

@@ -21,11 +21,11 @@ from treadle.compat.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
 from treadle.compiler.cleaning import cleaning_of
 from treadle.compiler.communication import timed
-from treadle.graph.collectives import collectives_in, has_equal_parts
-from treadle.graph.dynamic import SampleMode, Symbols, pair
-from treadle.graph.node_info import info, set_value, tensor_of, with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Input, Role, Signature
+from treadle.graph.analysis.dynamic import SampleMode, Symbols, pair
+from treadle.graph.core.collectives import collectives_in, has_equal_parts
+from treadle.graph.core.node_info import info, set_value, tensor_of, with_info
+from treadle.graph.core.signature import Input, Role, Signature
+from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.bucket import BucketCollectives

@@ -13,11 +13,11 @@ from torch import nn
 from passes.comm.communicating import all_reduce, calls, wait
 from passes.comm.lockstep import run_ranks
 from testing import show_plain, trace
-from treadle.graph.collectives import CollectiveKind, collectives_in
-from treadle.graph.node_info import with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Role
-from treadle.graph.verify import verify
+from treadle.graph.core.collectives import CollectiveKind, collectives_in
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Role
+from treadle.graph.core.verify import verify
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm.scatter_reductions import ScatterReductions, explain
 from treadle.passes.noops import RemoveNoOps
 

@@ -11,7 +11,7 @@ from passes.comm.communicating import (
 )
 from testing import trace
 from treadle.compat.collectives import collective_op
-from treadle.graph.signature import Role
+from treadle.graph.core.signature import Role
 from treadle.passes.comm.sink import SinkWaits
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)

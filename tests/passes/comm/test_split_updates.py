@@ -9,11 +9,11 @@ from testing import refusal, show_plain
 from treadle.capture.refuse import KNOWN_FORMS
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import value_of
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Role
-from treadle.graph.update_blocks import update_blocks
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.analysis.update_blocks import update_blocks
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.signature import Role
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm.split_updates import SplitUpdates, update_groups
 from treadle.util.errors import TreadleError
 

@@ -11,10 +11,10 @@ from testing import trace
 from treadle.compat.collectives import collective_op
 from treadle.compat.tracing import traced_nodes
 from treadle.compiler.cleaning import CLEAN
-from treadle.graph.collectives import collective_of, is_same_on_all_ranks
-from treadle.graph.node_info import with_info
-from treadle.graph.passes import run_passes
-from treadle.graph.signature import Input, Role, Signature
+from treadle.graph.core.collectives import collective_of, is_same_on_all_ranks
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Input, Role, Signature
+from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.cost import unmeasured
 from treadle.passes.comm.dependence import joined_sequence

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import check_numbers, check_pass, refusal, show_plain, trace
-from treadle.graph.node_info import info, with_info
-from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.node_info import info, with_info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.memory import after
 from treadle.passes.memory.apply import Recompute, UpdateEarly, passes_of, require_same

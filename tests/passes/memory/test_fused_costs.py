@@ -15,8 +15,8 @@ from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
 from treadle.compiler.memory import applied, planned
 from treadle.compiler.request import Target
-from treadle.graph.node_info import tensor_of
-from treadle.graph.signature import Role, StepGraph
+from treadle.graph.core.node_info import tensor_of
+from treadle.graph.core.signature import Role, StepGraph
 from treadle.loop.kernel import Kernel
 from treadle.loop.printing import show_kernel
 from treadle.options import Options

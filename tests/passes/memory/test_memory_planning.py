@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import trace
+from treadle.graph.analysis.execute import run_step
+from treadle.graph.core.node_info import info, set_value, with_info
+from treadle.graph.core.signature import StepGraph
 from treadle.graph.custom_ops.grouped import grouped_mm
-from treadle.graph.execute import run_step
-from treadle.graph.node_info import info, set_value, with_info
-from treadle.graph.printing import show
-from treadle.graph.signature import StepGraph
+from treadle.graph.text.printing import show
 from treadle.passes.memory.choose import fastest_plan, plan_memory
 from treadle.passes.memory.classify import classify, must_save
 from treadle.passes.memory.cost import Kind, flops_of, kind_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treadle.graph.node_info import with_info
+from treadle.graph.core.node_info import with_info
 from treadle.passes.memory.split import copy_overwritten, extract, split
 from treadle.util.errors import PlanError
 

@@ -8,8 +8,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from treadle.graph.node_info import with_info
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 
 aten = torch.ops.aten
 _FUNCTIONAL = {

@@ -19,7 +19,7 @@ from treadle.capture.optimizers.registry import (
     register,
 )
 from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
-from treadle.capture.sparse_gradients import SparseRows
+from treadle.capture.tensors.sparse_gradients import SparseRows
 
 
 def _rates(group: Group) -> dict[str, float]:

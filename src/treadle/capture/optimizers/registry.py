@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
 from treadle.capture.failures import of_torch
-from treadle.capture.sparse_gradients import SparseRows
+from treadle.capture.tensors.sparse_gradients import SparseRows
 from treadle.util.errors import CaptureError
 
 Group = Mapping[str, Any]

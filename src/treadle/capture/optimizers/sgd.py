@@ -17,7 +17,7 @@ from treadle.capture.optimizers.registry import (
     register,
 )
 from treadle.capture.optimizers.rounding import add
-from treadle.capture.sparse_gradients import SparseRows, refused_sparse
+from treadle.capture.tensors.sparse_gradients import SparseRows, refused_sparse
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@
 
 ``x`` is [T, B, I], ``lengths`` [B] in descending order. How many rows a packed sequence has depends
 on values, so none is ever made: PyTorch packs inside the call. The kernels are in
-``runtime/packed.py``.
+``runtime/kernels/packed.py``.
 """
 
 from collections.abc import Sequence

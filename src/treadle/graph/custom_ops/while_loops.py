@@ -33,9 +33,9 @@ from treadle.compat.custom_op import (
     no_second_derivative,
 )
 from treadle.compat.tensors import storage_of
-from treadle.graph.node_info import known_value
-from treadle.graph.parsing import parse
-from treadle.graph.types import tensors_in
+from treadle.graph.core.node_info import known_value
+from treadle.graph.core.types import tensors_in
+from treadle.graph.text.parsing import parse
 from treadle.util import rounds
 
 Function = Callable[..., tuple[Tensor, ...]]

@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from treadle.graph.types import type_of
+from treadle.graph.core.types import type_of
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.rows import Drop, MaskedRows, ScoreMask

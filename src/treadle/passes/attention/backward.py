@@ -7,11 +7,11 @@ from typing import final
 import torch
 from torch import fx
 
-from treadle.graph.dataflow import readers_of
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.analysis.dataflow import readers_of
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.forward import SCALES, Forward, factor_of, is_derivative
 from treadle.passes.attention.moves import (
     ElementOrder,

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import same_sizes
-from treadle.graph.operators import may_drop
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.core.operators import may_drop
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.additive import Additive, filled
 from treadle.passes.attention.backward import Backward
 from treadle.passes.attention.forward import Forward

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.graph.operators import arguments, is_item
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.core.operators import arguments, is_item
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.maker import Maker
 from treadle.util.errors import require
 

@@ -8,10 +8,10 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments, is_random
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import is_tensor, type_of
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, is_random
+from treadle.graph.core.types import is_tensor, type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.moves import ElementOrder, is_cast, is_move, operand_of, require_rows
 from treadle.passes.attention.rows import ScoreMask, number
 from treadle.util.errors import require

@@ -7,11 +7,11 @@ from typing import ClassVar, final
 import torch
 from torch import fx
 
-from treadle.graph.node_info import info
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.additive import Additive
 from treadle.passes.attention.backward import Backward, backward_of
 from treadle.passes.attention.calls import FoundAttention, replace

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from treadle.compat.switches import uses_cudnn_attention
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import TensorType, type_of
+from treadle.graph.core.types import TensorType, type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.rows import MaskedRows, fits

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.graph.types import type_of
-from treadle.graph.values import inherit
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import inherit
 from treadle.passes.attention.moves import Arrange, source
 
 aten = torch.ops.aten

@@ -14,9 +14,9 @@ from typing import final
 from torch import fx
 
 from treadle.algebra.extents import same_sizes
-from treadle.graph.dim_maps import CONVERSIONS, MOVES, Dims, FactorTable
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import is_tensor, type_of
+from treadle.graph.core.dim_maps import CONVERSIONS, MOVES, Dims, FactorTable
+from treadle.graph.core.types import is_tensor, type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
 
 

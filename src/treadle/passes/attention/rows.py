@@ -16,11 +16,11 @@ from torch import Tensor, fx
 
 from treadle.compat.operator_facts import gives_undefined
 from treadle.compat.operators import OpOverload
-from treadle.graph.arguments import given_of
-from treadle.graph.constants import constant_of
-from treadle.graph.node_info import value_of
-from treadle.graph.operators import arguments, may_recompute
-from treadle.graph.types import tensors_in, type_of, type_of_tensor
+from treadle.graph.core.arguments import given_of
+from treadle.graph.core.constants import constant_of
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.operators import arguments, may_recompute
+from treadle.graph.core.types import tensors_in, type_of, type_of_tensor
 from treadle.passes.attention.moves import is_cast, is_move, operand_of
 
 aten = torch.ops.aten

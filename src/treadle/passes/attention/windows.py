@@ -19,9 +19,9 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from treadle.graph.operators import arguments
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.exchange import (
     OPERANDS,
     exchange,

@@ -21,10 +21,10 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from treadle.graph.node_info import tensor_of, value_of
-from treadle.graph.operators import arguments, effects_of, is_item, may_recompute
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import is_tensor, tensors_in, type_of
+from treadle.graph.core.node_info import tensor_of, value_of
+from treadle.graph.core.operators import arguments, effects_of, is_item, may_recompute
+from treadle.graph.core.types import is_tensor, tensors_in, type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.chunks.rows import (
     Contraction,
     Exit,

@@ -20,8 +20,9 @@ from torch import fx
 
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import schema_of
-from treadle.graph.arguments import map_argument
-from treadle.graph.dim_maps import (
+from treadle.graph.analysis.pieces import first_of
+from treadle.graph.core.arguments import map_argument
+from treadle.graph.core.dim_maps import (
     ALONG_DIM,
     EXPANDS,
     REDUCTIONS,
@@ -30,11 +31,10 @@ from treadle.graph.dim_maps import (
     dim_map,
     permutation,
 )
-from treadle.graph.node_info import tensor_of
-from treadle.graph.operators import OpOverload, arguments, is_item, may_recompute
-from treadle.graph.pieces import first_of
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import is_tensor
+from treadle.graph.core.node_info import tensor_of
+from treadle.graph.core.operators import OpOverload, arguments, is_item, may_recompute
+from treadle.graph.core.types import is_tensor
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.chunks.rows import (
     Form,
     Grid,

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.graph.arguments import map_argument
-from treadle.graph.node_info import belong, info, set_value, tensor_of, with_info
-from treadle.graph.operators import is_item
-from treadle.graph.order import restore_order
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
-from treadle.graph.values import compute, refresh
+from treadle.graph.core.arguments import map_argument
+from treadle.graph.core.node_info import belong, info, set_value, tensor_of, with_info
+from treadle.graph.core.operators import is_item
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import compute, refresh
+from treadle.graph.rewrite.order import restore_order
 from treadle.passes.chunks.region import LossRegion, read_by_kernels, wide_dtype
 from treadle.passes.chunks.rows import (
     Box,

@@ -1,6 +1,6 @@
 """Passes over collectives: each once, started early, several as one, waited for late."""
 
-from treadle.graph.passes import GraphPass
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.comm.bucket import BucketCollectives
 from treadle.passes.comm.hoist import HoistCollectives
 from treadle.passes.comm.merge import MergeEqualCollectives

@@ -17,11 +17,11 @@ from typing import final
 import torch
 from torch import fx
 
-from treadle.graph.alias import storages
-from treadle.graph.collectives import Collective, collective_of, is_wait
-from treadle.graph.dim_maps import JOINS, MOVES
-from treadle.graph.node_info import value_of
-from treadle.graph.operators import effects_of, is_item
+from treadle.graph.analysis.alias import storages
+from treadle.graph.core.collectives import Collective, collective_of, is_wait
+from treadle.graph.core.dim_maps import JOINS, MOVES
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.operators import effects_of, is_item
 
 aten = torch.ops.aten
 

@@ -9,15 +9,15 @@ import torch
 from torch import fx
 
 from treadle.compat.collectives import collective_op
-from treadle.graph.alias import storages
-from treadle.graph.collectives import is_same_on_all_ranks
-from treadle.graph.dataflow import readers_of
-from treadle.graph.node_info import info, value_of
-from treadle.graph.operators import OpOverload, arguments
-from treadle.graph.order import Earlier, restore_order
-from treadle.graph.passes import Contract, GraphPass, until_settled
-from treadle.graph.signature import StepGraph
-from treadle.graph.values import inherit, refresh
+from treadle.graph.analysis.alias import storages
+from treadle.graph.analysis.dataflow import readers_of
+from treadle.graph.core.collectives import is_same_on_all_ranks
+from treadle.graph.core.node_info import info, value_of
+from treadle.graph.core.operators import OpOverload, arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.order import Earlier, restore_order
+from treadle.graph.rewrite.passes import Contract, GraphPass, until_settled
 from treadle.passes.comm.blocks import is_view
 from treadle.passes.comm.candidates import JoinCandidate, candidates_in
 from treadle.passes.comm.dependence import Dependence, joined_sequence

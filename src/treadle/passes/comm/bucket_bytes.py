@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from treadle.graph.collectives import collectives_in
-from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.collectives import collectives_in
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.comm.simulate import simulate_communication
 from treadle.targets.model import DeviceModel

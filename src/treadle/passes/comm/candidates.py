@@ -7,12 +7,12 @@ from typing import final
 from torch import fx
 
 from treadle.algebra.extents import dims_in
-from treadle.graph.collectives import Collective, CollectiveKind, collectives_in
-from treadle.graph.dataflow import readers_of
-from treadle.graph.node_info import info
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
-from treadle.graph.verify import PHASES
+from treadle.graph.analysis.dataflow import readers_of
+from treadle.graph.core.collectives import Collective, CollectiveKind, collectives_in
+from treadle.graph.core.node_info import info
+from treadle.graph.core.types import type_of
+from treadle.graph.core.verify import PHASES
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.blocks import rearranges
 from treadle.util.errors import require
 

@@ -21,8 +21,9 @@ from typing import final
 import torch
 from torch import fx
 
-from treadle.graph.alias import Aliases, analyse, storages
-from treadle.graph.node_info import (
+from treadle.graph.analysis.alias import Aliases, analyse, storages
+from treadle.graph.analysis.update_blocks import made_of_scalars
+from treadle.graph.core.node_info import (
     NodeInfo,
     describe,
     info,
@@ -31,12 +32,11 @@ from treadle.graph.node_info import (
     value_of,
     with_info,
 )
-from treadle.graph.operators import may_recompute
-from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
-from treadle.graph.types import is_tensor
-from treadle.graph.update_blocks import made_of_scalars
-from treadle.graph.values import compute, inherit, like, refresh
-from treadle.graph.verify import verify
+from treadle.graph.core.operators import may_recompute
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.types import is_tensor
+from treadle.graph.core.values import compute, inherit, like, refresh
+from treadle.graph.core.verify import verify
 from treadle.passes.comm.moves import Move, MovedSet, moved_sets
 from treadle.util.errors import VerifyError
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from treadle.graph.collectives import Collective, CollectiveKind
+from treadle.graph.core.collectives import Collective, CollectiveKind
 from treadle.targets.links import GroupMeasurement, Link
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError

@@ -19,8 +19,8 @@ from typing import final
 
 from torch import fx
 
-from treadle.graph.collectives import collectives_in
-from treadle.graph.order import Earlier
+from treadle.graph.core.collectives import collectives_in
+from treadle.graph.rewrite.order import Earlier
 
 
 @final

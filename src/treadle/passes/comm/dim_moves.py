@@ -14,11 +14,11 @@ that one consists of two: both stand for it from then on, wherever it stood.
 import torch
 from torch import fx
 
-from treadle.graph.dim_maps import EXPANDS, SPLITS, Dims, FactorTable
-from treadle.graph.node_info import value_of
-from treadle.graph.operators import arguments, is_item
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.core.dim_maps import EXPANDS, SPLITS, Dims, FactorTable
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.operators import arguments, is_item
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
 
 aten = torch.ops.aten

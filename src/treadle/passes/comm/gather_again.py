@@ -16,13 +16,13 @@ from typing import TypeAlias, final
 
 from torch import fx
 
-from treadle.graph.collectives import collective_of, is_wait
-from treadle.graph.dataflow import ancestors
-from treadle.graph.node_info import copy_notes, info, set_value, value_of, with_info
-from treadle.graph.order import restore_order
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.values import compute, like
+from treadle.graph.analysis.dataflow import ancestors
+from treadle.graph.core.collectives import collective_of, is_wait
+from treadle.graph.core.node_info import copy_notes, info, set_value, value_of, with_info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.values import compute, like
+from treadle.graph.rewrite.order import restore_order
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.comm.blocks import is_view, rearranges
 from treadle.passes.comm.kept_order import is_fence
 from treadle.passes.cse import RemoveCommonSubexpressions

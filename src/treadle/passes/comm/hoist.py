@@ -5,11 +5,11 @@ from typing import final
 
 from torch import fx
 
-from treadle.graph.collectives import collective_of, collectives_in, is_same_on_all_ranks
-from treadle.graph.node_info import info
-from treadle.graph.order import arrange
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.collectives import collective_of, collectives_in, is_same_on_all_ranks
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.order import arrange
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.comm.blocks import rearranges, views_towards
 from treadle.passes.comm.in_flight import InFlight
 from treadle.passes.comm.kept_order import is_fence

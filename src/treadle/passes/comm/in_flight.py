@@ -19,7 +19,7 @@ from typing import final
 
 from torch import fx
 
-from treadle.graph.collectives import Collective, collectives_in
+from treadle.graph.core.collectives import Collective, collectives_in
 
 
 @final

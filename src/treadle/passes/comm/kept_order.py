@@ -14,10 +14,10 @@ from collections import defaultdict
 
 from torch import fx
 
-from treadle.graph.collectives import collective_of, communicates_otherwise, is_wait
-from treadle.graph.operators import has_effect, is_in_order, is_mutable
-from treadle.graph.order import Earlier
-from treadle.graph.signature import Role, StepGraph
+from treadle.graph.core.collectives import collective_of, communicates_otherwise, is_wait
+from treadle.graph.core.operators import has_effect, is_in_order, is_mutable
+from treadle.graph.core.signature import Role, StepGraph
+from treadle.graph.rewrite.order import Earlier
 
 
 def is_fence(node: fx.Node) -> bool:

@@ -25,13 +25,13 @@ import torch
 from torch import fx
 
 from treadle.compat.operators import OpOverload
-from treadle.graph.alias import read_by_strides, storages
-from treadle.graph.arguments import Argument
-from treadle.graph.collectives import Collective, CollectiveKind
-from treadle.graph.node_info import tensor_of, value_of
-from treadle.graph.operators import arguments
-from treadle.graph.types import tensors_in, type_of
-from treadle.graph.values import inherit
+from treadle.graph.analysis.alias import read_by_strides, storages
+from treadle.graph.core.arguments import Argument
+from treadle.graph.core.collectives import Collective, CollectiveKind
+from treadle.graph.core.node_info import tensor_of, value_of
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.types import tensors_in, type_of
+from treadle.graph.core.values import inherit
 from treadle.passes.comm.blocks import is_view
 from treadle.passes.comm.candidates import JoinCandidate
 

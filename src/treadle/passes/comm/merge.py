@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from treadle.graph.alias import leaves_step
-from treadle.graph.collectives import (
+from treadle.graph.analysis.alias import leaves_step
+from treadle.graph.core.collectives import (
     collective_of,
     is_same_on_all_ranks,
     is_wait,
     started_by,
 )
-from treadle.graph.node_info import info
-from treadle.graph.operators import is_item
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.values import refresh
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import is_item
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.values import refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass
 
 
 @dataclass(frozen=True)

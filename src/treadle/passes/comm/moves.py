@@ -11,19 +11,19 @@ from typing import NoReturn, final
 from torch import fx
 
 from treadle.compat.operator_facts import Effect
-from treadle.graph.alias import Aliases, analyse
-from treadle.graph.collectives import collective_of, is_wait
-from treadle.graph.dataflow import ancestors, list_call, operands
-from treadle.graph.node_info import info
-from treadle.graph.operators import effects_of, is_item, operation_name
-from treadle.graph.signature import Output, Role, StepGraph
-from treadle.graph.types import is_tensor, type_of
-from treadle.graph.update_blocks import (
+from treadle.graph.analysis.alias import Aliases, analyse
+from treadle.graph.analysis.dataflow import ancestors, list_call, operands
+from treadle.graph.analysis.update_blocks import (
     UpdateBlock,
     UpdateBlocks,
     made_of_scalars,
     update_blocks,
 )
+from treadle.graph.core.collectives import collective_of, is_wait
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import effects_of, is_item, operation_name
+from treadle.graph.core.signature import Output, Role, StepGraph
+from treadle.graph.core.types import is_tensor, type_of
 from treadle.util.errors import TreadleError
 
 _STAYS = frozenset({Role.PARAMETER, Role.STATE, Role.BUFFER})

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from treadle.graph.order import arrange
-from treadle.graph.passes import Contract, GraphPass, until_settled
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.order import arrange
+from treadle.graph.rewrite.passes import Contract, GraphPass, until_settled
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.comm.list_schedule import Preference, list_schedule, moved
 from treadle.passes.comm.precedence import precedence_of

@@ -8,10 +8,10 @@ import torch
 from torch import fx
 
 from treadle.compat.collectives import collective_op
-from treadle.graph.node_info import with_info
-from treadle.graph.operators import arguments, set_argument
-from treadle.graph.types import type_of
-from treadle.graph.values import inherit
+from treadle.graph.core.node_info import with_info
+from treadle.graph.core.operators import arguments, set_argument
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import inherit
 from treadle.passes.comm.blocks import views_towards
 from treadle.passes.comm.pipeline_sites import (
     LEFT,

@@ -11,12 +11,12 @@ from typing import final
 
 from torch import fx
 
-from treadle.graph.collectives import collectives_in, has_equal_parts
-from treadle.graph.order import restore_order
-from treadle.graph.passes import Contract, GraphPass, run_passes, until_settled
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.values import refresh
+from treadle.graph.core.collectives import collectives_in, has_equal_parts
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.values import refresh
+from treadle.graph.rewrite.order import restore_order
+from treadle.graph.rewrite.passes import Contract, GraphPass, run_passes, until_settled
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.comm.hoist import HoistCollectives
 from treadle.passes.comm.kept_order import kept_order

@@ -19,12 +19,12 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import dims_in
-from treadle.graph.collectives import Collective, CollectiveKind, collectives_in
-from treadle.graph.dim_maps import CASTS, Dims, Factors, FactorTable, dim_map
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments, is_item, operation_name
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import TensorType, is_tensor, type_of
+from treadle.graph.core.collectives import Collective, CollectiveKind, collectives_in
+from treadle.graph.core.dim_maps import CASTS, Dims, Factors, FactorTable, dim_map
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, is_item, operation_name
+from treadle.graph.core.types import TensorType, is_tensor, type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.dim_moves import moved, rejoined, split_behind
 from treadle.passes.comm.kept_order import is_fence
 from treadle.util.errors import require

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import final
 
 from treadle.compat.operator_facts import Effect
-from treadle.graph.collectives import is_same_on_all_ranks
-from treadle.graph.operators import effects_of, is_item
+from treadle.graph.core.collectives import is_same_on_all_ranks
+from treadle.graph.core.operators import effects_of, is_item
 from treadle.passes.comm.kept_order import updates_in
 from treadle.passes.comm.simulate import Work
 from treadle.passes.memory.cost import Kind

@@ -12,12 +12,12 @@ from torch import fx
 
 from treadle.compat.collectives import collective_op
 from treadle.compat.operators import OpOverload
-from treadle.graph.arguments import map_nodes
-from treadle.graph.collectives import Collective
-from treadle.graph.dataflow import is_list_call
-from treadle.graph.operators import may_recompute
-from treadle.graph.types import is_tensor, type_of
-from treadle.graph.values import inherit, refresh
+from treadle.graph.analysis.dataflow import is_list_call
+from treadle.graph.core.arguments import map_nodes
+from treadle.graph.core.collectives import Collective
+from treadle.graph.core.operators import may_recompute
+from treadle.graph.core.types import is_tensor, type_of
+from treadle.graph.core.values import inherit, refresh
 from treadle.passes.comm.kept_order import is_fence
 from treadle.passes.comm.row_parts import Combined, Emit
 from treadle.passes.comm.row_rules import OwnRows, use_of

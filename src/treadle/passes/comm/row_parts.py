@@ -20,10 +20,10 @@ import torch
 from torch import fx
 
 from treadle.compat.operators import OpOverload
-from treadle.graph.dataflow import list_call
-from treadle.graph.operators import arguments
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.analysis.dataflow import list_call
+from treadle.graph.core.operators import arguments
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
 
 aten = torch.ops.aten

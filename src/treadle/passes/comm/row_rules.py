@@ -17,11 +17,11 @@ from torch import fx
 
 from treadle.compat.operator_facts import elementwise_on_each, facts_of
 from treadle.compat.operators import OpOverload
-from treadle.graph.dataflow import is_list_call, list_call
-from treadle.graph.node_info import info
-from treadle.graph.operators import arguments, may_recompute
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.analysis.dataflow import is_list_call, list_call
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, may_recompute
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.row_parts import PARTS, Combined
 from treadle.util.errors import require
 

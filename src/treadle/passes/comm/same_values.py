@@ -10,12 +10,12 @@
 from torch import fx
 
 from treadle.compat.operator_facts import Effect
-from treadle.graph.collectives import CollectiveKind, collective_of
-from treadle.graph.dataflow import operands
-from treadle.graph.node_info import info, tensor_of
-from treadle.graph.operators import effects_of
-from treadle.graph.signature import Input, Role, StepGraph
-from treadle.graph.types import is_tensor
+from treadle.graph.analysis.dataflow import operands
+from treadle.graph.core.collectives import CollectiveKind, collective_of
+from treadle.graph.core.node_info import info, tensor_of
+from treadle.graph.core.operators import effects_of
+from treadle.graph.core.signature import Input, Role, StepGraph
+from treadle.graph.core.types import is_tensor
 
 _GIVES_ALL = frozenset({
     CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST,

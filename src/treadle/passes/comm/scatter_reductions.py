@@ -16,13 +16,13 @@ from typing import final
 
 from torch import fx
 
-from treadle.graph.collectives import Collective, CollectiveKind, collective_of, is_wait
-from treadle.graph.dataflow import operands, readers
-from treadle.graph.node_info import info
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
+from treadle.graph.analysis.dataflow import operands, readers
+from treadle.graph.core.collectives import Collective, CollectiveKind, collective_of, is_wait
+from treadle.graph.core.node_info import info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.row_computation import RowComputation
 from treadle.passes.comm.row_rules import ByElement, OwnRows, use_of
 from treadle.passes.comm.same_values import may_differ

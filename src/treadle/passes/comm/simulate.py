@@ -19,10 +19,10 @@ from typing import Any, final
 
 from torch import fx
 
-from treadle.graph.collectives import Collective, CollectiveKind, collectives_in, is_wait
-from treadle.graph.node_info import info
-from treadle.graph.operators import is_item, operation_name
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.collectives import Collective, CollectiveKind, collectives_in, is_wait
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import is_item, operation_name
+from treadle.graph.core.signature import StepGraph
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Facts, as_traced, facts_of

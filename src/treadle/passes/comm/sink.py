@@ -5,10 +5,10 @@ from math import ceil
 
 from torch import fx
 
-from treadle.graph.collectives import Collective, CollectiveKind, collectives_in, is_wait
-from treadle.graph.order import arrange
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.collectives import Collective, CollectiveKind, collectives_in, is_wait
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.order import arrange
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.comm.blocks import is_view
 from treadle.passes.comm.in_flight import InFlight
 from treadle.passes.comm.kept_order import is_fence, updates_in

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import fx
 
-from treadle.graph.arguments import map_nodes
-from treadle.graph.dataflow import ancestors, is_list_call
-from treadle.graph.node_info import copy_notes, info, set_value
-from treadle.graph.operators import may_recompute, operation_name
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.update_blocks import UpdateBlock, made_of_scalars, update_blocks
-from treadle.graph.values import compute
+from treadle.graph.analysis.dataflow import ancestors, is_list_call
+from treadle.graph.analysis.update_blocks import UpdateBlock, made_of_scalars, update_blocks
+from treadle.graph.core.arguments import map_nodes
+from treadle.graph.core.node_info import copy_notes, info, set_value
+from treadle.graph.core.operators import may_recompute, operation_name
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.values import compute
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.util.errors import TreadleError
 
 

@@ -4,8 +4,8 @@ A plan is judged by what runs. So these run on every candidate before it is judg
 they are seen, on the step that the plan was chosen for.
 """
 
-from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.passes.registered import registered
 
 AFTER: tuple[GraphPass, ...] = ()

@@ -9,9 +9,9 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.graph.order import arrange
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.order import arrange
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.after import passes_after
 from treadle.passes.memory.masks import ReadMasksAsBytes

@@ -11,8 +11,8 @@ and a plan is chosen only once it has been judged itself.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from treadle.graph.passes import GraphPass
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.memory.apply import passes_of
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.search import Candidate, candidates, fastest, pareto

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from treadle.graph.node_info import info, value_of
-from treadle.graph.operators import is_item
-from treadle.graph.signature import Role
+from treadle.graph.core.node_info import info, value_of
+from treadle.graph.core.operators import is_item
+from treadle.graph.core.signature import Role
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Facts
 

@@ -12,11 +12,11 @@ from torch.utils.flop_counter import flop_registry
 
 from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
 from treadle.compat.operators import schema_of
-from treadle.graph.alias import storages
-from treadle.graph.arguments import given_of
-from treadle.graph.node_info import info, value_of
-from treadle.graph.operators import OpOverload, arguments, effects_of
-from treadle.graph.types import tensors_in, type_of
+from treadle.graph.analysis.alias import storages
+from treadle.graph.core.arguments import given_of
+from treadle.graph.core.node_info import info, value_of
+from treadle.graph.core.operators import OpOverload, arguments, effects_of
+from treadle.graph.core.types import tensors_in, type_of
 from treadle.targets.model import DeviceModel
 
 

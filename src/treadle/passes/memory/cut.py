@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.graph.node_info import info
+from treadle.graph.core.node_info import info
 from treadle.passes.memory.classify import SaveCandidates, can_keep, is_result, must_save
 from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.order import Facts

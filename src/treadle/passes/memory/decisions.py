@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from treadle.graph.node_info import info, value_of
-from treadle.graph.operators import operation_name
-from treadle.graph.types import show_type
+from treadle.graph.core.node_info import info, value_of
+from treadle.graph.core.operators import operation_name
+from treadle.graph.core.types import show_type
 from treadle.passes.memory.classify import classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Facts, Order

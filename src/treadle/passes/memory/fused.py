@@ -27,8 +27,8 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.graph.node_info import value_of
-from treadle.graph.types import tensors_in
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.types import tensors_in
 from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, slow_seconds
 from treadle.passes.memory.order import PHASES, Facts
 from treadle.targets.model import DeviceModel

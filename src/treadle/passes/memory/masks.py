@@ -7,11 +7,11 @@ import torch
 from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI
-from treadle.graph.draws import is_zero_or_one, zero_one_draw
-from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import type_of
-from treadle.graph.values import inherit
+from treadle.graph.core.draws import is_zero_or_one, zero_one_draw
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import inherit
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.targets.registry import target_for
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from treadle.compat.tensors import storage_of
-from treadle.graph.node_info import info, value_of
-from treadle.graph.operators import may_recompute
-from treadle.graph.signature import StepGraph
-from treadle.graph.types import tensors_in
+from treadle.graph.core.node_info import info, value_of
+from treadle.graph.core.operators import may_recompute
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import tensors_in
 from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, kind_of, seconds_of
 from treadle.targets.model import DeviceModel
 

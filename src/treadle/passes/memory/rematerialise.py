@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import fx
 
-from treadle.graph.arguments import map_nodes
-from treadle.graph.node_info import copy_notes, set_value, value_of, with_info
-from treadle.graph.signature import StepGraph
-from treadle.graph.values import compute, like
-from treadle.graph.verify import verify
+from treadle.graph.core.arguments import map_nodes
+from treadle.graph.core.node_info import copy_notes, set_value, value_of, with_info
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.values import compute, like
+from treadle.graph.core.verify import verify
 from treadle.passes.memory.cost import CALLS, Kind
 from treadle.passes.memory.order import Facts, Order, facts_of
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from treadle.graph.signature import StepGraph
+from treadle.graph.core.signature import StepGraph
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import PHASE, Order, as_traced, facts_of
 

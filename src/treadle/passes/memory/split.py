@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from treadle.graph.alias import storages
-from treadle.graph.node_info import copy_notes, info, set_value, value_of, with_info
-from treadle.graph.operators import has_effect
-from treadle.graph.values import compute
+from treadle.graph.analysis.alias import storages
+from treadle.graph.core.node_info import copy_notes, info, set_value, value_of, with_info
+from treadle.graph.core.operators import has_effect
+from treadle.graph.core.values import compute
 from treadle.util.errors import PlanError
 
 Result = fx.Node | None

@@ -1,0 +1,1 @@
+"""Functions of PyTorch's whose bodies are graphs of their own."""

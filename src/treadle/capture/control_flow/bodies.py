@@ -1,0 +1,145 @@
+"""What the bodies of control-flow functions may do while a step is traced: compute."""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from treadle.capture.explain_errors import here
+from treadle.compat.operator_facts import (
+    Effect,
+    call_effects,
+    raises_for_zeros,
+    sizes_from_values,
+    written_names,
+)
+from treadle.compat.operators import OpOverload
+from treadle.compat.pytree import tree_leaves
+from treadle.compat.tensors import storage_key
+from treadle.compat.tracing import DispatchMode, without_functions
+from treadle.graph.core.operators import arguments_of
+from treadle.util.errors import CaptureError
+
+_REMEDIES = {
+    "cond": "let both branches compute tensors of one type and nothing else, or do it outside of "
+    "the step",
+    "map": "use torch.vmap or operations on the whole tensor",
+    "scan": "use operations on the whole tensor (cumsum, cumprod), or fewer and larger steps",
+    "while_loop": "let its functions compute tensors and nothing else, the carried ones of the "
+    "types that they have at the start; or do it outside of the step",
+    "associative_scan": "use cumsum, cumprod or logcumsumexp, or torch's scan",
+}
+
+
+def unfit(name: str, why: str, where: str = "") -> CaptureError:
+    """TR-151, for the user's line ``where``, or the one that runs. ``name``: the function of
+    ``torch``."""
+    return CaptureError(
+        f"torch.{name} cannot be captured: {why}",
+        code="TR-151",
+        where=where or here(),
+        remedy=_REMEDIES[name],
+    )
+
+
+def require_closed(
+    results: Iterable[Any], known: Container[Any], error: Callable[[], CaptureError]
+) -> None:
+    """``error()`` where a gradient of ``results`` could leave a body by another way than through
+    the functions ``known``: one of the user's got a tensor from outside that nobody hears of."""
+    left = [each.grad_fn for each in results if isinstance(each, Tensor)]
+    seen: set[Any] = set()
+    while left:
+        node = left.pop()
+        if node is None or node in known or node in seen:
+            continue
+        seen.add(node)
+        if not node.next_functions:
+            raise error()
+        left += [each for each, _ in node.next_functions]
+
+
+def computes_gradients(func: Callable[..., Any]) -> bool:
+    """Whether a function that modes hear of computes gradients, which no body may. The names are
+    looked up now: while a step is traced they are other functions."""
+    return func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+ATTRIBUTES: frozenset[Any] = frozenset(
+    cast(Any, each).__get__
+    for each in (
+        *(Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim, Tensor.layout),
+        *(Tensor.is_leaf, Tensor.requires_grad, Tensor.grad, Tensor.grad_fn),
+    )
+)
+"""What only looks at a tensor; another one of its type in its place would change nothing."""
+
+
+def sets_attribute(func: Callable[..., Any]) -> bool:
+    """Whether a function that modes hear of sets an attribute of a tensor."""
+    return getattr(func, "__name__", "") == "__set__"
+
+
+class Pure(DispatchMode):
+    """Refuses operations of a body that do more than compute. ``part``: what the body is called;
+    ``always``: eager runs it as well, so that it may raise where eager does."""
+
+    def __init__(self, name: str, part: str, *, always: bool = False) -> None:
+        super().__init__()
+        self._name = name
+        self._part = part
+        self._always = always
+        self._made: dict[int | None, Tensor] = {}  # by the memory they have
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return without_functions(self._checked)(func, args, dict(kwargs or {}))
+
+    def _checked(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
+            self._check(func, args, named)
+        result = func(*args, **named)
+        if isinstance(func, OpOverload) and sizes_from_values(func) and not _is_sized(result):
+            raise unfit(self._name, f"in {self._part} a size depends on values ({func})")
+        given = {storage_key(each) for each in _tensors((args, named))}
+        for each in _tensors(result):
+            if storage_key(each) not in given:
+                self._made[storage_key(each)] = each
+        return result
+
+    def _check(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        part = self._part
+        given = arguments_of(op, args, kwargs)
+        effects = call_effects(op, given)
+        if Effect.WRITES in effects:
+            written = _tensors([given[name] for name in written_names(op, given)])
+            if any(storage_key(each) not in self._made for each in written):
+                raise unfit(self._name, f"{part} writes to a tensor from outside ({op})")
+            effects &= ~Effect.WRITES
+        if effects:
+            raise unfit(self._name, f"{part} does more than compute ({op})")
+        whole = [not (each.is_floating_point() or each.is_complex()) for each in _tensors(args)]
+        if raises_for_zeros(op) and all(whole) and not self._always:
+            raise unfit(self._name, f"{part} divides integers, which raises for zeros ({op})")
+
+
+def _is_sized(result: object) -> bool:
+    """Whether it is tensors of known sizes, and no number of a value."""
+    leaves = tree_leaves(result)
+    return all(
+        isinstance(each, Tensor) and all(type(size) is int for size in each.shape)
+        for each in leaves
+    )
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+
+
+__all__ = ["ATTRIBUTES", "Pure", "computes_gradients", "sets_attribute", "unfit"]

@@ -1,0 +1,215 @@
+"""``torch.cond``, ``map``, ``scan`` and ``while_loop`` while a step is traced.
+
+::
+
+    cond(p, f, g, x)        f and g are both part of the graph; y = where(p, f(x), g(x))
+    map(f, xs), scan(...)   as many copies of the body as there are slices
+    while_loop(p, f, xs)    one operation, p and f as graphs: ``while_loops.py``
+
+Of a ``cond`` both branches are computed, and one is looked at. That is eager's result exactly,
+forward and backward, where a branch does nothing but compute: values of the other are left out
+by a choice, element by element, and its gradients, which may be NaN, where they would leave it for
+a tensor from outside. A branch that does anything else (draws, writes, checks, calls what nobody
+knows) is refused, since eager would not do it.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from treadle.capture.control_flow.bodies import (
+    ATTRIBUTES,
+    Pure,
+    computes_gradients,
+    require_closed,
+    sets_attribute,
+    unfit,
+)
+from treadle.capture.control_flow.while_loops import while_loop
+from treadle.capture.python_state.flatten import flatten_containers, unflatten
+
+MOST_COPIES = 256
+"""Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
+
+
+def instead_of(name: str) -> Callable[..., Any]:
+    """What the function of that name does in a trace."""
+    return _INSTEAD.get(name) or functools.partial(_refuse, name)
+
+
+def _cond(
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[Any] = (),
+) -> Any:
+    """Both branches, and a choice between their results."""
+    if not isinstance(pred, Tensor):
+        return true_fn(*operands) if pred else false_fn(*operands)
+    if pred.numel() != 1:
+        raise unfit("cond", f"its condition has {pred.numel()} elements")
+    taken = pred.detach().reshape(()).to(torch.bool)
+    results = [
+        _branch(true_fn, operands, taken),
+        _branch(false_fn, operands, taken.logical_not()),
+    ]
+    (yes, shape), (no, other) = map(flatten_containers, results)
+    if str(shape) != str(other) or len(yes) != len(no):
+        raise unfit("cond", "its branches return containers of different kinds")
+    return unflatten([_chosen(taken, a, b) for a, b in zip(yes, no, strict=True)], shape)
+
+
+def _chosen(taken: Tensor, yes: Any, no: Any) -> Any:
+    if not isinstance(yes, Tensor) or not isinstance(no, Tensor):
+        if isinstance(yes, Tensor) or isinstance(no, Tensor) or yes != no:
+            raise unfit("cond", f"its branches return {yes!r} and {no!r}")
+        return yes
+    types = [(each.dtype, tuple(each.shape), each.device) for each in (yes, no)]
+    if types[0] != types[1]:
+        shown = [f"{dtype} {list(shape)}" for dtype, shape, _ in types]
+        raise unfit("cond", f"its branches return {shown[0]} and {shown[1]}")
+    return torch.where(taken, yes, no)
+
+
+def _branch(branch: Callable[..., Any], operands: Sequence[Any], taken: Tensor) -> Any:
+    gates = _Gates(taken)
+    with Pure("cond", "a branch"):
+        leaves, spec = flatten_containers(tuple(operands))
+        operands = unflatten([gates.gate(each) for each in leaves], spec)
+        with gates:
+            result = branch(*operands)
+        leaves, spec = flatten_containers(result)
+        leaves = [gates.gate(each) for each in leaves]
+    gates.require_closed(leaves)
+    return unflatten(leaves, spec)
+
+
+class _Gates(TorchFunctionMode):
+    """Gradients leave a branch only where it is taken.
+
+    before:  y = exp(x)                                    x is from outside
+    after:   z = x.view_as(x); y = exp(z)                  grad of x is where(taken, grad of z, 0)
+    """
+
+    def __init__(self, taken: Tensor) -> None:
+        super().__init__()
+        self._taken = taken
+        self._inside: dict[int, Tensor] = {}  # made in the branch
+        self._gated: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of what is from outside
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if computes_gradients(func):
+            raise unfit("cond", "a branch computes gradients")
+        if func in ATTRIBUTES:
+            return func(*args, **(kwargs or {}))
+        if sets_attribute(func):
+            raise unfit("cond", "a branch sets an attribute of a tensor")
+        leaves, spec = flatten_containers((args, dict(kwargs or {})))
+        args, named = unflatten([self.gate(each) for each in leaves], spec)
+        result = func(*args, **named)
+        for each in flatten_containers(result)[0] if not isinstance(result, Tensor) else [result]:
+            if isinstance(each, Tensor):
+                self._inside[id(each)] = each
+        return result
+
+    def gate(self, leaf: Any) -> Any:
+        """What a branch gets in the place of ``leaf``, if that is from outside."""
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in self._inside:
+            return leaf
+        found = self._gated.get(id(leaf))
+        if found is None:
+            gated = leaf.view_as(leaf)
+            if not gated.requires_grad:  # gradients are off here
+                return leaf
+            gated.register_hook(functools.partial(_masked, self._taken))
+            self._inside[id(gated)] = gated
+            found = self._gated[id(leaf)] = leaf, gated
+        return found[1]
+
+    def require_closed(self, results: Iterable[Any]) -> None:
+        """TR-151 where a gradient could leave the branch without a gate: a function of the user's
+        got a tensor from outside by a way that nobody hears of."""
+        gates = {gated.grad_fn for _, gated in self._gated.values()}
+        why = "a branch uses a tensor from outside that is no operand"
+        require_closed(results, gates, lambda: unfit("cond", why))
+
+
+def _masked(taken: Tensor, grad: Tensor) -> Tensor:
+    return torch.where(taken, grad, torch.zeros_like(grad))
+
+
+def _map(body: Callable[..., Any], xs: Any, *args: Any) -> Any:
+    """The results for each slice, stacked."""
+    leaves, spec = flatten_containers(xs)
+    tensors = _of_one_length("map", leaves, 0)
+    rows = [
+        body(unflatten([each.select(0, at) for each in tensors], spec), *args)
+        for at in range(tensors[0].shape[0])
+    ]
+    return _stacked(rows)
+
+
+def _scan(
+    body: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False
+) -> Any:
+    """The last carry, and what each step gives, stacked."""
+    leaves, spec = flatten_containers(xs)
+    if not leaves:
+        return init, []
+    tensors = _of_one_length("scan", leaves, dim)
+    dim %= tensors[0].ndim
+    count = tensors[0].shape[dim]
+    carry, rows = init, list[Any]()
+    for at in reversed(range(count)) if reverse else range(count):
+        carry, row = body(carry, unflatten([each.select(dim, at) for each in tensors], spec))
+        rows.append(row)
+    if reverse:
+        rows.reverse()
+    return carry, _stacked(rows, dim)
+
+
+def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor]:
+    """The inputs, if they are tensors with equally many slices, and not too many."""
+    tensors = [each for each in leaves if isinstance(each, Tensor) and each.ndim]
+    counts = {each.shape[dim] for each in tensors}
+    if len(counts) != 1 or len(tensors) != len(leaves):
+        raise unfit(name, "its inputs are no tensors of one length")
+    (count,) = counts
+    if not 0 < count <= MOST_COPIES:
+        raise unfit(name, f"it has {count} slices, and at most {MOST_COPIES} are copied")
+    return tensors
+
+
+def _stacked(rows: Sequence[Any], dim: int = 0) -> Any:
+    flat = [flatten_containers(row) for row in rows]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return unflatten([_stack(column, dim) for column in columns], flat[0][1])
+
+
+def _stack(column: Sequence[Any], dim: int) -> Tensor:
+    return torch.stack(list(column), dim if dim <= column[0].ndim else 0)
+
+
+def _refuse(name: str, *_args: Any, **_kwargs: Any) -> Any:
+    raise unfit(name, "in which order its body combines slices is not known here")
+
+
+_INSTEAD: Mapping[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "map": _map,
+    "scan": _scan,
+    "while_loop": while_loop,
+}
+
+
+__all__ = ["MOST_COPIES", "instead_of"]

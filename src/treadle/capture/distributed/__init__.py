@@ -1,0 +1,1 @@
+"""Gradients, rows and buffers that several ranks share."""

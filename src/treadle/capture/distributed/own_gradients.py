@@ -1,0 +1,74 @@
+"""Parameters that ranks would train apart from each other.
+
+::
+
+    g = mm(t(x), d)                       this rank's own: of its batch, by a backward pass
+    a = wait(all_reduce(g)); p' = p - a   every rank writes the same
+    q' = q - g                            every rank writes something else: TR-516
+
+What ``treadle.DataParallel`` averages is what stands in ``.grad``. A gradient that takes another
+way to a parameter would be applied as each rank has it. So what is written is followed back to
+where it comes from, whatever way it took.
+"""
+
+from torch import fx
+
+from treadle.capture.distributed.gradient_sync import RankGroup
+from treadle.compat.collectives import group_named
+from treadle.compat.process_groups import ranks_of
+from treadle.graph.analysis.dataflow import operands
+from treadle.graph.core.collectives import collective_of
+from treadle.graph.core.node_info import info, tensor_of
+from treadle.graph.core.signature import Role, StepGraph
+from treadle.util.errors import CaptureError
+
+
+def refuse_own_gradients(step: StepGraph, group: RankGroup) -> None:
+    """``CaptureError`` TR-516 if the step writes to a parameter, or to optimizer state that all
+    ranks of ``group`` have, what a backward pass made of this rank's batch and ranks do not share.
+    """
+    if group.ranks == 1:
+        return
+    own = _own_gradients(step, group)
+    for node, output in step.outputs():
+        if output.writes is None or node is None or node not in own:
+            continue
+        given = step.signature.inputs[output.writes]
+        if given.role in (Role.PARAMETER, Role.STATE) and not given.sharded:
+            raise CaptureError(
+                f"{given.name} would become another one on each rank: what is written to it comes "
+                "from a gradient of this rank's batch, which is not averaged",
+                code="TR-516",
+                where=info(node).where,
+                remedy="put the gradient into .grad before optimizer.step(), or average it with "
+                "torch.distributed.all_reduce",
+            )
+
+
+def _own_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
+    """What depends on gradients that this rank alone has."""
+    of_batch = {
+        node
+        for node, given in step.inputs()
+        if given.role is Role.BATCH and tensor_of(node).dim()  # a number may be that of all ranks
+    }
+    ranks = _ranks(group.name)
+    own: set[fx.Node] = set()
+    for node in step.graph.nodes:
+        collective = collective_of(node)
+        if collective is not None and len(ranks & _ranks(collective.group)) > 1:
+            continue  # its result is that of several, or this rank's part of it
+        given = operands(node)
+        if not of_batch.isdisjoint(given):
+            of_batch.add(node)
+        is_gradient = node in of_batch and info(node).phase == "backward"
+        if is_gradient or not own.isdisjoint(given):
+            own.add(node)
+    return own
+
+
+def _ranks(group: str) -> frozenset[int]:
+    return frozenset(ranks_of(group_named(group)))
+
+
+__all__ = ["refuse_own_gradients"]

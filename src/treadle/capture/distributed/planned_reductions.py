@@ -1,0 +1,198 @@
+"""What a wrapper's plan demands of a graph, and whether the graph has it.
+
+::
+
+    DistributedDataParallel   p' = f(p, wait(all_reduce(g)))                 over its group
+    fully_shard               w = wait(all_gather(p)) ahead of what computes with p,
+                              p' = f(p, wait(reduce_scatter(g)))             along the parts,
+                              and wait(all_reduce(...)) of that              along the copies
+
+The wrappers insert this while the step is traced, where hooks fire. Here nothing is known of that:
+gradients are followed from where a backward pass makes them to what is written, through whatever
+way they take, and each has to go through the collectives that the plan has for its parameter.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import fx
+
+from treadle.capture.integrations.fully_sharded import group_of_ranks
+from treadle.compat.fully_sharded import ShardedGroupPlan, ShardedStatePlan
+from treadle.graph.analysis.dataflow import operands
+from treadle.graph.core.collectives import Collective, CollectiveKind, collective_of
+from treadle.graph.core.node_info import info, known_value
+from treadle.graph.core.signature import Role, StepGraph
+from treadle.graph.core.types import tensors_in
+from treadle.util.errors import CaptureError
+
+aten = torch.ops.aten
+
+_OF_SIZES = frozenset({
+    aten.ones_like.default, aten.zeros_like.default, aten.full_like.default,
+    aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default,
+    aten.new_full.default, aten.new_empty.default, aten.new_empty_strided.default,
+})  # fmt: skip
+"""Made of the sizes of their operand, and of none of its elements."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """``wrapper``: who demands it. ``reductions``: kinds and groups of what a gradient goes
+    through, in their order. ``gathers``: the group in which the parameter is gathered ahead of what
+    computes with it, if it is in parts."""
+
+    wrapper: str
+    reductions: tuple[tuple[CollectiveKind, str], ...]
+    gathers: str | None = None
+
+
+def demand_of_wrapper(group: str) -> Demand:
+    """Of ``DistributedDataParallel`` over the ranks of ``group``."""
+    return Demand("DistributedDataParallel", ((CollectiveKind.ALL_REDUCE, group),))
+
+
+def sharded_demands(plans: Iterable[ShardedStatePlan]) -> Iterator[tuple[int, Demand]]:
+    """Of ``fully_shard``, for those parameters whose gradients are reduced; by identity."""
+    for plan in plans:
+        for group in plan.groups:
+            if group.reduces:
+                demand = _sharded(group)
+                yield from ((id(each.sharded), demand) for each in group.parameters)
+
+
+def _sharded(group: ShardedGroupPlan) -> Demand:
+    parts, copies = group_of_ranks(group.gathers), group_of_ranks(group.copies)
+    reductions: list[tuple[CollectiveKind, str]] = []
+    if parts is not None:
+        reductions.append((CollectiveKind.REDUCE_SCATTER, parts.name))
+    if copies is not None:
+        reductions.append((CollectiveKind.ALL_REDUCE, copies.name))
+    return Demand("fully_shard", tuple(reductions), None if parts is None else parts.name)
+
+
+def check_demands(
+    step: StepGraph, demands: Mapping[int, Demand], written: Mapping[int, Iterable[int]]
+) -> None:
+    """``CaptureError`` TR-517 if what is written for a parameter is not reduced as is demanded,
+    TR-518 if one is not gathered. ``demands``: by its place among inputs; ``written``: and the
+    places of outputs that are made of its gradient."""
+    of_batch = _of_batch(step)
+    found: dict[Demand, dict[fx.Node, int]] = {}
+    for at, demand in demands.items():
+        if not demand.reductions:
+            continue
+        if demand not in found:
+            found[demand] = _missing(step, demand, of_batch)
+        for place in written[at]:
+            node = step.returned[place]
+            if node is not None and (missing := found[demand].get(node, 0)):
+                raise _unreduced(step.signature.inputs[at].name, demand, missing, node)
+    for at, demand in demands.items():
+        if demand.gathers is not None:
+            _check_gathered(step, at, demand, of_batch)
+
+
+def _of_batch(step: StepGraph) -> set[fx.Node]:
+    """What is computed of the elements of this rank's batch."""
+    found = {node for node, given in step.inputs() if given.role is Role.BATCH}
+    for node in step.graph.nodes:
+        if node.target not in _OF_SIZES and not found.isdisjoint(operands(node)):
+            found.add(node)
+    return found
+
+
+def _missing(step: StepGraph, demand: Demand, of_batch: set[fx.Node]) -> dict[fx.Node, int]:
+    """Of what is made of gradients that have not gone through all reductions: a bit for each of
+    those that comes next. A number made of a tensor, as a norm, and a tensor made of numbers are no
+    gradients any more."""
+    bits: dict[fx.Node, int] = {}
+    reduced: set[fx.Node] = set()  # and what is made of it and of no batch
+    for node in step.graph.nodes:
+        if node.target in _OF_SIZES or node.op == "placeholder":
+            continue
+        own = 0
+        for each in operands(node):
+            own |= bits.get(each, 0) if _is_followed(each, node) else 0
+        made = [each for each in operands(node) if each in of_batch and each not in reduced]
+        collective = collective_of(node)
+        at = _place_of(collective, demand)
+        if at is not None and own:
+            own = own & ~(1 << at) | (own >> at & 1) << (at + 1)
+            reduced.add(node)
+        elif made and info(node).phase == "backward":
+            own |= 1
+        elif not made and node in of_batch:
+            reduced.add(node)
+        bits[node] = own & ((1 << len(demand.reductions)) - 1)
+    return bits
+
+
+def _is_followed(given: fx.Node, node: fx.Node) -> bool:
+    if info(node).phase == "backward" or node.op != "call_function":
+        return True
+    return _has_dims(given) == _has_dims(node)
+
+
+def _has_dims(node: fx.Node) -> bool:
+    return any(each.dim() for each in tensors_in(known_value(node)))
+
+
+def _place_of(collective: Collective | None, demand: Demand) -> int | None:
+    if collective is None:
+        return None
+    wanted = collective.kind, collective.group
+    return demand.reductions.index(wanted) if wanted in demand.reductions else None
+
+
+def _check_gathered(step: StepGraph, at: int, demand: Demand, of_batch: set[fx.Node]) -> None:
+    """No forward computes with the batch and with this rank's part alone."""
+    parts = {step.placeholders[at]}
+    for node in step.graph.nodes:
+        given = operands(node)
+        collective = collective_of(node)
+        if parts.isdisjoint(given) or (collective and collective.group == demand.gathers):
+            continue
+        if info(node).phase != "forward":  # a backward pass has what its forward had
+            continue
+        others = [each for each in given if each not in parts]
+        if not of_batch.isdisjoint(others):
+            raise _ungathered(step.signature.inputs[at].name, demand, node)
+        parts.add(node)
+
+
+def _unreduced(name: str, demand: Demand, missing: int, node: fx.Node) -> CaptureError:
+    kind, group = demand.reductions[(missing & -missing).bit_length() - 1]
+    return CaptureError(
+        f"{demand.wrapper} demands {_words(kind)} over group {group} of the gradient of {name}, "
+        "and what is written for it is made of a gradient that has not gone through that",
+        code="TR-517",
+        where=info(node).where,
+        remedy="let gradients come from backward() of what the wrapper's forward gave; to train "
+        "without its reductions use no_sync() or the module inside",
+    )
+
+
+def _ungathered(name: str, demand: Demand, node: fx.Node) -> CaptureError:
+    return CaptureError(
+        f"{demand.wrapper} demands {_words(CollectiveKind.ALL_GATHER)} over group {demand.gathers} "
+        f"of {name}, and {node} computes with the part of this rank",
+        code="TR-518",
+        where=info(node).where,
+        remedy="use parameters in the forward of the module that fully_shard was called with, or "
+        "in a method given to register_fsdp_forward_method",
+    )
+
+
+def _words(kind: CollectiveKind) -> str:
+    return {
+        CollectiveKind.ALL_REDUCE: "an all-reduce",
+        CollectiveKind.REDUCE_SCATTER: "a reduce-scatter",
+        CollectiveKind.ALL_GATHER: "an all-gather",
+    }.get(kind, kind.value)
+
+
+__all__ = ["Demand", "check_demands", "demand_of_wrapper", "sharded_demands"]

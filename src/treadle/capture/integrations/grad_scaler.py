@@ -1,0 +1,251 @@
+"""``torch.amp.GradScaler`` in a step that is captured: what it decides by looking at gradients is
+selected in the graph.
+
+::
+
+    scaler.scale(loss)     loss * scale
+    scaler.unscale_(opt)   found = any gradient is not finite;  gradients /= scale
+    scaler.step(opt)       parameters and state: where(found, as they were, updated)
+    scaler.update()        scale: where(found, scale * backoff, scale, or grown)
+
+An optimizer's step counter is Python's: the number ``found`` is a result, and says after the call
+whether it advances. One that is disabled does what it does by itself.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from treadle.capture.explain_errors import here
+from treadle.capture.failures import of_torch
+from treadle.capture.tensors.sparse_gradients import is_sparse
+from treadle.compat.grad_scaler import (
+    KINDS,
+    METHODS,
+    begin,
+    is_begun,
+    is_between,
+    scale_and_tracker,
+)
+from treadle.compat.sharded_tensors import layout_of
+from treadle.util.errors import CaptureError
+
+
+@final
+class ScalerBegins(Exception):
+    """A run used a scaler that has no tensors yet: it is to be run again."""
+
+    def __init__(self, scaler: GradScaler, device: torch.device) -> None:
+        super().__init__()
+        self._scaler, self._device = scaler, device
+
+    def begin(self) -> None:
+        """The scaler makes its tensors."""
+        begin(self._scaler, self._device)
+
+
+@final
+@dataclass(slots=True)
+class _Unscaled:
+    """The gradients of an optimizer since the last update of a scaler."""
+
+    found: Tensor  # whether any of them is not finite
+    is_stepped: bool = False
+
+
+@final
+@dataclass(slots=True, eq=False)
+class SkippedUpdate:
+    """Whether an optimizer did not step in a call, as a place: what is put there says so."""
+
+    optimizer: Optimizer
+    is_skipped: bool = False
+    label: str = "a scaler's skipped step"
+
+    def get(self) -> bool:
+        """As it was in the last call."""
+        return self.is_skipped
+
+    def put(self, value: Tensor) -> None:
+        """Of this call."""
+        self.is_skipped = bool(value)
+
+
+@dataclass(slots=True)
+class LossScaling:
+    """What scalers do in one run. ``inside``: the traced tensor for one of theirs. ``updates``:
+    whether optimizers step in the run; if not, gradients stay scaled."""
+
+    inside: Callable[[Tensor], Tensor]
+    updates: bool
+    skips: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """By the id of an optimizer that steps now, whether it does not."""
+    stepped: dict[int, tuple[Optimizer, Tensor]] = field(
+        default_factory=dict[int, tuple[Optimizer, Tensor]]
+    )
+    _unscaled: dict[tuple[int, int], _Unscaled] = field(
+        default_factory=dict[tuple[int, int], _Unscaled]
+    )
+    _made: dict[int, GradScaler] = field(default_factory=dict[int, GradScaler])
+
+    def methods(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+        """What stands in the place of the scaler's own, by class and name."""
+        ours = (self._scale, self._unscale, self._step, self._update)
+        for name, function in zip(METHODS, ours, strict=True):
+            original = vars(GradScaler)[name]
+            yield GradScaler, name, _if_enabled(function, original)
+        yield GradScaler, "__init__", self._making(GradScaler.__init__)
+
+    def _making(self, original: Callable[..., None]) -> Callable[..., None]:
+        def make(scaler: GradScaler, *args: Any, **named: Any) -> None:
+            self._made[id(scaler)] = scaler
+            original(scaler, *args, **named)
+
+        return make
+
+    def check(self) -> None:
+        """TR-106 at the end of a step between ``unscale_`` and ``update``."""
+        if self._unscaled:
+            raise refused_scaling("a GradScaler unscales gradients, and is not updated in the step")
+
+    def _scale(self, original: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
+        if is_begun(scaler):
+            return original(scaler, outputs)
+        if id(scaler) in self._made:  # the next run makes another one, which is to begin again
+            raise refused_scaling("a GradScaler is made in the step")
+        raise ScalerBegins(scaler, _device_of(outputs))
+
+    def _unscale(self, _: object, scaler: GradScaler, optimizer: Optimizer) -> None:
+        key = id(scaler), id(optimizer)
+        known = self._unscaled.get(key)
+        if known is not None and known.is_stepped:
+            raise _eagers(RuntimeError, "unscale_() after step(): update() comes first")
+        if known is not None:
+            raise of_torch(
+                RuntimeError("unscale_() twice for one optimizer: update() comes first"),
+                here(),
+            )
+        if is_between(scaler, optimizer):
+            raise refused_scaling("a GradScaler was used before the step, and not updated")
+        if not self.updates:
+            return
+        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        if not grads:
+            raise of_torch(
+                AssertionError("a GradScaler finds no gradients of the optimizer"), here()
+            )
+        if any(each.dtype is torch.float16 for each in grads):
+            raise _eagers(ValueError, "a GradScaler unscales no gradients in float16")
+        if any(layout_of(each) is not None for each in grads):
+            raise refused_scaling("a GradScaler unscales gradients of which ranks hold parts")
+        with torch.no_grad():
+            scale = self.inside(scale_and_tracker(scaler)[0])
+            inverse = scale.double().reciprocal().float()
+            found = [each._values() if is_sparse(each) else each for each in grads]
+            flags = [torch.isfinite(each).logical_not().any() for each in found]
+            self._unscaled[key] = _Unscaled(torch.stack(flags).any())
+            for each in grads:
+                each.mul_(inverse)
+
+    def _step(
+        self, _: object, scaler: GradScaler, optimizer: Optimizer, *args: Any, **named: Any
+    ) -> Any:
+        if args or "closure" in named:
+            raise of_torch(
+                RuntimeError("a GradScaler's step takes no closure"),
+                here(),
+            )
+        if not self.updates:
+            return optimizer.step()
+        key = id(scaler), id(optimizer)
+        if key not in self._unscaled:
+            self._unscale(None, scaler, optimizer)
+        state = self._unscaled[key]
+        if state.is_stepped:
+            raise of_torch(
+                RuntimeError("step() twice for one optimizer: update() comes first"), here()
+            )
+        if id(optimizer) in self.stepped:
+            raise refused_scaling("a GradScaler steps an optimizer twice in one call")
+        self.stepped[id(optimizer)] = optimizer, state.found
+        state.is_stepped = True
+        self.skips[id(optimizer)] = state.found
+        try:
+            return optimizer.step()
+        finally:
+            del self.skips[id(optimizer)]
+
+    def _update(self, original: Callable[..., Any], scaler: GradScaler, new: Any = None) -> None:
+        found = [each.found for (owner, _), each in self._unscaled.items() if owner == id(scaler)]
+        for key in [key for key in self._unscaled if key[0] == id(scaler)]:
+            del self._unscaled[key]
+        if not self.updates:
+            return
+        if new is not None:
+            with torch.no_grad():
+                self.inside(scale_and_tracker(scaler)[0]).copy_(torch.as_tensor(new))
+            return
+        if not found:
+            raise _eagers(AssertionError, "update() of a GradScaler without a step() before")
+        with torch.no_grad():
+            scale, tracker = scale_and_tracker(scaler)
+            _grow(scaler, self.inside(scale), self.inside(tracker), torch.stack(found).any())
+
+
+def _grow(scaler: GradScaler, scale: Tensor, tracker: Tensor, found: Tensor) -> None:
+    """The scale and the tracker after a step."""
+    count = tracker + 1
+    is_full = count == scaler.get_growth_interval()
+    less = (scale.double() * scaler.get_backoff_factor()).float()
+    more = (scale.double() * scaler.get_growth_factor()).float()
+    grown = torch.where(is_full.logical_and(torch.isfinite(more)), more, scale)
+    new_scale = torch.where(found, less, grown)
+    new_count = torch.where(found.logical_or(is_full), torch.zeros_like(count), count)
+    scale.copy_(new_scale)
+    tracker.copy_(new_count)
+
+
+def selected(found: Tensor, update: Callable[[], None], tensors: tuple[Tensor, ...]) -> None:
+    """``update()``, which writes ``tensors``; where ``found``, they stay as they were."""
+    before = [each.clone() for each in tensors]
+    update()
+    for each, old in zip(tensors, before, strict=True):
+        each.copy_(torch.where(found, old, each))
+
+
+def _if_enabled(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(scaler: GradScaler, *args: Any, **named: Any) -> Any:
+        if not scaler.is_enabled():
+            return original(scaler, *args, **named)
+        if type(scaler) not in KINDS:
+            raise refused_scaling(f"a GradScaler is of a class of its own: {type(scaler).__name__}")
+        return ours(original, scaler, *args, **named)
+
+    return call
+
+
+def _device_of(outputs: Any) -> torch.device:
+    while not isinstance(outputs, Tensor):
+        outputs = next(iter(outputs))
+    return outputs.device
+
+
+def refused_scaling(what: str) -> CaptureError:
+    """TR-106."""
+    return CaptureError(
+        what,
+        code="TR-106",
+        where=here(),
+        remedy="call scale, backward, step and update of a torch.amp.GradScaler in the step, each "
+        "once for an optimizer that is in the graph; or use bfloat16 autocast, which needs none",
+    )
+
+
+def _eagers(kind: type[Exception], text: str) -> CaptureError:
+    """What the scaler itself would raise."""
+    return of_torch(kind(text), here())

@@ -1,0 +1,95 @@
+"""Step counters of many parameters, which ``torch.optim`` keeps as one tensor each.
+
+They are 0-dim tensors on the host that hold one and the same number. Where they are is looked up
+once, and again when somebody has written to what holds them; their numbers are read at every call,
+all at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from treadle.guards.memory_words import Floats
+from treadle.guards.watching import (
+    Unchanged,
+    Watches,
+    comparison_of_floats,
+    watch_dicts,
+    watch_tensors,
+)
+
+
+@final
+class SharedCounters:
+    """The counters of some parameters of one optimizer."""
+
+    def __init__(
+        self,
+        dicts: Sequence[dict[Any, Any]],
+        tensors: Mapping[str, Sequence[Tensor]],
+        places: Unchanged | None,
+    ) -> None:
+        self._dicts = watch_dicts(dicts)
+        self._places = places
+        self._numbers = {
+            name: Floats([each.data_ptr() for each in found]) for name, found in tensors.items()
+        }
+        self._first_other = comparison_of_floats()
+        found = [each.addresses for each in self._numbers.values()]
+        self._tables = [(each.ctypes.data, len(each)) for each in found]
+
+    @staticmethod
+    def of(
+        optimizer: Optimizer, parameters: Sequence[Tensor], names: Sequence[str]
+    ) -> "SharedCounters | None":
+        """``None`` where they are elsewhere, or no numbers of four bytes."""
+        states = [optimizer.state.get(each) for each in parameters]
+        dicts: list[Any] = [vars(optimizer), optimizer.state, *filter(None, states)]
+        if not all(isinstance(each, dict) for each in dicts):
+            return None
+        if not names:
+            return SharedCounters(dicts, {}, None)
+        if not all(states):
+            return None
+        tensors = {name: [state.get(name) for state in states if state] for name in names}
+        flat = [each for found in tensors.values() for each in found]
+        if not all(map(_is_float, flat)):
+            return None
+        places = watch_tensors(flat)
+        return None if places is None else SharedCounters(dicts, tensors, places)
+
+    def hold(self) -> bool:
+        """Whether the counters are where they were."""
+        return self._dicts.is_same() and (self._places is None or self._places.is_same())
+
+    def agree(self) -> bool:
+        """Whether those of one name are one number."""
+        first = self._first_other
+        if first is not None:
+            return all(first(at, count) < 0 for at, count in self._tables)
+        found = [each.read() for each in self._numbers.values()]
+        return all(bool((each == each[0]).all()) for each in found)
+
+    def join(self, watches: Watches) -> None:
+        """That the counters are where they were, and agree."""
+        watches.add(self._dicts)
+        if self._places is not None:
+            watches.add(self._places)
+        watches.asked.append(self.agree)
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """From now on they are these."""
+        for name, value in values.items():
+            self._numbers[name].write(value)
+
+
+def _is_float(value: object) -> bool:
+    return (
+        type(value) is Tensor and value.is_cpu and value.dtype is torch.float32 and not value.ndim
+    )
+
+
+__all__ = ["SharedCounters"]

@@ -1,0 +1,275 @@
+"""Hyper-parameters while a step is captured: numbers that stand in for those of the groups, and
+what the step sets before an update that reads them.
+
+::
+
+    group["lr"] = lr_at(self.n); optimizer.step()     the update's rate is an input of the graph
+
+An update reads those of its group as they are when it is called. What a form makes of them
+(``beta1`` of ``betas``) is computed again at every call; a tensor, or a number that is known after
+the launch, is taken as it is, where the form hands it on.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from treadle.capture.explain_errors import here
+from treadle.capture.failures import of_torch
+from treadle.capture.optimizers.registry import OptimizerUpdate
+from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.symbolic.deferred import is_deferred
+from treadle.capture.symbolic.numbers import Number, Uses, is_number
+from treadle.compat.fake import is_traced
+from treadle.compat.tracing import outside_modes
+from treadle.util.errors import CaptureError
+
+Values = dict[str, Any]
+_PROBES = (0.0, 0.375, 0.625)
+"""In the place of an entry that a form is to hand on as it is."""
+
+
+def standing_in(value: Any, optimizer: Optimizer, at: int, key: str, uses: Uses) -> Any:
+    """A hyper-parameter of a group, or several in a tuple, as numbers that are read at every call
+    from the group that the optimizer has then."""
+    owner = id(optimizer.param_groups[at])
+    roots = frozenset({(owner, key)})
+    uses.decisions.labels[owner, key] = f"a parameter group's {key}"
+    if is_real(value):
+        return Number(value, lambda: optimizer.param_groups[at][key], roots, uses, scales=True)
+    if type(value) is tuple and all(map(is_real, cast(Any, value))):
+        return tuple(
+            Number(
+                each,
+                functools.partial(_nth, optimizer, at, key, n),
+                roots,
+                uses,
+                scales=True,
+                key=uses.decisions.key_of(roots, n),
+            )
+            for n, each in enumerate(cast(Any, value))
+        )
+    return value
+
+
+def _nth(optimizer: Optimizer, at: int, key: str, n: int) -> Any:
+    return optimizer.param_groups[at][key][n]
+
+
+@final
+class HyperParameters:
+    """Those of one run. ``traced_for``: what is traced for a tensor of the user's, if the step has
+    met it."""
+
+    def __init__(self, uses: Uses, traced_for: Callable[[Tensor], Tensor | None]) -> None:
+        self._uses, self._traced_for = uses, traced_for
+        self._before: dict[int, list[Values]] = {}
+
+    def begin(self, optimizers: Mapping[str, Optimizer]) -> None:
+        """They are now as they are at the beginning of a call."""
+        for each in optimizers.values():
+            self._before[id(each)] = [dict(group) for group in each.param_groups]
+
+    def set_in(self, optimizer: Optimizer, at: int) -> Values:
+        """What of a group the step has set, or written to."""
+        before = self._before.get(id(optimizer), [])
+        if at >= len(before):
+            return {}
+        return {
+            key: value
+            for key, value in optimizer.param_groups[at].items()
+            if key != "params"
+            and key in before[at]
+            and (_unlike(value, before[at][key]) or self._is_written(value))
+        }
+
+    def _is_written(self, value: Any) -> bool:
+        found = self._traced_for(value) if isinstance(value, Tensor) else None
+        return found is not None and found._version > 0
+
+    def at_update(self, optimizer: Optimizer, at: int, group: Mapping[str, Any]) -> "SetGroup":
+        """As an update reads them. ``group``: as it was before the run."""
+        return SetGroup(optimizer, at, group, self.set_in(optimizer, at), self._uses)
+
+    def set_values(self, optimizer: Optimizer) -> Iterator[tuple[int, str, Callable[[], Any]]]:
+        """By the number of a group and a key, what the step has set, as it is computed at a call
+        before the launch. TR-139 for what is known after it."""
+        for at in range(len(optimizer.param_groups)):
+            for key, value in self.set_in(optimizer, at).items():
+                if any(is_deferred(e) or is_traced(e) for e in _items(value)):
+                    raise sets_hyper_parameter(optimizer, key)
+                yield at, key, functools.partial(_now, value)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SetGroup:
+    """A group as an update finds it: ``before`` the run, and what the step has ``set``."""
+
+    optimizer: Optimizer
+    at: int
+    before: Mapping[str, Any]
+    set: Values
+    uses: Uses
+
+    def values(self, form: OptimizerUpdate) -> Values:
+        """As values of this run, and what they decide of the graph from now on: TR-139 where the
+        update would be another one than that of the group before the run in its state."""
+        found = {key: _plain(each) for key, each in {**self.before, **self.set}.items()}
+        self._refuse_unfit(form, found)
+        for key in self._handed_on():
+            probed = [form.structure({**found, key: each}) for each in _PROBES]
+            if any(each != probed[0] for each in probed):
+                raise sets_hyper_parameter(self.optimizer, key)
+            found[key] = _PROBES[1]
+        for parameter in self.optimizer.param_groups[self.at]["params"][:1]:
+            kept, now = (form.states(parameter, each).keys() for each in (self.before, found))
+            if kept != now:
+                raise sets_hyper_parameter(self.optimizer, ", ".join(self.set))
+        self._refuse_counted(form, found)
+        self._decide(form, found)
+        return found
+
+    def _refuse_unfit(self, form: OptimizerUpdate, found: Values) -> None:
+        """TR-132 for what no update can be computed with, such as a text."""
+        known = {**found, **dict.fromkeys(self._handed_on(), _PROBES[1])}
+        try:
+            form.structure(known)
+            form.scalars(known)
+        except (TypeError, ValueError) as error:
+            shown = ", ".join(f"{key}={found[key]!r}" for key in self.set)
+            text = f"{type(self.optimizer).__name__} cannot step with {shown}: {error}"
+            raise of_torch(TypeError(text), here()) from error
+
+    def _refuse_counted(self, form: OptimizerUpdate, found: Values) -> None:
+        """Counters advance by the group as it is at the beginning of a call, or at its end."""
+        asked = _Asked(found)
+        form.advanced({name: each + 1.0 for name, each in form.counters.items()}, asked)
+        for key in sorted(asked.keys_asked & self.set.keys()):
+            raise sets_hyper_parameter(self.optimizer, key)
+
+    def _decide(self, form: OptimizerUpdate, found: Values) -> None:
+        """The structure is the same at every call that the graph serves."""
+        numbers = [n for each in self.set.values() for n in _items(each) if is_number(n)]
+        roots = frozenset[Any]().union(*(each.roots for each in numbers))
+        if roots:
+            keys = tuple((name, *map(id, _items(each))) for name, each in self.set.items())
+            key = self.uses.decisions.key_of("structure", id(form), self.at, keys)
+            outcome = form.structure(found)
+            compute = functools.partial(self._structure, form)
+            self.uses.decisions.add(key, compute, outcome, roots)
+
+    def _structure(self, form: OptimizerUpdate) -> tuple[Any, ...]:
+        return form.structure(self._at_call())
+
+    def _handed_on(self) -> list[str]:
+        return [key for key, each in self.set.items() if is_deferred(each) or _is_tensor(each)]
+
+    def _at_call(self) -> Values:
+        """The group of a call as the update finds it, as far as that is known before the launch."""
+        found = {**self.optimizer.param_groups[self.at], **self.set}
+        known = {key: _now(each) for key, each in found.items() if key not in self._handed_on()}
+        return known | dict.fromkeys(self._handed_on(), _PROBES[1])
+
+    def scalars(
+        self, form: OptimizerUpdate, device: torch.device, traced_for: Callable[[Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """What the form computes of them, as inputs of the graph."""
+        group = {key: _plain(each) for key, each in {**self.before, **self.set}.items()}
+        found: dict[str, Tensor] = {}
+        for key in self._handed_on():
+            seen = [form.scalars({**group, key: each}) for each in _PROBES]
+            others = [{**each, key: None} for each in seen]
+            if [e.get(key) for e in seen] != [*_PROBES] or any(e != others[0] for e in others):
+                raise sets_hyper_parameter(self.optimizer, key)
+            value = self.set[key]
+            value = value.in_graph and value.in_graph() if is_deferred(value) else traced_for(value)
+            if value is None:
+                raise sets_hyper_parameter(self.optimizer, key)
+            found[key] = value.detach().reshape(()).to(device=device, dtype=torch.float64)
+            group[key] = _PROBES[1]
+        for name, value in form.scalars(group).items():
+            if name not in found:
+                compute = functools.partial(self._scalar, form, name)
+                key = self.uses.decisions.key_of("scalar", id(self), name)
+                number = Number(value, compute, frozenset(), self.uses, scales=True, key=key)
+                found[name] = number.entry(device)
+        return found
+
+    def _scalar(self, form: OptimizerUpdate, name: str) -> float:
+        return form.scalars(self._at_call())[name]
+
+
+class _Asked(dict[str, Any]):
+    """A group that knows which of its entries were asked for."""
+
+    def __init__(self, group: Mapping[str, Any]) -> None:
+        super().__init__(group)
+        self.keys_asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:  # type: ignore[override]
+        """As of a dict."""
+        self.keys_asked.add(key)
+        return super().get(key, default)
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if type(value) in (tuple, list) else (value,)
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    return type(value)(map(function, value)) if type(value) in (tuple, list) else function(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and not is_number(value)
+
+
+def _now(value: Any) -> Any:
+    """What it is at a call."""
+    return _each(lambda each: each.compute() if is_number(each) else each, value)
+
+
+def _plain(value: Any) -> Any:
+    """What it is in this run; of a tensor that nobody writes to its number."""
+
+    def one(each: Any) -> Any:
+        if is_number(each):
+            return each.value
+        if isinstance(each, Tensor) and not is_traced(each):
+            with outside_modes():
+                return each.item() if each.numel() == 1 else each
+        return each
+
+    return _each(one, value)
+
+
+def _unlike(now: Any, before: Any) -> bool:
+    """Whether a hyper-parameter is another one than stood there when the run began."""
+    if type(now) is tuple and type(before) is tuple:
+        return len(now) != len(before) or any(map(_unlike, now, before))
+    return now is not before
+
+
+def sets_hyper_parameter(optimizer: Optimizer, key: str) -> CaptureError:
+    """TR-139."""
+    return CaptureError(
+        f"the step sets {key} of {type(optimizer).__name__} before an update, to what decides "
+        "which update it is or is known after it",
+        code="TR-139",
+        where=here(),
+        remedy="set it after the update or before the call, or use a second parameter group or "
+        "optimizer",
+    )
+
+
+__all__ = ["HyperParameters", "SetGroup", "sets_hyper_parameter", "standing_in"]

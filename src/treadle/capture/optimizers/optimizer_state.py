@@ -1,0 +1,402 @@
+"""``optimizer.state`` in the hands of a step that is captured: traced tensors of each parameter.
+
+::
+
+    optimizer.state[p]["exp_avg"]   the state before the update, or after it, as it is at that point
+    optimizer.state[p]["step"]      a tensor without dims, from the counter of the call
+    p in optimizer.state            whether there is state: part of what the step rests on
+    self.state[p]["old"] = p.clone()    an entry of the user's own: put there at every call
+    self.state[p]["n"] += 1             a number that is read before the launch, and put after it
+
+What an optimizer's form keeps is the form's; all else is the user's own. Their tensors are those
+that are there at a call. Numbers of one key that are equal are one number, as long as they are.
+"""
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.explain_errors import here
+from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.object_graph import first_of_each, tensor_fact
+from treadle.capture.python_state.parts import MISSING
+from treadle.capture.python_state.plain_values import is_plain, is_real
+from treadle.capture.symbolic.numbers import Number, Uses, is_number
+from treadle.util.errors import CaptureError
+
+Entries = dict[str, Any]
+Changed = tuple["StatePlace", object]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """An entry of the user's own in the state of a parameter, as a call finds it. ``key`` is
+    ``MISSING`` for the state itself, an empty one where there is none."""
+
+    optimizer: Optimizer
+    parameter: Any
+    key: Any
+    before: Any = MISSING  # in the run
+
+    @property
+    def label(self) -> str:
+        """The user's words for it."""
+        return f"{type(self.optimizer).__name__}.state[...][{self.key!r}]"
+
+    def get(self) -> Any:
+        """What is there now, or ``MISSING``."""
+        if self.key is MISSING:
+            return None if self.parameter in self.optimizer.state else MISSING
+        return self.optimizer.state.get(self.parameter, {}).get(self.key, MISSING)
+
+    def put(self, value: Any) -> None:
+        """From now on it is there; ``MISSING`` for nothing."""
+        if self.key is MISSING:
+            self.optimizer.state.setdefault(self.parameter, {})
+        elif value is MISSING:
+            self.optimizer.state[self.parameter].pop(self.key, None)
+        else:
+            self.optimizer.state[self.parameter][self.key] = value
+
+
+@final
+class TracedState(MutableMapping[Any, Any]):
+    """In the place of ``optimizer.state``, which ``real`` is and our own code asks.
+
+    ``parameters``: by the id of a parameter and of what stands for it, in the order of the groups,
+    the two of them. ``entries``: what the optimizer's form has for a parameter now; nothing, if it
+    has no state, or no form. ``names``: of all that the form keeps."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Mapping[int, tuple[nn.Parameter, Tensor]],
+        entries: Callable[[nn.Parameter], Entries],
+        names: Callable[[nn.Parameter], frozenset[str]],
+        uses: Uses | None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._real: Any = optimizer.state
+        self._parameters = parameters
+        self._entries, self._names = entries, names
+        self._known: dict[int, tuple[Any, Entries, TracedEntries]] = {}
+        self._assigned: dict[int, Entries] = {}  # whole ones
+        self._got: set[int] = set()  # ids of those that are there from then on
+        self._asks_there = False  # whether the step asked if a parameter has a state at all
+        self.numbers = SharedNumbers(optimizer, uses)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a ``defaultdict`` has beside a mapping: for our own code alone."""
+        if _asked_by_us():
+            return getattr(self._real, name)
+        raise refused_state(f"calls optimizer.state.{name}")
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        if _asked_by_us():
+            return self._real.get(key, default)
+        return self._found(key) if key in self else default
+
+    def _key(self, key: Any) -> Any:
+        known = self._parameters.get(id(key))
+        return key if known is None else known[0]
+
+    def _found(self, key: Any) -> Entries:
+        """The entries of a parameter, with those of the form as they are now."""
+        parameter = self._key(key)
+        if id(parameter) not in self._known:
+            names = self._names(parameter)
+            real = self._real.get(parameter, {})
+            if not isinstance(real, dict):
+                raise refused_state(f"keeps a {type(real).__name__} in optimizer.state")
+            for name in real.keys() - names:
+                _check(real[name])
+            own = {
+                name: self.numbers.standing_in(parameter, name, value)
+                for name, value in real.items()
+                if name not in names
+            }
+            self._known[id(parameter)] = parameter, own, TracedEntries(own, names)
+        found = self._known[id(parameter)][2]
+        found.renew(self._entries(parameter))
+        return self._assigned.get(id(parameter), found)
+
+    def __getitem__(self, key: Any) -> Any:
+        """What there is; an empty dict where there is nothing."""
+        if _asked_by_us():
+            return self._real[key]
+        found = self._found(key)
+        self._got.add(id(self._key(key)))
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        self._asks_there = True
+        # a question of ours: `bool(found)` would be one for every entry
+        return dict.__len__(self._found(key)) > 0 or self._key(key) in self._real
+
+    def __iter__(self) -> Iterator[Any]:
+        pairs = {id(leaf): leaf for _, leaf in self._parameters.values()}
+        return (leaf for leaf in pairs.values() if leaf in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._found(key)
+        if self._names(self._key(key)) or type(value) is not dict:
+            raise refused_state("sets an entry of optimizer.state")
+        self._assigned[id(self._key(key))] = value
+
+    def __delitem__(self, key: Any) -> None:
+        raise refused_state("deletes an entry of optimizer.state")
+
+    # -- after the run
+
+    def shares(self, optimizer: Optimizer) -> bool:
+        """Whether it still stands where it was put."""
+        return vars(optimizer)["state"] is self
+
+    def has_own(self) -> bool:
+        """Whether the step asked for entries of the user's own, or made some."""
+        known = self._known.values()
+        asks = self._asks_there and any(not self._names(each) for each, _, _ in known)
+        return asks or any(own or each.asked or each.own() for _, own, each in known)
+
+    def changes(self) -> Iterator[Changed]:
+        """What the run left in entries of the user's own."""
+        for parameter, before, found in self._known.values():
+            now = self._assigned.get(id(parameter), found.own())
+            if not now and id(parameter) in self._got and not self._entries(parameter):
+                yield StatePlace(self._optimizer, parameter, MISSING), None
+            for key in {**before, **now}:
+                value = now.get(key, MISSING)
+                if value is before.get(key, MISSING):
+                    continue
+                _check(value)
+                place = StatePlace(self._optimizer, parameter, key, before.get(key, MISSING))
+                yield place, value
+
+    def layout(self, needed: frozenset[Any]) -> tuple[object, ...]:
+        """What of the entries that the step asked for is the same at every call of a variant: their
+        keys and types, which of their tensors are one, and values beside numbers that stand in.
+        ``needed``: of those that do, which count by their values."""
+        state, tensors = self._optimizer.state, list[object]()
+        found: list[object] = [self.numbers.agree()]
+        for parameter, _, _ in self._known.values():
+            entries = state.get(parameter)
+            names = self._names(parameter)
+            if self._asks_there and not names:
+                found.append(entries is None)
+            for key, value in (entries or {}).items():
+                if key in names:
+                    continue
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    found.append((key, self._parameter_at(value) or tensor_fact(value)))
+                elif self.numbers.is_free(parameter, key, value, needed):
+                    found.append((key, type(value)))
+                else:
+                    found.append((key, type(value), repr(value)))
+        tensors += [leaf.grad for leaf, _ in self._parameters.values() if leaf.grad is not None]
+        return *found, first_of_each(tensors)
+
+    def _parameter_at(self, value: Tensor) -> int:
+        return id(value) if id(value) in self._parameters else 0
+
+    def places(self) -> dict[int, StatePlace]:
+        """By its id, where a tensor of the user's own is found."""
+        return {
+            id(value): StatePlace(self._optimizer, parameter, key)
+            for parameter, own, _ in reversed([*self._known.values()])
+            for key, value in own.items()
+            if isinstance(value, Tensor) and not self._parameter_at(value)
+        }
+
+    @property
+    def name(self) -> str:
+        """The user's words for it."""
+        return f"the state of {type(self._optimizer).__name__}"
+
+
+@final
+class SharedNumbers:
+    """The numbers among the user's own entries: equal ones of one key are one number."""
+
+    def __init__(self, optimizer: Optimizer, uses: Uses | None) -> None:
+        self._optimizer, self._uses = optimizer, uses
+        self._first: dict[object, Number] = {}
+        self._places: dict[object, list[tuple[Any, Any]]] = {}
+        self._roots: dict[tuple[int, Any], Any] = {}  # of a place that of the number there
+
+    def standing_in(self, parameter: Any, key: Any, value: Any) -> Any:
+        """For an entry."""
+        if not is_real(value) or self._uses is None:
+            return value
+        owner = id(self), id(parameter), key
+        group = key, type(value), repr(value)
+        self._places.setdefault(group, []).append((parameter, key))
+        if group in self._first:
+            (owner,) = self._first[group].roots
+        self._roots[id(parameter), key] = owner
+        if group not in self._first:
+            self._uses.decisions.labels[owner] = f"optimizer.state[...][{key!r}]"
+            place = StatePlace(self._optimizer, parameter, key)
+            self._first[group] = Number(
+                value, place.get, frozenset({owner}), self._uses, scales=True
+            )
+        return self._first[group]
+
+    def is_free(self, parameter: Any, key: Any, value: Any, needed: frozenset[Any]) -> bool:
+        """Whether what is there is a number of the call."""
+        root = self._roots.get((id(parameter), key))
+        return root is not None and root not in needed and is_real(value)
+
+    def agree(self) -> tuple[bool, ...]:
+        """Whether those that are one number in the graph are so at a call."""
+        return tuple(
+            all(self._at(place) == self._at(places[0]) for place in places)
+            for places in self._places.values()
+        )
+
+    def _at(self, place: tuple[Any, Any]) -> Any:
+        parameter, key = place
+        return self._optimizer.state.get(parameter, {}).get(key)
+
+
+@final
+class TracedEntries(dict[Any, Any]):
+    """The state of one parameter. Of what the form keeps (``fixed``) the tensors may be read and
+    written to, not replaced."""
+
+    def __init__(self, own: Entries, fixed: frozenset[str]) -> None:
+        super().__init__(own)
+        self._fixed = fixed
+        self.asked = False  # for an entry that is not the form's
+
+    def renew(self, entries: Entries) -> None:
+        """The form's are these now."""
+        for key in self._fixed & super().keys():
+            super().__delitem__(key)
+        super().update(entries)
+
+    def own(self) -> Entries:
+        """Without the form's."""
+        return {key: value for key, value in super().items() if key not in self._fixed}
+
+    def _allow(self, keys: Iterable[Any]) -> None:
+        if any(key in self._fixed for key in keys):
+            raise refused_state("changes which entries optimizer.state[p] has")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._allow((key,))
+        _check(value)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._allow((key,))
+        super().__delitem__(key)
+
+    def _note(self, key: object) -> None:
+        self.asked = self.asked or key not in self._fixed
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        self._note(key)
+        return super().get(key, default)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *args: Any, **named: Any) -> None:
+        """As of a dict."""
+        for key, value in dict(*args, **named).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def __copy__(self) -> Entries:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Entries:
+        return copy.deepcopy(self.copy(), memo)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """As of a dict."""
+        self._allow((key,))
+        return super().pop(key, *default)
+
+    def popitem(self) -> tuple[Any, Any]:
+        """As of a dict."""
+        self._allow(self._fixed & super().keys() or ())
+        return super().popitem()
+
+    def clear(self) -> None:
+        """As of a dict."""
+        self._allow(self._fixed & super().keys() or ())
+        super().clear()
+
+
+def _of_all(name: str) -> Callable[..., Any]:
+    """A method of a dict whose answer depends on every entry."""
+    original = getattr(dict, name)
+
+    @functools.wraps(original)
+    def call(self: TracedEntries, *args: Any) -> Any:
+        self.asked = True
+        return original(self, *args)
+
+    return call
+
+
+_OF_ALL = ("__len__", "__iter__", "__reversed__", "__eq__", "__ne__", "__or__", "__ror__",
+    "__repr__", "keys", "values", "items", "copy")  # fmt: skip
+for _name in _OF_ALL:
+    setattr(TracedEntries, _name, _of_all(_name))
+
+
+def _check(value: Any) -> None:
+    if not _may_stay(value):
+        raise refused_state(f"keeps a {type(value).__name__} in optimizer.state")
+
+
+def _may_stay(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(is_number(each) or is_plain(each) for each in value)
+    return isinstance(value, Tensor) or is_number(value) or is_plain(value) or value is MISSING
+
+
+def _asked_by_us() -> bool:
+    return whose(sys._getframe(2).f_code.co_filename) is Whose.OURS  # pyright: ignore
+
+
+def refused_state(what: str) -> CaptureError:
+    """TR-125."""
+    return CaptureError(
+        f"the step {what}, which is part of the graph while it is captured",
+        code="TR-125",
+        where=here(),
+        remedy="its tensors may be read, and written to in place; keep your own under other keys",
+    )
+
+
+__all__ = ["StatePlace", "TracedState", "refused_state"]

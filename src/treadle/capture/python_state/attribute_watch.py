@@ -1,0 +1,253 @@
+"""Which attributes of objects a run reads, and which it sets before it reads them.
+
+Of a class that Python code made the look-up and the setting of attributes are replaced until the
+run is over; modules get another class until then.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from sys import _getframe
+from threading import get_ident  # of the module itself, reading is noted
+from types import CodeType, FrameType, ModuleType
+from typing import Any, cast, final
+
+from torch import nn
+
+from treadle.capture.python_state.changes import Kept
+from treadle.capture.python_state.code.bytecode import Instructions, value_of
+from treadle.capture.python_state.code.frames import NUMPY, Whose, is_of_logs, whose
+from treadle.capture.python_state.introspect import is_heap
+from treadle.capture.python_state.ownership import LOADED, is_machinery_class, owner_of
+from treadle.capture.python_state.parts import MISSING
+
+_IN_PART = (ModuleType, logging.Filterer)
+_CACHED = functools.cached_property.__get__.__code__  # takes a whole __dict__ for one name
+_LOGGER = logging.Logger  # of the module itself, reading is noted
+WATCHED = ("__getattribute__", "__setattr__")
+"""The methods of classes in whose place there are others while a run is watched."""
+
+
+@final
+class AttributeWatch:
+    """Notes what is read of the objects that a step reaches, and has what was there met."""
+
+    def __init__(
+        self,
+        kept: Mapping[tuple[int, int], Kept],
+        meet: Callable[[object, str], None],
+        hears_name: Callable[[str], None],
+        is_importing: Callable[[FrameType], bool],
+    ) -> None:
+        """``kept``: by the id of an object and a position the parts that were met. ``meet`` hears
+        of each object that was read, with a label; ``hears_name`` of the names."""
+        self._kept, self._meet, self._is_importing = kept, meet, is_importing
+        self._hears_name = hears_name
+        self.read: dict[int, set[str]] = {}
+        self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
+        self._written: dict[int, set[str]] = {}  # set before they were read
+        self._classes: dict[type, dict[str, object]] = {}
+        namespace = self._methods(ModuleType)
+        self._module_class: Any = type("module", (ModuleType,), namespace)
+        self._modules: list[ModuleType] = []
+        self.loggers: dict[str, logging.Logger] = {}
+        self.between: frozenset[CodeType] = frozenset()  # what stands for Python's own functions
+        self._steps: dict[int, Instructions] = {}
+        self.everything: set[int] = set()  # ids of objects of which all attributes were read
+        self.whole_kinds: set[type] = set()  # their classes
+        self.runs = False  # whether what is read is read by the step
+        self.inside = 0  # the thread that is within an operation of the trace
+
+    def of_object(self, value: object) -> set[str]:
+        """The names that were read of an object which is met now, and those to come."""
+        return self.read.setdefault(id(value), self._early.pop(id(value), set()))
+
+    def written(self, value: object) -> set[str]:
+        """The names that the run has set on an object before it read them: what was there does not
+        matter to it, but what it has left there does."""
+        return self._written.get(id(value), set())
+
+    def is_unread(self, value: object, name: str) -> bool:
+        """Whether it is known that the run did not read what was there under this name."""
+        read = self.read.get(id(value))
+        return read is not None and name not in read and id(value) not in self.everything
+
+    def watch(self, value: object) -> bool:
+        """From now on reading one of its attributes is noted; whether that can be."""
+        if type(value) is not ModuleType:
+            return self.watch_class(type(value))
+        value.__class__ = self._module_class
+        self._modules.append(value)
+        return True
+
+    def _methods(self, kind: Any) -> dict[str, Callable[..., object]]:
+        """What such objects get and set attributes by, with a note of each."""
+        methods = self._noting(kind.__getattribute__), self._noting_writes(kind.__setattr__)
+        return dict(zip(WATCHED, methods, strict=True))
+
+    def _noting_writes(
+        self, original: Callable[[Any, str, object], None]
+    ) -> Callable[[object, str, object], None]:
+        def put(owner: object, name: str, value: object) -> None:
+            original(owner, name, value)
+            read = self.read.get(id(owner))
+            if not self.runs or read is None or name in read or name.startswith("__"):
+                return
+            if self.inside != get_ident():
+                self._written.setdefault(id(owner), set()).add(name)
+
+        return put
+
+    def hears(self, value: object) -> bool:
+        """Whether reading one of its attributes is noted."""
+        return type(value) in self._classes or type(value) is self._module_class
+
+    def _noting(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
+        def get(owner: object, name: str) -> object:
+            try:
+                value = original(owner, name)
+            except AttributeError:
+                self._note(owner, name)
+                raise
+            # What the machinery reads of its own, such as loggers, at every operation: most reads.
+            if self.inside != get_ident() or id(owner) in self.read:
+                self._note(owner, name)
+            return value
+
+        return get
+
+    def watch_class(self, kind: type) -> bool:
+        """From now on reading an attribute of such objects is noted; whether that can be."""
+        if kind in self._classes:
+            return True
+        if not is_heap(kind) or issubclass(kind, type | BaseException) or is_machinery_class(kind):
+            return False
+        own = (each for each in kind.__mro__[:-1] if each not in self._classes)
+        if any("__getattribute__" in vars(each) for each in own):
+            return False  # its own way past what is watched
+        methods = self._methods(kind)
+        before = {name: vars(kind).get(name, MISSING) for name in methods}
+        try:
+            for name, method in methods.items():
+                type.__setattr__(kind, name, method)
+        except (TypeError, AttributeError):
+            return False
+        self._classes[kind] = before
+        return True
+
+    def _note(self, owner: Any, name: str) -> None:
+        if not self.runs:
+            return
+        read = self.read.get(id(owner))
+        if read is None and issubclass(type(owner), _LOGGER):
+            if self.inside == get_ident():
+                return  # the machinery's own
+            self._meet_logger(owner)
+            read = self.read.get(id(owner))
+        if read is None:
+            if not name.startswith("__"):
+                self._early.setdefault(id(owner), set()).add(name)
+            return  # in any thread: that of a step may have been started by it
+        if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
+            if name == "_cache":
+                _read_levels(owner)
+            return
+        if name.startswith("__"):
+            if name in ("__dict__", "__getstate__"):
+                self._note_mapping(owner, name)
+            return
+        self.note(owner, name)
+
+    def note(self, owner: object, name: str) -> None:
+        """An attribute of an object that was met is read."""
+        read = self.read.get(id(owner))
+        if read is None:
+            self._early.setdefault(id(owner), set()).add(name)
+            return
+        if name in read or name in self._written.get(id(owner), ()):
+            return
+        self._hears_name(name)  # its class may have it
+        for at in range(2):
+            kept = self._kept.get((id(owner), at))
+            if kept is None or kept.part.entries or not kept.part.settable:
+                continue
+            before = kept.before.get(name, MISSING)
+            if kept.part.get(name) is before and not self._is_importing(_getframe(2)):
+                read.add(name)  # and not what the run itself has put there
+                if before is not MISSING:
+                    self._meet(before, kept.part.where(name))
+
+    def _meet_logger(self, owner: logging.Logger) -> None:
+        """One that users' or installed code got by its name."""
+        frame: FrameType = _getframe(3)
+        while is_of_logs(frame) and frame.f_back is not None:
+            frame = frame.f_back
+        if whose(frame.f_code.co_filename) >= Whose.INSTALLED:
+            name = object.__getattribute__(owner, "name")
+            self.loggers[f"logging.getLogger({name!r})"] = owner
+            self._meet(owner, f"logging.getLogger({name!r})")
+
+    def _counts(self, owner: Any, name: str) -> bool:
+        """Of modules of the library, what others read, and not NumPy of itself; of loggers, what
+        decides. What they do with it happens once."""
+        if not issubclass(type(owner), ModuleType):
+            return name in ("level", "disabled", "parent", "manager", "name")
+        if owner_of(owner) is not Whose.STDLIB:
+            return True
+        file = _getframe(3).f_code.co_filename
+        return whose(file) >= Whose.STDLIB and not file.startswith(NUMPY)
+
+    def _note_mapping(self, owner: object, name: str) -> None:
+        """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
+        frame: FrameType = _getframe(3)
+        if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
+            for each in ("_parameters", "_buffers", "_modules"):
+                self.note(owner, each)
+            return
+        while frame.f_code in self.between and frame.f_back is not None:
+            frame = frame.f_back
+        key = self.key_of(frame, ("vars",)) if name == "__dict__" else None
+        if type(key) is str:
+            self.note(owner, key)
+        else:
+            self.note_all(owner)
+
+    def note_all(self, owner: object) -> None:
+        """All attributes of an object are read, whatever they are called."""
+        kept = self._kept.get((id(owner), 0))
+        for name in cast("Iterable[str]", kept.before if kept is not None else ()):
+            self.note(owner, name)
+        self.everything.add(id(owner))
+        self.whole_kinds.add(type(owner))
+
+    def key_of(self, frame: FrameType, makers: Collection[str]) -> object:
+        """The only key that code looks up in a mapping which it gets at this moment, as a
+        ``__dict__`` or by calling one of ``makers``; ``None`` if there may be others."""
+        code = frame.f_code
+        if code is _CACHED:
+            return frame.f_locals["self"].attrname
+        steps = self._steps.get(id(code))
+        if steps is None:
+            steps = self._steps[id(code)] = Instructions(code)
+        at = steps.at(frame.f_lasti)
+        key = steps.key_of(at) if steps.makes(at, makers) else None
+        return key and value_of(key, frame.f_locals, {})
+
+    def stop(self) -> None:
+        """Classes and modules read their attributes as before."""
+        for module in (*self._modules, *LOADED.values()):
+            if type(module) is self._module_class:  # one that was imported is of sys' class
+                module.__class__ = ModuleType
+        for kind, before in self._classes.items():
+            for name, own in before.items():
+                if own is MISSING:
+                    type.__delattr__(kind, name)
+                else:
+                    type.__setattr__(kind, name, own)
+
+
+def _read_levels(logger: logging.Logger | None) -> None:
+    """What the answers that a logger keeps follow from."""
+    while logger is not None:
+        _ = logger.level, logger.manager.disable
+        logger = logger.parent

@@ -1,0 +1,66 @@
+"""What a run left in places outside of it, and what was there before."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, final
+
+from treadle.capture.python_state.parts import MISSING, Part, Reading
+from treadle.capture.python_state.plain_values import is_plain
+from treadle.util.errors import CaptureError
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What the run left in a place. ``owner`` and ``at``: whose part it is."""
+
+    owner: object
+    at: int
+    part: Part
+    name: object
+    before: Any
+    now: Any
+
+    @property
+    def label(self) -> str:
+        """The user's words for the place."""
+        return self.part.where(self.name)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A part with what it held before the run."""
+
+    owner: object
+    at: int
+    part: Part
+    before: Reading
+
+
+def is_cache(name: object) -> bool:
+    """What Python itself keeps in a class."""
+    return name in ("_abc_impl", "__abstractmethods__", "__annotations_cache__", "__doc__")
+
+
+def is_log(now: Reading, before: Reading) -> bool:
+    """Whether what came is records of a log: logging happens once."""
+    new = [each for name, each in now.items() if before.get(name, MISSING) is not each]
+    return bool(new) and all(isinstance(each, logging.LogRecord) for each in new)
+
+
+def are_equal(old: object, new: object) -> bool:
+    """Whether another object is the same plain value."""
+    return is_plain(new) and type(new) is type(old) and repr(new) == repr(old)
+
+
+def refused(label: str, kind: str, where: str = "") -> CaptureError:
+    """TR-117 for a change that would happen only when the step is captured; ``where``: the user's
+    line."""
+    return CaptureError(
+        f"the step changes {label}, a {kind} outside of it: that would happen when the step is "
+        "captured, and not at later calls",
+        code="TR-117",
+        where=where,
+        remedy="return the value and keep it outside, or assign a new one",
+    )

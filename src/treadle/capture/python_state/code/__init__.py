@@ -1,0 +1,1 @@
+"""What code a run enters, and what that code names."""

@@ -1,0 +1,412 @@
+"""What code a run enters: by every frame of it, the names that it mentions and the globals that it
+uses. Nothing that Python executes in the thread of the run is missed: a profile hook sees it all.
+"""
+
+import cProfile
+import dis
+import functools
+import logging
+import sysconfig
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from sys import _getframe, getprofile, gettrace, setprofile
+from threading import setprofile as set_thread_profile
+from types import CodeType, FrameType
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from treadle.capture.explain_errors import Line
+from treadle.capture.python_state.code.bytecode import ReflectiveRead
+from treadle.capture.python_state.code.distributions import is_installed
+from treadle.capture.python_state.code.mentions import Mentions, mentions
+from treadle.capture.python_state.system import is_aside, name_of_question
+from treadle.capture.python_state.threads import Threads
+from treadle.capture.symbolic.numbers import is_stand_in
+from treadle.compat.fake import is_traced
+from treadle.util.package import PACKAGE
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TORCH = str(Path(torch.__file__).parent)
+NUMPY = str(Path(np.__file__).parent)
+_OURS = str(PACKAGE)
+_STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_INSTALLED = ("site-packages", "dist-packages")
+_MACHINERY = tuple(
+    f"{_TORCH}/{each}"
+    for each in (
+        "_dispatch", "_dynamo", "_export", "_functorch", "_guards", "_higher_order_ops",
+        "_inductor",
+        "_library", "_logging", "_ops", "_prims", "_refs", "_subclasses", "fx", "_decomp", "_meta",
+        "utils/_", "overrides.py", "_tensor.py", "_compile.py", "library.py", "types.py",
+    )
+) + tuple(str(Path(_TORCH).parent / each) for each in ("sympy", "mpmath"))  # fmt: skip
+"""Parts of torch that trace: they see tensors, and no object of the user's."""
+
+
+class Whose(IntEnum):
+    """Whose code runs: ours and the machinery of the trace read nothing of the user's."""
+
+    OURS = 0
+    TORCH = 1
+    STDLIB = 2
+    INSTALLED = 3
+    USER = 4
+
+
+@functools.cache
+def whose(filename: str) -> Whose:
+    """By the file of the code."""
+    if filename.startswith((_OURS, *_MACHINERY)):
+        return Whose.OURS
+    if filename.startswith(_TORCH):
+        return Whose.TORCH
+    if filename.startswith(("<frozen", NUMPY)):
+        return Whose.STDLIB
+    if any(f"/{folder}/" in filename for folder in _INSTALLED):
+        return Whose.INSTALLED
+    if filename.startswith(_STDLIB):
+        return Whose.STDLIB
+    return Whose.INSTALLED if is_installed(filename) else Whose.USER
+
+
+@dataclass
+class Entered:
+    """The code that a run entered. ``spaces``: by their ids, globals and the names in them that
+    were read; ``deep``: those of code that is neither torch's nor the library's."""
+
+    names: set[str] = field(default_factory=set[str])
+    theirs: set[str] = field(default_factory=set[str])  # those of users' and installed code
+    codes: dict[tuple[int, int], CodeType] = field(
+        default_factory=dict[tuple[int, int], CodeType]
+    )  # by their ids and those of globals: a code's own hash goes through all of it
+    spaces: dict[int, tuple[dict[str, object], set[str], Whose]] = field(
+        default_factory=dict[int, tuple[dict[str, object], set[str], Whose]]
+    )
+    modules: set[str] = field(default_factory=set[str])
+    any_name: bool = False  # what hears no reading is read by names that cannot be said
+    past: bool = False  # objects are read past what hears their reading
+    past_names: set[str] = field(default_factory=set[str])  # likewise, under these names alone
+    whole: dict[int, object] = field(default_factory=dict[int, object])
+    """Objects that hear no reading, all of whose attributes were read."""
+    whole_spaces: set[int] = field(default_factory=set[int])  # likewise, globals
+    asks_types: bool = False  # of a value that stands for another one, ``type`` may be asked
+    calls_type: dict[int, tuple[CodeType, ...]] = field(
+        default_factory=dict[int, tuple[CodeType, ...]]
+    )
+    """By its id code that may ask a traced tensor for its type, with that of the frames around."""
+    resumed: str = ""  # a generator that was there before the run, and has been advanced
+
+    def knows(self, code: CodeType, space: dict[str, object]) -> bool:
+        """Whether it was entered before."""
+        return (id(code), id(space)) in self.codes
+
+    def note(self, code: CodeType, space: dict[str, object], owner: "Whose") -> None:
+        """``code`` of ``owner`` runs on the globals ``space``."""
+        if self.knows(code, space):
+            return
+        self.codes[id(code), id(space)] = code
+        found = mentions(code)
+        self.names |= found.names
+        if owner >= Whose.INSTALLED:
+            self.theirs |= found.names
+        if owner >= Whose.INSTALLED:
+            self.modules |= found.modules
+        _, known, _ = self.spaces.setdefault(id(space), (space, set(), owner))
+        known |= found.reads - frozenset(code.co_freevars)
+
+
+class HearsReflection(Protocol):
+    """Whoever says what is read by names that no code mentions."""
+
+    def enters(self, frame: FrameType) -> None:
+        """Any code begins."""
+        ...
+
+    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: Whose) -> None:
+        """Code of the user's or of what they installed begins, which may read so at ``found``."""
+        ...
+
+    def calls(self, frame: FrameType, function: object) -> None:
+        """Code calls a function made in C."""
+        ...
+
+
+class _Seen:
+    """The mark of one recorder on frames: a trace function that traces nothing."""
+
+    def __call__(self, *_: object) -> None: ...
+
+
+class FrameRecorder:
+    """While it runs, ``entered`` grows with every frame, and ``meets(frame)`` is called for those
+    of the user's code and of what they installed before they begin. ``reflection`` hears of each
+    frame and each call that may read by names which no code mentions."""
+
+    def __init__(
+        self,
+        entered: Entered,
+        meets: Callable[[FrameType], None],
+        threads: Threads,
+        reflection: HearsReflection,
+    ) -> None:
+        self.entered = entered
+        self._meets = meets
+        self._reflection = reflection
+        self._threads = threads
+        self.asked: tuple[str, Line] | None = None  # of the operating system, by the user's code
+        self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
+        self._told: set[tuple[int, int]] = set()  # by ids, of torch and the library: all is known
+        self._mentions: dict[int, tuple[CodeType, Mentions]] = {}
+        self._events = _Profiling(self._enters, self._calls, self._ours)
+        self._seen = _Seen()
+        self._traced: dict[int, FrameType] = {}  # generators' frames that cannot be marked
+        self._below: list[FrameType] = []
+        self._imports = False  # whether the run is the first to import anything
+
+    def __enter__(self) -> "FrameRecorder":
+        self._below = [each for each in callers(_getframe(1)) if _is_import(each)]
+        self._events.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rest()
+        self._traced.clear()
+        self._below.clear()
+
+    def rest(self) -> None:
+        """The step's own code is done."""
+        self._events.end()
+
+    def listen(self) -> None:
+        """Hear this thread as well: one of the autograd engine's."""
+        self._threads.follow()
+        self._events.listen()
+
+    def paused(self, function: Callable[P, T]) -> Callable[P, T]:
+        """``function``, which runs code of the machinery's alone, without a look at its frames."""
+        return self._events.paused(function)
+
+    def _enters(self, frame: FrameType) -> bool:
+        """A frame begins; whether the next one of the same code tells something new."""
+        again = self._threads.enters(frame)
+        return self._is_new(frame) or again
+
+    def _is_new(self, frame: FrameType) -> bool:
+        code, key = frame.f_code, (id(frame.f_code), id(frame.f_globals))
+        self._reflection.enters(frame)
+        if key in self._told:
+            return False
+        imports = _is_import(frame)
+        self._imports = self._imports or imports
+        owner = whose(file_of(frame))
+        if owner is Whose.OURS:
+            if not imports and not code.co_filename.startswith("<"):
+                self._ours[id(code)] = code
+            return False
+        known = self.entered.knows(code, frame.f_globals)
+        if not known and self._is_aside(frame):
+            return True
+        resumable = bool(code.co_flags & _RESUMABLE)
+        if resumable:
+            self._resumes(frame)
+        if owner >= Whose.INSTALLED:
+            given = frame.f_locals
+            found = self._mentioned(code)
+            self._asks_types(found, given, owner)
+            if found.calls_type and id(code) not in self.entered.calls_type:
+                self._calls_type(frame, owner)
+            texts = {value for value in given.values() if type(value) is str}
+            new = not texts <= self.entered.names
+            self.entered.names |= texts
+            if not known or new:
+                self.entered.note(code, frame.f_globals, owner)
+                self._meets(frame)
+            if found.sites:
+                self._reflection.looks(frame, found.sites, owner)
+            return True
+        if not known:
+            self.entered.note(code, frame.f_globals, owner)
+        if not imports and not resumable:
+            self._told.add(key)
+        return resumable
+
+    def _mentioned(self, code: CodeType) -> Mentions:
+        """``mentions`` without the hash of the code, for what is entered again and again."""
+        found = self._mentions.get(id(code))
+        if found is None:
+            found = self._mentions[id(code)] = code, mentions(code)
+        return found[1]
+
+    def _asks_types(self, found: Mentions, given: Mapping[str, object], owner: Whose) -> None:
+        """Whether ``type`` is asked of a number that stands in: of an argument, which can be
+        seen; or of something that users' code got in other ways, or installed code was given."""
+        asked = any(is_stand_in(given.get(name)) for name in found.typed)
+        if not asked and (found.asks_types or any(each is type for each in given.values())):
+            asked = owner is Whose.USER or any(map(is_stand_in, given.values()))
+        self.entered.asks_types |= asked
+
+    def _calls_type(self, frame: FrameType, owner: Whose) -> None:
+        """A traced tensor is of another class than the user's own. Installed code has it from its
+        arguments."""
+        if owner is Whose.USER or any(map(_is_traced_tensor, frame.f_locals.values())):
+            around = tuple(each.f_code for each in callers(frame))
+            self.entered.calls_type[id(frame.f_code)] = around
+
+    def _resumes(self, frame: FrameType) -> None:
+        """A generator's frame is entered again at each value; the first time from its start. It is
+        marked and not held: from Python 3.12 on, a frame that is held beyond its end holds those
+        of all its callers, and so all of their values."""
+        if frame.f_trace is self._seen or id(frame) in self._traced:
+            return
+        if gettrace() is None:
+            frame.f_trace = self._seen
+        else:  # a debugger's or a coverage tool's place
+            self._traced[id(frame)] = frame
+        if frame.f_lasti > _first(frame.f_code):
+            self.entered.resumed = frame.f_code.co_qualname
+
+    def _calls(self, frame: FrameType, function: object) -> None:
+        """Code in ``frame`` calls a function made in C."""
+        self._reflection.calls(frame, function)
+        name = "" if self.asked is not None else name_of_question(function)
+        if not name or self.is_importing(frame):
+            return
+        for each in callers(frame):
+            owner = whose(file_of(each))
+            if is_of_logs(each) or is_aside(each) or Whose.STDLIB != owner < Whose.USER:
+                return
+            if owner is Whose.USER:
+                self.asked = name, (each.f_code.co_filename, each.f_lineno)
+                return
+
+    def _is_aside(self, frame: FrameType) -> bool:
+        """Whether it runs for a handler of a log or a warning, or for a module that is imported
+        for the first time: neither is the step."""
+        return self.is_importing(frame) or any(map(is_of_logs, callers(frame)))
+
+    def is_importing(self, frame: FrameType) -> bool:
+        """Whether it runs for a module that the run is the first to import."""
+        if not self._imports:
+            return False
+        return any(_is_import(each) and each not in self._below for each in callers(frame))
+
+
+def file_of(frame: FrameType) -> str:
+    """The file of the code; of a text that was executed, that of the module which has it."""
+    name = frame.f_code.co_filename
+    if not name.startswith("<") or name.startswith("<frozen"):
+        return name
+    file = frame.f_globals.get("__file__")
+    return file if type(file) is str else name
+
+
+def is_of_logs(frame: FrameType) -> bool:
+    """Whether its code is that of logging or of warnings."""
+    return frame.f_code.co_filename in _LOGS
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame itself, and those that wait for it, from the inside out."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_traced_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and is_traced(value)
+
+
+def _is_import(frame: FrameType) -> bool:
+    """Whether Python searches for a module that is not there, and runs it for the first time."""
+    code = frame.f_code
+    return code.co_name == _IMPORTS and code.co_filename.startswith("<frozen importlib")
+
+
+class _Profiling:
+    """Frames, and calls of functions made in C, by the profile hook of each thread. ``skipped``:
+    codes, by their ids, to pass over."""
+
+    def __init__(
+        self,
+        enters: Callable[[FrameType], bool],
+        calls: Callable[[FrameType, object], None],
+        skipped: Mapping[int, CodeType],
+    ) -> None:
+        self._enters = enters
+        self._calls = calls
+        self._skipped = skipped
+        self._hook = self._on_event
+        self._before: Any = None
+        self._active = False
+        self._busy: set[int] = set()  # threads that look at objects
+
+    def begin(self) -> None:
+        self._before = getprofile()
+        self._active = True
+        set_thread_profile(self._hook)  # threads that the step starts
+        setprofile(self._hook)
+
+    def end(self) -> None:
+        if self._active:
+            self._active = False
+            set_thread_profile(None)  # type: ignore[arg-type]
+            setprofile(None)
+            if isinstance(self._before, cProfile.Profile):
+                self._before.enable()
+            else:
+                setprofile(self._before)
+
+    def listen(self) -> None:
+        if self._active and getprofile() is None:
+            setprofile(self._hook)
+
+    def paused(self, function: Callable[P, T]) -> Callable[P, T]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if getprofile() is not self._hook:
+                return function(*args, **kwargs)
+            setprofile(None)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if self._active:
+                    setprofile(self._hook)
+
+        return call
+
+    def _on_event(self, frame: FrameType, event: str, function: object) -> None:
+        if event == "c_call" and self._active:
+            if id(frame.f_code) not in self._skipped:
+                self._calls(frame, function)
+            return
+        if event != "call" or (id(frame.f_code) in self._skipped and self._active):
+            return
+        thread = threading.get_ident()
+        if thread in self._busy:
+            return
+        if not self._active:
+            setprofile(None)  # a thread of the engine's that outlives the run
+            return
+        self._busy.add(thread)  # what looking at objects runs is not the step's
+        try:
+            self._enters(frame)
+        finally:
+            self._busy.discard(thread)
+
+
+_IMPORTS = "_find_and_load_unlocked"
+_LOGS = (str(logging.__file__), str(warnings.__file__))
+_RESUMABLE = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _first(code: CodeType) -> int:
+    """Up to where a frame is when it begins: at its first ``RESUME``."""
+    return next((s.offset for s in dis.get_instructions(code) if s.opname == "RESUME"), 0)

@@ -1,0 +1,263 @@
+"""What a run reads by names that no code mentions: judged by what was called, and on which object.
+
+    vars(cfg)["lr"], cfg.__dict__["lr"]     the attribute lr of cfg
+    vars(cfg)                               all attributes of cfg
+    globals()["lr"], f.__globals__["lr"]    the variable lr of that module
+    getattr(cfg, name)                      the attribute of that name
+    teacher.eval(), cfg.dir, cfg["vars"]    nothing but what they say
+
+Most objects hear who reads them (``attribute_watch``). Classes, functions and tensors do not: of
+those the names count that are given to Python's own functions, and where these cannot be known, all
+names.
+"""
+
+import builtins
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, methodcaller
+from sys import _getframe
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol, final
+
+from treadle.capture.python_state.attribute_watch import AttributeWatch
+from treadle.capture.python_state.code.bytecode import ReflectiveRead, value_of
+from treadle.capture.python_state.code.frames import Entered, Whose, callers, file_of, whose
+from treadle.capture.python_state.ownership import BUILTINS
+
+_OPTIMIZED = 0x1  # a flag of code whose local variables are not in its globals
+_REPLACED = ("getattr", "hasattr", "vars", "dir")
+"""Functions that are given the object: while a run is watched, others stand for them."""
+_ORIGINALS = {id(each): each for each in (getattr, hasattr, vars, dir)}
+_VARIABLES = {id(each): each for each in (globals, locals)}
+_STATIC = inspect.getattr_static.__code__  # reads past what hears it
+_WAYS_ON = frozenset({"__dict__", "__globals__", "__getattribute__"})
+_NAMING = (attrgetter, methodcaller)
+
+
+class Meets(Protocol):
+    """Whoever keeps what objects hold before it changes."""
+
+    def learn_names(self) -> None:
+        """There are new names that count."""
+        ...
+
+    def meet_attributes(self, owner: object) -> None:
+        """All attributes of an object are read."""
+        ...
+
+    def meet_variables(self, space: dict[str, object], names: set[str]) -> None:
+        """Some globals are read."""
+        ...
+
+
+@final
+class Reflection:
+    """Notes in ``entered`` and ``watch`` what was read so."""
+
+    def __init__(
+        self,
+        entered: Entered,
+        watch: AttributeWatch,
+        meets: Meets,
+        is_importing: Callable[[FrameType], bool],
+    ) -> None:
+        self._entered, self._watch, self._meets = entered, watch, meets
+        self._is_importing = is_importing
+
+    # -- what was read
+
+    def _name(self, name: object) -> None:
+        """Whatever hears nothing may have been read by ``name``."""
+        if type(name) is str and name not in self._entered.names:
+            self._entered.names.add(name)
+            self._meets.learn_names()
+
+    def _attribute(self, owner: object, name: object) -> None:
+        """Past what hears it."""
+        self._name(name)
+        self._watch.note(owner, name) if type(name) is str else self._all(owner)
+
+    def _all(self, owner: object) -> None:
+        if self._watch.hears(owner):
+            self._watch.note_all(owner)
+        else:
+            self._entered.whole[id(owner)] = owner
+            self._meets.meet_attributes(owner)
+
+    def _any_name(self) -> None:
+        if not self._entered.any_name:
+            self._entered.any_name = True
+            self._meets.learn_names()
+
+    def _variables(self, space: dict[str, object], key: object = None) -> None:
+        """Of globals the one under ``key``, or all."""
+        _, known, _ = self._entered.spaces.setdefault(id(space), (space, set(), _of_space(space)))
+        names = {key} if type(key) is str else space.keys() - {"__builtins__"}
+        if type(key) is not str:
+            self._entered.whole_spaces.add(id(space))
+        known |= names
+        self._meets.meet_variables(space, names)
+
+    # -- what tells of it
+
+    def enters(self, frame: FrameType) -> None:
+        """Functions of Python's library that read an attribute past what hears it."""
+        if frame.f_code is _STATIC:
+            given = frame.f_locals
+            self._attribute(given["obj"], given["attr"])
+
+    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: Whose) -> None:
+        """Code begins that takes a ``__dict__`` as a whole, say."""
+        given, variables = frame.f_locals, frame.f_globals
+        for site in found:
+            of = site.owner and value_of(site.owner, given, variables)
+            name = site.name and value_of(site.name, given, variables)
+            match site.kind:
+                case "dict" if site.owner is not None:
+                    if not self._watch.hears(of):
+                        self._all(of)
+                case "globals" if isinstance(of, FunctionType):
+                    self._variables(of.__globals__, name)
+                case "frames":
+                    if owner is Whose.USER or type(name) is str:
+                        self._of_callers(frame, name)
+                case "past":
+                    self._past(site, frame.f_code, of, name)
+                case "globals" if owner is Whose.USER:
+                    self._all_variables()
+                case _ if owner is Whose.USER:
+                    self._any_name()
+                case _:
+                    pass
+
+    def _of_callers(self, frame: FrameType, name: object) -> None:
+        for each in callers(frame):
+            if whose(file_of(each)) is Whose.USER:
+                self._variables(each.f_globals, name)
+
+    def _past(self, site: ReflectiveRead, code: CodeType, of: object, name: object) -> None:
+        if site.owner is not None:
+            self._attribute(of, name)
+        elif code.co_name == "__getattribute__":
+            return  # of a class whose objects hear nothing
+        elif type(name) is str:
+            self._entered.past_names.add(name)
+            self._name(name)
+            self._meets.learn_names()
+        else:
+            self._entered.past = True
+            self._any_name()
+            self._meets.learn_names()
+
+    def _all_variables(self) -> None:
+        """Those of all modules of the user's."""
+        for space, _, owner in list(self._entered.spaces.values()):
+            if owner is Whose.USER:
+                self._variables(space)
+
+    def calls(self, frame: FrameType, function: object) -> None:
+        """Python's own functions, under whatever name they are called."""
+        if id(function) in _VARIABLES:
+            if function is globals or not frame.f_code.co_flags & _OPTIMIZED:
+                self._of_module(frame)
+        elif id(function) in _ORIGINALS and whose(file_of(frame)) >= Whose.INSTALLED:
+            self._any_name()
+
+    def _of_module(self, frame: FrameType) -> None:
+        if whose(file_of(frame)) < Whose.INSTALLED or frame.f_globals is BUILTINS:
+            return
+        if not self._is_importing(frame):
+            key = self._watch.key_of(frame, ("globals", "locals", "vars"))
+            self._variables(frame.f_globals, key)
+
+    @contextlib.contextmanager
+    def hearing(self) -> Iterator[None]:
+        """While it runs, what Python's functions are given is heard."""
+        originals = {name: BUILTINS[name] for name in _REPLACED}
+        BUILTINS.update(self._replacements())
+        try:
+            yield
+        finally:
+            BUILTINS.update(originals)
+
+    def _replacements(self) -> dict[str, Callable[..., Any]]:
+        got, has, names_of = builtins.getattr, builtins.hasattr, builtins.dir
+        space_of, ours, known = builtins.vars, self._is_ours, self._entered.names
+
+        def get(owner: Any, name: str, *default: Any) -> Any:
+            if name not in known or name in _WAYS_ON:
+                self._asked(owner, name)
+            return got(owner, name, *default)
+
+        def is_there(owner: Any, name: str, /) -> bool:
+            if name not in known or name in _WAYS_ON:
+                self._asked(owner, name)
+            return has(owner, name)
+
+        def attributes(*owner: Any) -> Any:
+            frame = _getframe(1)
+            if not owner:
+                self._local(frame)
+                local = frame.f_locals
+                return dict(local) if frame.f_code.co_flags & _OPTIMIZED else local
+            if not ours(frame) and not self._watch.hears(owner[0]):
+                key = self._watch.key_of(frame, ("vars",))
+                self._name(key) if type(key) is str else self._all(owner[0])
+            return space_of(*owner)
+
+        def names(*owner: Any) -> list[str]:
+            frame = _getframe(1)
+            if not owner:
+                self._local(frame)
+                return sorted(frame.f_locals)
+            if not ours(frame):
+                for each in (owner[0], *type(owner[0]).__mro__[:-1]):
+                    self._all(each)
+            return names_of(*owner)
+
+        made = (get, is_there, attributes, names)
+        self._watch.between = frozenset(each.__code__ for each in made)
+        return dict(zip(_REPLACED, made, strict=True))
+
+    def _is_ours(self, frame: FrameType) -> bool:
+        return whose(file_of(frame)) is Whose.OURS
+
+    def _local(self, frame: FrameType) -> None:
+        """``vars()`` and ``dir()``."""
+        if not frame.f_code.co_flags & _OPTIMIZED:
+            self._of_module(frame)
+
+    def _asked(self, owner: Any, name: str) -> None:
+        frame = _getframe(2)
+        if name not in self._entered.names and not self._is_ours(frame):
+            self._name(name)
+        if name not in _WAYS_ON:
+            return
+        asks = whose(file_of(frame))
+        if asks is Whose.OURS or self._is_importing(frame):
+            return
+        if name == "__dict__" and not self._watch.hears(owner):
+            self._all(owner)
+        elif asks < Whose.INSTALLED:
+            return  # Python's library only passes it on
+        elif name == "__globals__" and type(owner) is FunctionType:
+            self._variables(owner.__globals__)
+        elif name == "__getattribute__":
+            self._entered.past = True
+            self._any_name()
+
+    def meets(self, value: object) -> None:
+        """An object is met that reads attributes by names that it holds."""
+        if type(value) in _NAMING:
+            for each in value.__reduce__()[1]:
+                for name in each.split(".") if type(each) is str else ():
+                    self._name(name)
+
+
+def _of_space(space: dict[str, object]) -> Whose:
+    file = space.get("__file__")
+    return whose(file) if type(file) is str else Whose.USER
+
+
+__all__ = ["Reflection"]

@@ -1,0 +1,1 @@
+"""What a run does to lists, dicts and objects, done again at every call."""

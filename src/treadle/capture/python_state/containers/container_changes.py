@@ -1,0 +1,163 @@
+"""What a step does to containers outside of it, done again at every call.
+
+A run in which a list, dict, set or deque gets or loses entries is run once more with containers
+that note it (``container_recorders``) in all the places where those stand.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from treadle.capture.python_state.containers.container_recorders import (
+    TOUCH,
+    ContainerRecorder,
+    Contents,
+    OperationLog,
+    is_recorded,
+)
+from treadle.capture.python_state.introspect import parts_of
+from treadle.capture.python_state.parts import Part
+from treadle.util.errors import CaptureError
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedContainer:
+    """A container that a run changed, and all the places where it stands: parts of objects, with a
+    name in each."""
+
+    value: Contents
+    label: str
+    places: tuple[tuple[object, Part, object], ...]  # with the object that has the part
+
+
+@final
+class ContainersChanged(Exception):
+    """A run changed containers that nobody had stood in for: it is to be run again."""
+
+    def __init__(self, found: Sequence[ChangedContainer]) -> None:
+        super().__init__()
+        self.found = found
+
+
+@contextlib.contextmanager
+def recorded(containers: Sequence[ChangedContainer], log: OperationLog) -> Iterator[None]:
+    """In their places stand others, which note in ``log`` what becomes of them."""
+    undo: list[tuple[Part, object, object]] = []
+    known: dict[int, ContainerRecorder] = {}
+    try:
+        for each in _outside_in(containers):
+            inside = [(owner, name) for owner, _, name in each.places if id(owner) in known]
+            parent = (known[id(inside[0][0])], inside[0][1]) if inside else None
+            made = log.stand_in(each.value, each.label, parent)
+            known[id(each.value)] = made.recorder
+            for _, part, name in each.places:
+                undo.append((part, name, each.value))
+                part.put(name, made)
+        log.settle()
+        yield
+    finally:
+        for part, name, value in reversed(undo):
+            part.put(name, value)
+
+
+def _outside_in(containers: Sequence[ChangedContainer]) -> list[ChangedContainer]:
+    """Those that are in others come after them."""
+    left, found = list(containers), list[ChangedContainer]()
+    while left:
+        inner = {id(each.value) for each in left}
+        free = [c for c in left if not any(id(owner) in inner for owner, _, _ in c.places)]
+        found += free or left
+        left = [c for c in left if c not in found]
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """Stands for the user's own container in a result. (Callable: so it is not taken apart.)"""
+
+    recorder: ContainerRecorder
+
+    def __call__(self) -> object:
+        return self.recorder.get()
+
+
+def reference_to(value: object) -> Reference | None:
+    """For a container that stands in for one of the user's."""
+    if not is_recorded(value):
+        return None
+    recorder: ContainerRecorder = value.recorder
+    if recorder.is_made:
+        raise CaptureError(
+            f"the step leaves {recorder.label}, which it has just made in a container outside of "
+            "it, in a second place",
+            code="TR-117",
+            remedy="make it before the step",
+        )
+    return Reference(recorder)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ContainerChanges:
+    """All operations of a run on containers outside of it, as a place: what is put there is what
+    each operation is given at this call, and the containers themselves."""
+
+    log: OperationLog
+
+    @property
+    def label(self) -> str:
+        """The user's words for the containers."""
+        return ", ".join(dict.fromkeys(each.label for each in self._changed()))
+
+    def _changed(self) -> list[ContainerRecorder]:
+        recorders = self.log.recorders
+        found = dict.fromkeys(each.at for each in self.log.operations if each.name != TOUCH)
+        return [recorders[at] for at in found]
+
+    def roots(self) -> list[Callable[[], object]]:
+        """Where the containers are found."""
+        return [each.get for each in self.log.recorders]
+
+    def args(self) -> list[tuple[object, ...]]:
+        """What the operations are given in this run."""
+        return [each.args[:1] if each.name == TOUCH else each.args for each in self.log.operations]
+
+    def get(self) -> Any:
+        """What is in the containers now."""
+        found = [each.get() for each in self._changed() if not each.is_made]
+        return [list(each.values() if isinstance(each, dict) else each) for each in found]
+
+    def put(self, value: tuple[Sequence[Any], Sequence[tuple[Any, ...]]]) -> None:
+        """Do them again, in order."""
+        roots, given = value
+        targets = dict(enumerate(roots))
+        for each, args in zip(self.log.operations, given, strict=True):
+            if each.name == TOUCH:
+                targets[each.args[1].recorder.at] = targets[each.at][args[0]]
+            else:
+                operator.methodcaller(each.name, *args)(targets[each.at])
+
+    def kept(self) -> Callable[[], None]:
+        """A function that makes everything as it is now."""
+        found = [each.get() for each in self._changed() if not each.is_made]
+        parts = [part for each in found for part in parts_of(each, "").parts]
+        before = [(part, dict(part.now())) for part in parts]
+
+        def restore() -> None:
+            for part, reading in before:
+                part.restore(reading)
+
+        return restore
+
+
+def read_keys(recorders: Iterable[ContainerRecorder]) -> dict[int, frozenset[object] | None]:
+    """By the ids of the user's containers, which entries of them were read; ``None``: all."""
+    return {
+        id(each.real): None if each.reads_all else frozenset(each.reads)
+        for each in recorders
+        if not each.is_made
+    }

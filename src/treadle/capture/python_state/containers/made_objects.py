@@ -1,0 +1,114 @@
+"""Objects that a run made around tensors, and that it returns or leaves outside.
+
+::
+
+    best = copy.deepcopy(model)       the object, with a place for each tensor and number of a call
+    (a, b, 3.0)                       what a call has for the places
+    best                              a copy of the object, with these in their places
+
+A container is taken apart (``capture/python_state/flatten``); of any other object, such as a
+module, each call gets a copy.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, final
+
+from treadle.capture.python_state.introspect import parts_of
+from treadle.capture.python_state.ownership import is_machinery
+from treadle.capture.python_state.plain_values import is_plain
+from treadle.capture.symbolic.numbers import is_stand_in
+from treadle.compat import pytree
+from treadle.compat.fake import is_traced
+
+
+def values_inside(value: object, known: Mapping[int, object]) -> list[object]:
+    """The tensors and numbers of a run that an object holds, however deep; not what ``known``
+    objects hold, by their ids, which were there before."""
+    return _inside(value, known)[0]
+
+
+def objects_inside(value: object, known: Mapping[int, object]) -> frozenset[int]:
+    """The ids of what an object holds beside these, and its own."""
+    return _inside(value, known)[1]
+
+
+def _inside(value: object, known: Mapping[int, object]) -> tuple[list[object], frozenset[int]]:
+    found: dict[int, object] = {}
+    met: dict[int, object] = {}
+    left = [value]
+    while left:
+        each = left.pop()
+        if is_traced(each) or is_stand_in(each):
+            found[id(each)] = each
+            continue
+        if is_plain(each) or id(each) in known or id(each) in met or is_machinery(each):
+            continue
+        met[id(each)] = each
+        if not isinstance(each, type | ModuleType):
+            readings = [part.now() for part in parts_of(each, "").parts]
+            left += [held for reading in readings for held in reading.values()]
+            left += [key for reading in readings for key in reading if type(key) is not str]
+    return list(found.values()), frozenset(met)
+
+
+class _Place:
+    """Stands in a template for a value of a call."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectTemplate:
+    """An object without what is another one at every call. ``known``: what was there before the
+    run, by its id, which copies share."""
+
+    blank: object
+    places: tuple[_Place, ...]
+    known: Mapping[int, object]
+
+    def filled(self, values: Sequence[object]) -> Any:
+        """A new object with these values."""
+        return copy.deepcopy(self.blank, _beside(self.known, self.places, values))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeObject:
+    """An object as a template and the values of the run: a container of these."""
+
+    template: ObjectTemplate
+    values: tuple[object, ...]
+
+    @staticmethod
+    def of(value: object, known: Mapping[int, object]) -> "MadeObject | None":
+        """``None`` where copies would still hold what is of the run."""
+        values = values_inside(value, known)
+        places = tuple(_Place() for _ in values)
+        blank = copy.deepcopy(value, _beside(known, values, places))
+        if values_inside(blank, known):
+            return None
+        return MadeObject(ObjectTemplate(blank, places, known), tuple(values))
+
+
+def _beside(
+    known: Mapping[int, object], these: Sequence[object], others: Sequence[object]
+) -> dict[int, Any]:
+    """What ``deepcopy`` is told: ``others`` are the copies of ``these``."""
+    return {**known, **{id(e): o for e, o in zip(these, others, strict=True)}}
+
+
+def _keys(made: MadeObject) -> tuple[list[tuple[Any, Any]], ObjectTemplate]:
+    key: Any = pytree.SequenceKey
+    return [(key(at), value) for at, value in enumerate(made.values)], made.template
+
+
+pytree.register_pytree_node(
+    MadeObject,
+    lambda made: (list(made.values), made.template),
+    lambda values, template: template.filled(list(values)),
+    flatten_with_keys_fn=_keys,
+)
+
+__all__ = ["MadeObject", "objects_inside", "values_inside"]

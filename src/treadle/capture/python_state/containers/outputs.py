@@ -1,0 +1,193 @@
+"""What a step prints and logs: done again at every call, in order, after the launch.
+
+::
+
+    print("loss", loss.item())    ->    print("loss", <the number of this call>)
+
+While a step is captured nothing is printed; each call of ``print`` by the user's or by installed
+code, each record that the user's code logs, and what is written to ``sys.stdout`` and
+``sys.stderr`` is noted with what it is given. What libraries log and warn of is told when a step is
+captured.
+"""
+
+import builtins
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, final
+
+from torch import Tensor
+
+from treadle.capture.python_state.code.frames import Whose, callers, is_of_logs, whose
+from treadle.capture.python_state.flatten import unflatten
+from treadle.capture.symbolic.numbers import is_stand_in
+from treadle.capture.symbolic.texts import texts
+from treadle.capture.symbolic.texts.texts import shown, taken
+from treadle.compat.pytree import TreeSpec
+from treadle.compat.tracing import works_for
+
+_PRINT = builtins.print
+_HANDLE = logging.Logger.handle
+_STREAMS = ("stdout", "stderr")
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputCall:
+    """A place: what is put there is what ``function`` is called with."""
+
+    function: Callable[..., object]
+    label: str = "output"
+
+    def get(self) -> object:
+        """Nothing stays."""
+        return None
+
+    def put(self, value: tuple[Any, Any]) -> None:
+        """Print it."""
+        args, named = value
+        self.function(*args, **named)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Stream:
+    """In the place of ``sys.stdout`` or ``sys.stderr``: the one there is at a call."""
+
+    name: str
+
+    def __call__(self) -> object:
+        return getattr(sys, self.name)
+
+
+@final
+@dataclass(slots=True, eq=False)
+class OutputLog:
+    """The outputs of a run, in order. ``knows``: objects that were there before it."""
+
+    knows: Callable[[object], bool] = lambda _: False
+    calls: list[tuple[OutputCall, list[Any], TreeSpec]] = field(
+        default_factory=list[tuple[OutputCall, list[Any], TreeSpec]]
+    )
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """While inside, nothing is printed by the thread that captures."""
+        thread = threading.get_ident()
+        before = {name: getattr(sys, name) for name in _STREAMS}
+        recorded = {name: _Stream(self, name, each, thread) for name, each in before.items()}
+        builtins.print = self._printing(recorded, thread)
+        logging.Logger.handle = self._handling(thread)  # type: ignore[method-assign]
+        for name, each in recorded.items():
+            setattr(sys, name, each)
+        try:
+            yield
+        finally:
+            builtins.print = _PRINT
+            logging.Logger.handle = _HANDLE  # type: ignore[method-assign]
+            for name, each in before.items():
+                setattr(sys, name, each)
+
+    def note(self, function: Callable[..., object], args: Any, named: Any, *whole: Any) -> None:
+        """To be called with these at every call. ``whole``: first of all, taken as they are."""
+        leaves, spec = taken(((*(0 for _ in whole), *args), named))
+        self.calls.append((OutputCall(function), [*whole, *leaves[len(whole) :]], spec))
+
+    def tell_known(self) -> None:
+        """Of a run that failed, what it said before it said something that is not known yet."""
+        for output, leaves, spec in self.calls:
+            if any(map(_is_later, leaves)):
+                return
+            output.put(
+                unflatten([each() if isinstance(each, Stream) else each for each in leaves], spec)
+            )
+
+    def _printing(self, recorded: dict[str, "_Stream"], thread: int) -> Callable[..., None]:
+        def call(*args: Any, file: Any = None, **named: Any) -> None:
+            stream = sys.stdout if file is None else file
+            name = next((n for n, each in recorded.items() if each is stream), "")
+            is_kept = bool(name) or self.knows(stream)
+            if not is_kept or not works_for(thread) or not _is_users(sys._getframe(1)):
+                _PRINT(*args, file=file, **named)
+                return
+            shown_args = [shown(each) if isinstance(each, Tensor) else each for each in args]
+            self.note(_print_to, shown_args, named, Stream(name) if name else stream)
+
+        return call
+
+    def _handling(self, thread: int) -> Callable[..., None]:
+        def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if works_for(thread) and _logs(sys._getframe(1)) is Whose.USER:
+                fields = dict(vars(record))
+                given = fields.pop("msg"), fields.pop("args")
+                later = [name for name, each in fields.items() if _is_later(each)]
+                self.note(_log, given, {name: fields.pop(name) for name in later}, logger, fields)
+            else:
+                _HANDLE(logger, record)
+
+        return handle
+
+
+def _is_later(value: object) -> bool:
+    return is_stand_in(value) or isinstance(value, Tensor)
+
+
+def _is_users(frame: FrameType) -> bool:
+    return _logs(frame) >= Whose.INSTALLED
+
+
+def _logs(frame: FrameType) -> Whose:
+    """Whose code speaks: that of the frame, or which calls Python's own library there."""
+    for each in callers(frame):
+        owner = whose(each.f_code.co_filename)
+        if owner is not Whose.STDLIB and each.f_code.co_filename != str(texts.__file__):
+            return owner
+    return Whose.OURS
+
+
+def _print_to(stream: Any, *args: Any, **named: Any) -> None:
+    _PRINT(*args, file=stream, **named)
+
+
+def _log(
+    logger: logging.Logger, fields: dict[str, Any], message: Any, args: Any, **later: Any
+) -> None:
+    record = logging.makeLogRecord({**fields, **later, "msg": message, "args": args})
+    fresh = logging.LogRecord("", 0, "", 0, "", None, None)
+    for name in ("created", "msecs", "relativeCreated"):
+        setattr(record, name, getattr(fresh, name))
+    logger.handle(record)
+
+
+@final
+class _Stream:
+    """Stands for a stream of Python's while a step is captured."""
+
+    def __init__(self, log: OutputLog, name: str, stream: Any, thread: int) -> None:
+        self._log, self._name, self._stream, self._thread = log, name, stream, thread
+
+    def write(self, text: Any) -> int:
+        """Noted, where the step writes it."""
+        if not works_for(self._thread) or not self._is_written(sys._getframe(1)):
+            return self._stream.write(text)
+        self._log.note(_write_to, (text,), {}, Stream(self._name))
+        return 0 if is_stand_in(text) else len(text)
+
+    def writelines(self, texts: Any) -> None:
+        """Likewise."""
+        for each in texts:
+            self.write(each)
+
+    def _is_written(self, frame: FrameType) -> bool:
+        return _is_users(frame) and not any(map(is_of_logs, callers(frame)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _write_to(stream: Any, text: str) -> None:
+    stream.write(text)

@@ -1,0 +1,313 @@
+"""Arguments and results taken apart into leaves, and put together again."""
+
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treadle.capture.python_state.object_pytrees import (
+    ObjectSpec,
+    Opened,
+    Sized,
+    has_own,
+    is_value,
+    names_of_parts,
+    opened,
+)
+from treadle.capture.python_state.plain_values import is_plain, plain_fact
+from treadle.compat import pytree
+from treadle.compat.pytree import TreeSpec
+from treadle.util.errors import CaptureError
+
+
+def flatten_containers(tree: object) -> tuple[list[object], TreeSpec]:
+    """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
+    return pytree.tree_flatten(tree, is_leaf=_stays_whole)
+
+
+_ENTRIES = (dict, list, tuple)
+
+
+def _stays_whole(node: object) -> bool:
+    """A shape, which PyTorch would put together again as a tuple; entries of an object that has
+    attributes as well, which PyTorch would lose."""
+    kind = type(node)
+    if kind in _ENTRIES:
+        return False
+    return kind is torch.Size or (isinstance(node, _ENTRIES) and has_own(node))
+
+
+Instead = Callable[[object, object], object]
+"""Of a leaf and what is left of it without its parts: a container in its place, or ``None``."""
+
+
+def flatten(tree: object, instead: Instead | None = None) -> tuple[list[object], TreeSpec]:
+    """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
+    their structure."""
+    with _no_circles():
+        leaves, spec = pytree.tree_flatten(tree, is_leaf=_stays_whole)
+        if all(map(is_value, leaves)):
+            return leaves, spec
+        return pytree.tree_flatten(_open(tree, instead), is_leaf=_stays_whole)
+
+
+@contextmanager
+def _no_circles() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise CaptureError(
+            "a container among the arguments or results holds itself",
+            code="TR-116",
+            remedy="pass and return nested lists, dicts and data classes without circles",
+        ) from None
+
+
+def _open(tree: object, instead: Instead | None = None) -> object:
+    """``tree`` with objects that hold tensors, and shapes that hold symbols, as nodes."""
+
+    def each(leaf: object) -> object:
+        if type(leaf) is torch.Size and not is_value(leaf):
+            return Sized(tuple(leaf))
+        found = opened(leaf, pytree.tree_leaves)
+        other = instead and instead(leaf, leaf if found is None else found.shell.blank)
+        if other is not None:
+            return other
+        if found is None:
+            return leaf
+        return Opened(found.shell, tuple(_open(value, instead) for value in found.values))
+
+    return pytree.tree_map(each, tree, is_leaf=_stays_whole)
+
+
+def _sizes_with_keys(node: Sized) -> tuple[list[tuple[Any, Any]], None]:
+    key: Any = pytree.SequenceKey
+    return [(key(at), size) for at, size in enumerate(node.sizes)], None
+
+
+pytree.register_pytree_node(
+    Sized,
+    lambda node: (list(node.sizes), None),
+    lambda sizes, _: torch.Size(sizes),
+    flatten_with_keys_fn=_sizes_with_keys,
+)
+
+
+def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], ObjectSpec]:
+    named = issubclass(node.shell.kind, dict | list | tuple | UserDict)
+    key: Any = pytree.MappingKey if named else pytree.GetAttrKey
+    pairs = zip(node.shell.names, node.values, strict=True)
+    return [(key(name), value) for name, value in pairs], node.shell
+
+
+pytree.register_pytree_node(
+    Opened,
+    lambda node: (list(node.values), node.shell),
+    lambda values, shell: shell.filled(list(values)),
+    flatten_with_keys_fn=_keys,
+)
+
+
+def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
+    """The structure with these leaves."""
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _with_paths(
+    call: Any, is_leaf: Callable[[Any], bool]
+) -> tuple[list[tuple[Any, Any]], TreeSpec]:
+    try:
+        return pytree.tree_flatten_with_path(call, is_leaf=is_leaf)
+    except ValueError:  # a class that was registered without names of its parts
+        place: Any = pytree.SequenceKey
+        name: Any = pytree.MappingKey
+        args, kwargs = call
+        given = [((place(0), place(at)), each) for at, each in enumerate(args)]
+        given += [((place(1), name(key)), each) for key, each in kwargs.items()]
+        pairs = [
+            ((*path, place(at)), leaf)
+            for path, each in given
+            for at, leaf in enumerate(pytree.tree_leaves(each, is_leaf=is_leaf))
+        ]
+        return pairs, pytree.tree_flatten(call, is_leaf=is_leaf)[1]
+
+
+def flatten_with_paths(
+    call: tuple[tuple[object, ...], dict[str, object]],
+    names: Sequence[str] = (),
+    is_leaf: Callable[[object], bool] = _stays_whole,
+) -> tuple[list[tuple[str, Any]], TreeSpec]:
+    """Leaves of a call's arguments with readable paths, and their structure: ``x``, ``batch['y']``,
+    and ``args[3]`` beyond the ``names`` of those by position."""
+    with _no_circles():
+        pairs, spec = _with_paths(call, is_leaf)
+        if not all(is_value(value) for _, value in pairs):
+            pairs, spec = _with_paths(_open(call), _stays_whole)
+    named: dict[str, object] = {}
+    for (kind, which, *rest), value in pairs:
+        if kind.idx == 0:
+            place = int(which.idx)
+            path = names[place] if place < len(names) else f"args[{place}]"
+        else:
+            path = str(which.key)
+        path += "".join(map(_step, rest))
+        if path in named:  # of two keys of one class
+            path = f"{path} #{len(named)}"
+        named[path] = value
+    return list(named.items()), spec
+
+
+def _step(key: Any) -> str:
+    """``['x']``, ``[0]``, ``.x``. Of keys that are objects the class: the object says what it
+    likes, or where it lies."""
+    if isinstance(key, pytree.MappingKey):
+        return f"[{_shown(key.key)}]"
+    return pytree.keystr((key,))
+
+
+def _shown(key: object) -> str:
+    if type(key) is tuple:
+        return f"({', '.join(map(_shown, key))})"
+    return repr(key) if is_plain(key) else type(key).__name__
+
+
+_LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+
+_TEXT = frozenset({str})
+_PLAIN_NODES = _LEAVES | {list, tuple, dict, torch.Size}
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """An argument that is taken apart, or a part of one. ``parts``: the names of attributes that
+    are parts of it."""
+
+    value: object
+    parts: frozenset[object]
+
+
+def _taken_apart(tree: object) -> Iterator[tuple[object, Opened | None]]:
+    """All containers, in an order that their structure decides."""
+    met: list[object] = []
+
+    def meet(node: object) -> bool:
+        if type(node) not in _LEAVES:
+            met.append(node)
+        return _stays_whole(node)
+
+    those = {id(leaf) for leaf in pytree.tree_flatten(tree, is_leaf=meet)[0]}
+    for node in met:
+        if id(node) not in those:
+            yield node, None
+            continue
+        inside = opened(node, pytree.tree_leaves)
+        if inside is not None:
+            yield node, inside
+            yield from _taken_apart(inside.values)
+
+
+def containers_in(tree: object) -> list[Container]:
+    """Those that may have more than their parts, in an order that their structure decides."""
+    found: list[Container] = []
+    for node, inside in _taken_apart(tree):
+        if type(node) not in _ENTRIES:
+            leaves = () if inside is not None else pytree.tree_leaves(node)
+            found.append(Container(node, names_of_parts(node, inside, leaves)))
+    return found
+
+
+def keys_in(tree: object) -> list[object]:
+    """The keys of its dicts, in the order of the containers, but for texts and tensors, of which
+    the structure says all."""
+    return [
+        key
+        for node in nodes_in(tree)
+        if isinstance(node, dict)
+        for key in node
+        if type(key) is not str and not isinstance(key, Tensor)
+    ]
+
+
+def nodes_in(tree: object) -> list[object]:
+    """All containers, and the dicts that they keep their entries in."""
+    found: list[object] = []
+    for node, _ in _taken_apart(tree):
+        found.append(node)
+        if isinstance(node, UserDict):
+            found.append(node.data)
+    return found
+
+
+def replaced(tree: object, instead: Callable[[object], object]) -> object:
+    """``tree`` with what ``instead`` gives for containers and leaves, but for ``None``."""
+
+    def each(node: object) -> object:
+        other = instead(node)
+        return node if other is None else other
+
+    def is_leaf(node: object) -> bool:
+        return instead(node) is not None or _stays_whole(node)
+
+    with _no_circles():
+        return pytree.tree_map(each, tree, is_leaf=is_leaf)
+
+
+@dataclass(slots=True)
+class Given:
+    """A call's arguments: what is left of them when they are taken apart, and what they were.
+    ``keys``: those of ``keys_in``."""
+
+    leaves: list[object] = field(default_factory=list[object])
+    containers: list[Container] = field(default_factory=list[Container])
+    keys: list[object] = field(default_factory=list[object])
+    tree: object = None
+
+    @staticmethod
+    def of(leaves: list[object], tree: object) -> "Given":
+        """For a tree with these leaves."""
+        return Given(leaves, containers_in(tree), keys_in(tree), tree)
+
+
+Structure = tuple[TreeSpec, tuple[object, ...]]
+"""How arguments are nested, and what plain keys of their dicts are: ``0`` is not ``False``."""
+
+
+class FlatCalls:
+    """The leaves of calls' arguments with paths and structure. Those of arguments that are leaves
+    themselves are known from how many there are, and from their names. ``names``: of those by
+    position."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
+        self._known: dict[object, tuple[tuple[str, ...], Structure]] = {}
+
+    def of(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[Given, tuple[str, ...], Structure]:
+        """Leaves and containers, the leaves' paths (``x``, ``batch['y']``), and their structure."""
+        leaves = [*args, *kwargs.values()]
+        if not _LEAVES.issuperset(map(type, leaves)):
+            kinds: set[type] = set()
+
+            def meet(node: object) -> bool:
+                kinds.add(type(node))
+                if type(node) is dict and not _TEXT.issuperset(map(type, node)):
+                    kinds.add(object)  # its keys are to be looked at
+                return _stays_whole(node)
+
+            tree = args, kwargs
+            found, structure = flatten_with_paths(tree, self._names, meet)
+            leaves = [value for _, value in found]
+            plain = kinds <= _PLAIN_NODES
+            given = Given(leaves, tree=tree) if plain else Given.of(leaves, tree)
+            facts = tuple(plain_fact(key) for key in given.keys if is_plain(key))
+            return given, tuple(path for path, _ in found), (structure, facts)
+        key = len(args), *kwargs
+        if key not in self._known:
+            found, structure = flatten_with_paths((args, kwargs), self._names)
+            self._known[key] = tuple(path for path, _ in found), (structure, ())
+        return Given(leaves, tree=(args, kwargs)), *self._known[key]

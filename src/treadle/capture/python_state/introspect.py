@@ -1,0 +1,361 @@
+"""What a Python object is made of: which parts it has, past what its class may put in the way.
+
+Everything that asks what an object holds asks here: what a run may have changed is a difference
+between two readings of parts, what a later call must find unchanged is a reading of parts.
+Classes are imported by name: what is read of a module that a step uses is noted, at each look.
+"""
+
+import copyreg
+import gc
+import itertools
+import struct
+from abc import ABCMeta
+from array import array
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import _lru_cache_wrapper as _LruCached
+from functools import lru_cache, partial
+from random import betavariate
+from threading import local
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+    TracebackType,
+    UnionType,
+    WrapperDescriptorType,
+)
+from typing import Any, cast
+from weakref import ReferenceType
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import NDArray
+from torch import Generator, Tag, Tensor, finfo, iinfo
+
+from treadle.capture.python_state.parts import (
+    Accessors,
+    Attributes,
+    Computed,
+    Entries,
+    Fixed,
+    Got,
+    InContext,
+    Listed,
+    Members,
+    OfClass,
+    OfFunction,
+    OwnAttributes,
+    Part,
+    Reading,
+    Registered,
+    Sequenced,
+    Slots,
+    Variable,
+)
+from treadle.capture.python_state.plain_values import is_plain, plain_fact
+from treadle.capture.python_state.remembered import RememberedResults
+from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
+
+GLOBAL_GENERATORS: tuple[object, object] = (betavariate.__self__, np.random.beta.__self__)  # type: ignore[attr-defined]
+"""Python's own generator of random numbers, and NumPy's."""
+_NUMBERS = (bool, int, float, complex, str, bytes)
+_MUTABLE_BYTES = (bytearray, ndarray, memoryview, array)
+_SEALED = (
+    BuiltinFunctionType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+    MethodWrapperType,
+    ClassMethodDescriptorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    CodeType,
+    FrameType,
+    TracebackType,
+    GenericAlias,
+    UnionType,
+    np.ufunc,
+    np.dtype,
+)
+"""What holds nothing that Python code could set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An object taken apart. ``opaque``: nothing can be said of what it holds."""
+
+    parts: tuple[Part, ...] = ()
+    opaque: bool = False
+
+
+def parts_of(value: object, label: str) -> Made:
+    """The parts of any object but a plain value. Tensors have attributes; their numbers are
+    inputs."""
+    match value:
+        case Tensor():
+            return Made((Attributes(label, vars(value)),))
+        case FunctionType():
+            return Made((OfFunction(label, value), OwnAttributes(label, value)))
+        case CellType():
+            return Made((Variable(label, value),))
+        case MethodType():
+            return Made((Fixed(label, {"self": value.__self__, "func": value.__func__}),))
+        case partial():
+            held: Reading = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            return Made((Fixed(label, held), Attributes(label, value.__dict__)))
+        case _LruCached():
+            wrapped = Fixed(label, {"func": value.__wrapped__})
+            return Made((wrapped, Computed(label, partial(RememberedResults, value))))
+        case ModuleType():
+            return Made((Attributes(label, value.__dict__),))
+        case type():
+            found: tuple[Part, ...] = (OfClass(label, value),)
+            if isinstance(value, ABCMeta) and is_heap(value):
+                found += (Registered(label, partial(VirtualSubclasses, value)),)
+            return Made(found)
+        case property():
+            return Made((Accessors(label, value),))
+        case staticmethod() | classmethod():
+            return Made((Fixed(label, {"func": value.__func__}),))
+        case MappingProxyType():
+            return Made((Listed(label, lambda: dict(value)),))
+        case KeysView() | ValuesView() | ItemsView() if not is_heap(type(value)):
+            view = cast("Iterable[object]", value)
+            return Made((Listed(label, lambda: dict(enumerate(view))),))
+        case ReferenceType():
+            return Made((Got(label, value),))
+        case ContextVar():
+            return Made((InContext(label, value),))
+        case GeneratorType():
+            return Made((Computed(label, partial(_advanced, value)),), opaque=True)
+        case _ if any(value is each for each in GLOBAL_GENERATORS):
+            return Made()  # likewise
+        case Generator():
+            return Made()  # its state is that of a generator: read and restored as such
+        case Tag() | finfo() | iinfo():
+            return Made()
+        case _ if isinstance(value, _SEALED):
+            return Made()
+        case _:
+            return _of_object(value, label)
+
+
+def _advanced(generator: "GeneratorType[object, object, object]") -> int | None:
+    """How far it is."""
+    frame = generator.gi_frame
+    return None if frame is None else frame.f_lasti
+
+
+def _of_object(value: object, label: str) -> Made:
+    """Contents, attributes and slots."""
+    found: list[Part] = []
+    match value:
+        case dict():
+            found.append(Entries(label, value))
+        case list() | tuple() | deque():
+            found.append(Sequenced(label, value))
+        case set() | frozenset():
+            found.append(Members(label, value))
+        case _ if isinstance(value, _MUTABLE_BYTES) or has_buffer(value):
+            found.append(_of_array(value, label))
+        case _ if isinstance(value, _NUMBERS):
+            found.append(Fixed(label, {"value": _base(value)}))
+        case _:
+            pass
+    if type(value) is OrderedDict:
+        found.append(OwnAttributes(label, value))
+    elif (attributes := attributes_of(value)) is not None:
+        found.append(Attributes(label, attributes))
+    members = slots_of(type(value))
+    if members:
+        found.append(Slots(label, value, members))
+    base = _made_in_c(type(value))
+    if base in _OPEN or issubclass(base, ndarray | BaseException) or has_buffer(value):
+        return Made(tuple(found))
+    if _reduced(value) is None:
+        return Made(tuple(found), opaque=True)
+    found.append(Computed(label, partial(_reduced, value)))
+    found.append(Listed(label, partial(_referents, value)))
+    return Made(tuple(found))
+
+
+_OPEN = frozenset(
+    {
+        object, dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict, bytearray,
+        memoryview, SimpleNamespace, local, array, *_NUMBERS,
+    }
+)  # fmt: skip
+"""Classes made in C of which the parts say all."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _made_in_c(kind: type) -> type:
+    """The nearest class of its bases that no Python code made: it may hold what cannot be seen."""
+    return next(each for each in kind.__mro__ if each in _OPEN or not _made_in_python(each))
+
+
+def _made_in_python(kind: type) -> bool:
+    """Whether its slots, ``__dict__`` and weak references are all that instances add to those of
+    the base."""
+    if not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE or kind.__base__ is None:
+        return False
+    own = vars(kind)
+    places = sum(isinstance(each, MemberDescriptorType) for each in own.values())
+    known = places * ("__slots__" in own) + ("__dict__" in own) + ("__weakref__" in own)
+    return kind.__basicsize__ - kind.__base__.__basicsize__ <= _POINTER * known
+
+
+def is_heap(kind: type) -> bool:
+    """Made by Python code, and open."""
+    return bool(kind.__flags__ & _HEAP and not kind.__flags__ & _IMMUTABLE)
+
+
+_POINTER = struct.calcsize("P")
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
+
+
+def attributes_of(value: object) -> dict[str, Any] | None:
+    """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
+    own: Any = local if isinstance(value, local) else object
+    try:
+        found: object = own.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@lru_cache(maxsize=1 << 12)
+def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """By name, the slots of a class and its bases."""
+    found: dict[str, MemberDescriptorType] = {}
+    for each in reversed(kind.__mro__):
+        for name, value in vars(each).items():
+            if isinstance(value, MemberDescriptorType) and "__slots__" in vars(each):
+                found[name] = value
+    return found
+
+
+def _of_array(value: object, label: str) -> Part:
+    """The numbers of an array; objects in one are entries."""
+    if isinstance(value, ndarray):
+        return _of_ndarray(value, label)
+    if isinstance(value, bytearray):
+        return _of_bytes(value, label)
+    if isinstance(value, array):
+        return Computed(label, value.tobytes)
+    return _of_buffer(value, label)
+
+
+def _of_ndarray(value: NDArray[np.generic], label: str) -> Part:
+    if value.dtype.hasobject:
+        return _of_objects(value, label)
+
+    def read() -> tuple[tuple[int, ...], str, bytes]:
+        numbers = _plain_array(value)
+        return numbers.shape, numbers.dtype.str, numbers.tobytes()
+
+    def back(kept: tuple[tuple[int, ...], str, bytes]) -> None:
+        shape, dtype, held = kept
+        numbers = _plain_array(value)
+        if numbers.shape == shape and numbers.dtype.str == dtype:
+            np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
+
+    return Computed(label, read, back)
+
+
+def _of_objects(value: NDArray[np.generic], label: str) -> Part:
+    def put(at: int, held: object) -> None:
+        array: Any = _plain_array(value)
+        array[np.unravel_index(at, array.shape)] = held
+
+    return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())), put)
+
+
+def _of_bytes(value: bytearray, label: str) -> Part:
+    def put(kept: bytes) -> None:
+        value[:] = kept
+
+    return Computed(label, lambda: bytes(value), put)
+
+
+def _of_buffer(value: Any, label: str) -> Part:
+    def fill(kept: bytes) -> None:
+        memoryview(value).cast("B")[:] = kept
+
+    return Computed(label, lambda: memoryview(value).tobytes(), fill)
+
+
+def _plain_array(value: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The array without the ways of its class: a masked one fills, and one of them refuses."""
+    return np.asarray(value)
+
+
+def has_buffer(value: Any) -> bool:
+    """Whether its memory can be read: of arrays of ``ctypes``, of mapped files."""
+    try:
+        memoryview(value).release()
+    except (TypeError, BufferError):
+        return False
+    return not isinstance(value, _NUMBERS)
+
+
+def _base(value: object) -> str:
+    """The number or text that an object of a class of its own is."""
+    kind: Any = next(each for each in _NUMBERS if isinstance(value, each))
+    return kind.__repr__(value)
+
+
+def _referents(value: object) -> Reading:
+    """What an object made in C holds."""
+    found = (each for each in gc.get_referents(value) if not isinstance(each, type))
+    return dict(enumerate(found))
+
+
+_ITERATED = (list, tuple, dict, set, str, bytes, range)
+
+
+def _reduced(value: object) -> object:
+    """What it would be pickled as, in terms that compare; ``None`` if it cannot be.
+
+    Only for classes made in C: no code of the user's runs.
+    """
+    if _made_in_python(type(value)):
+        return None
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        found: object = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+    return _frozen(found, 0)
+
+
+def _frozen(value: object, depth: int) -> object:
+    if is_plain(value):
+        return plain_fact(value)
+    if isinstance(value, list | tuple) and depth < 8:
+        items = itertools.islice(value, 1 << 12)
+        return type(value), tuple(_frozen(each, depth + 1) for each in items)
+    if type(value) is dict and depth < 8:
+        pairs = value.items()
+        return dict, tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in pairs)
+    if isinstance(value, type | BuiltinFunctionType):
+        return value
+    if not is_heap(type(value)) and depth < 8 and not callable(value):
+        found = _reduced(value)
+        return id(value) if found is None else found
+    return id(value)

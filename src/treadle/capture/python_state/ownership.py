@@ -1,0 +1,83 @@
+"""Whose an object is: the user's, of what they installed, of the library, of the trace itself."""
+
+import builtins
+import functools
+import logging
+import sys
+from types import BuiltinFunctionType, FunctionType, ModuleType
+
+from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.introspect import is_heap
+from treadle.capture.symbolic.numbers import is_stand_in
+from treadle.compat.fake import is_traced
+
+BUILTINS: dict[str, object] = builtins.__dict__  # type: ignore[assignment]
+_REGISTERED = logging.root.manager.loggerDict
+"""All loggers. Those that a step is the first to ask for stay: others may have them."""
+_OF_LOGS = (logging.Filterer, logging.PlaceHolder)
+_LOGGER = logging.Logger  # of the module itself, reading is noted
+_LRU_CACHED = functools._lru_cache_wrapper  # likewise
+LOADED = sys.modules
+_BUILT_IN = frozenset(sys.builtin_module_names)
+"""What of the library is used while its modules are watched."""
+_SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", "treadle")
+"""Packages whose objects are the machinery of the trace."""
+
+
+def owner_of(value: type | ModuleType) -> Whose:
+    """Whose a module is, or a class by the module that made it."""
+    if isinstance(value, ModuleType):
+        return _owner_of_module(value)
+    name = module_of(value)
+    if name in ("builtins", "__main__") and is_heap(value):
+        return Whose.USER  # made by a text that was executed
+    module = LOADED.get(name)
+    return Whose.USER if module is None else _owner_of_module(module)
+
+
+def module_of(kind: type) -> str:
+    """The name of the module that made a class, whatever its metaclass says."""
+    name = type.__dict__["__module__"].__get__(kind)
+    return name if type(name) is str else "builtins"
+
+
+def _owner_of_module(module: ModuleType) -> Whose:
+    known = ModuleType.__getattribute__(module, "__dict__")
+    name, file = known.get("__name__", ""), known.get("__file__")
+    if file is not None:
+        return whose(file)
+    builtin = name in _BUILT_IN or name.startswith(("torch", "_", "builtins"))
+    return Whose.STDLIB if builtin and name != "__main__" else Whose.USER
+
+
+def is_machinery_class(kind: type) -> bool:
+    """Whether the machinery of the trace made a class, so that its objects are not looked at."""
+    if issubclass(kind, _OF_LOGS):
+        return not issubclass(kind, _LOGGER)  # logging happens once
+    name = module_of(kind)
+    return name.startswith(_SKIPPED) and not name.startswith("torch._C")
+
+
+def is_machinery(value: object) -> bool:
+    """Whether an object is of the trace's machinery: nobody looks at it or into it."""
+    if is_stand_in(value) or is_traced(value) or isinstance(value, BuiltinFunctionType):
+        return True
+    if isinstance(value, FunctionType):
+        return whose(value.__code__.co_filename) is Whose.OURS
+    if value is builtins or value is BUILTINS or value is LOADED:
+        return True  # what of them is named is looked at by its name
+    if isinstance(value, type):
+        return is_machinery_class(value)
+    if isinstance(value, _LRU_CACHED):
+        wrapped = value.__wrapped__
+        code = wrapped.__code__ if isinstance(wrapped, FunctionType) else None
+        return code is None or whose(code.co_filename) < Whose.INSTALLED
+    return is_machinery_class(type(value))
+
+
+def stays(value: object) -> bool:
+    """Whether what a run leaves there stays: in modules that come with Python, and in the registry
+    of loggers."""
+    if value is _REGISTERED:
+        return True
+    return isinstance(value, ModuleType) and owner_of(value) is Whose.STDLIB

@@ -1,0 +1,127 @@
+"""Which attributes of which objects count for a step, and how far what it read is followed."""
+
+import logging
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Set
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import CellType, FunctionType, ModuleType
+
+from torch.optim import Optimizer
+
+from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.introspect import is_heap
+from treadle.capture.python_state.object_graph import ClassNames, Location, Names, Space, Without
+from treadle.capture.python_state.parts import Computed, OfFunction, Part
+from treadle.capture.python_state.plain_values import is_plain
+
+_MEMORIES: Mapping[str, tuple[str, ...]] = {
+    "re": ("_cache", "_cache2"),
+    "linecache": ("cache",),
+    "threading": ("_active", "_limbo", "_dangling", "_shutdown_locks"),
+    "sys": ("path_importer_cache",),
+    "torch.utils.hooks": ("next_id",),
+}
+"""Of modules of the library, variables and attributes in which they keep what they have computed
+or counted."""
+_CONTAINERS = (OrderedDict, ContextVar, threading.local)
+_LOADED = sys.modules
+_CALLED = (type, FunctionType, ModuleType, logging.Logger)
+
+
+def is_sealed(value: object) -> bool:
+    """A function that nobody here wrote, with nothing of its own that could change."""
+    if not isinstance(value, FunctionType) or value.__closure__:
+        return False
+    if whose(value.__code__.co_filename) is Whose.USER:
+        return False
+    defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    return all(map(is_plain, defaults))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNames:
+    """Which attributes of which objects were read. ``read``: by the id of an object whose reading
+    was watched, the names; of others those that any code of the run mentions (``None``: all).
+    ``whole``: ids of objects all of whose attributes were read; ``whole_kinds``: their classes.
+    ``of_library``: those mentioned, for modules that come with Python and only their like used."""
+
+    read: Mapping[int, set[str]]
+    whole: frozenset[int]
+    whole_kinds: Set[type]
+    mentioned: frozenset[str] | None
+    of_library: frozenset[str]
+    ours: Callable[[object], bool]  # is it an object that the compiler itself looks after?
+    owner: Callable[[type | ModuleType], Whose]  # of a class or a module
+    entries: Mapping[int, frozenset[object] | None]  # of containers by their ids; of others all
+
+    def of_part(self, value: object, part: Part) -> Names | None:
+        """The names of a part of ``value`` that count; ``None``: all."""
+        whole = id(value) in self.whole
+        if isinstance(value, type) and not isinstance(part, Computed):
+            return ClassNames(None if whole else self.mentioned)
+        if part.entries:
+            return self.entries.get(id(value))
+        if not part.settable:
+            return None
+        if isinstance(part, OfFunction):
+            return None
+        if isinstance(value, CellType):
+            return None
+        known = self.read.get(id(value))
+        if isinstance(value, Optimizer) and (whole or known is not None):  # its values are inputs
+            return Without(None if whole else frozenset(known or ()), frozenset({"state"}))
+        if whole:
+            return None
+        if known is not None:
+            return frozenset(known)
+        if isinstance(value, ModuleType) and self.owner(value) is Whose.STDLIB:
+            return self.of_library
+        return self.mentioned
+
+    def of_copy(self, kind: type, parts: frozenset[object]) -> Names:
+        """Of an argument, of which the run had a copy: the names that count beside its parts."""
+        return Without(None if kind in self.whole_kinds else self.mentioned, parts)
+
+    def is_followed(self, value: object) -> bool:
+        """Whether what it holds is followed: not of classes and modules of torch's and the
+        library's."""
+        if isinstance(value, type | ModuleType):
+            known = id(value) in self.read  # what was read of it is followed
+            return known or self.owner(value) >= Whose.INSTALLED
+        return True
+
+    def is_state(self, place: Location, value: object) -> bool:
+        """Whether a variable of the library's holds what others may have put there: their objects
+        and functions, the environment, hooks of all modules, the library's own modules. Dicts and
+        lists of torch's do not count: those that users set are switches or ordered, the others are
+        memories."""
+        if type(value) in _CONTAINERS or self._is_theirs(value):
+            return True
+        module = place.node.value if isinstance(place.node.value, ModuleType) else None
+        if isinstance(place.node.value, Space):
+            module = _LOADED.get(vars(place.node.value).get("__name__", ""))
+        if module is None or self.owner(module) is not Whose.STDLIB:
+            return False
+        if isinstance(value, ModuleType):
+            return self.owner(value) is Whose.STDLIB
+        return not isinstance(value, _CALLED)
+
+    def _is_theirs(self, value: object) -> bool:
+        """Whether users or what they installed made it, or its class."""
+        if isinstance(value, FunctionType):
+            return whose(value.__code__.co_filename) >= Whose.INSTALLED
+        kind = value if isinstance(value, type) else type(value)
+        return is_heap(kind) and self.owner(kind) >= Whose.INSTALLED
+
+
+def is_memory(place: Location) -> bool:
+    """Whether a variable or an attribute decides nothing: of the library's the known ones. One that
+    is not known costs a variant, and says so."""
+    owner = place.node.value
+    if not isinstance(owner, type | ModuleType | Space):
+        return False
+    module = vars(owner).get("__module__" if isinstance(owner, type) else "__name__")
+    return type(module) is str and place.name in _MEMORIES.get(module, ())

@@ -1,0 +1,1 @@
+"""Arrays of NumPy's, and lists of which tensors are made."""

@@ -1,0 +1,144 @@
+"""NumPy's functions of numbers and arrays that stand in, also of lists of them: such ones again.
+
+::
+
+    np.array([n, w[0]])     an array that is made anew at every call
+    np.interp(n, xs, ys)    a number of the call
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType, NoneType
+from typing import Any
+
+import numpy as np
+
+from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, computed, is_array
+from treadle.capture.symbolic.numbers import Number, is_number, is_stand_in, plain
+
+_NAMES = (
+    "all", "allclose", "any", "argmax", "argmin", "argsort", "array_equal", "average", "clip",
+    "column_stack", "concatenate", "convolve", "corrcoef", "count_nonzero", "cov", "cross",
+    "cumprod", "cumsum", "diag", "diagonal", "diff", "digitize", "dot", "einsum", "expand_dims",
+    "flip", "full_like", "gradient", "hstack", "inner", "interp", "isclose", "kron", "linspace",
+    "logspace", "max", "mean", "median", "min", "moveaxis", "nan_to_num", "nanmax", "nanmean",
+    "nanmin", "nansum", "ones_like", "outer", "pad", "percentile", "polyval", "prod", "ptp",
+    "quantile", "ravel", "repeat", "reshape", "roll", "rot90", "round", "searchsorted", "sort",
+    "squeeze", "stack", "std", "sum", "swapaxes", "take", "tile", "trace", "transpose", "tril",
+    "triu", "var", "vstack", "where", "zeros_like",
+)  # fmt: skip
+_OF_ALGEBRA = ("cond", "det", "inv", "matrix_power", "norm", "pinv", "solve")
+FUNCTIONS_OF_KINDS: frozenset[object] = frozenset(
+    [*(getattr(np, name) for name in _NAMES), *(getattr(np.linalg, name) for name in _OF_ALGEBRA)]
+)
+"""Of which the kind of the result follows from kinds alone. By name, since their types are unions
+of overloads that no type checker can compare."""
+_AS_MANY_AS_THERE_ARE = frozenset({np.where})
+"""With one operand, these give as much as is true."""
+_MAKERS = ("array", "asarray", "ascontiguousarray")
+"""What makes arrays, and asks no operand."""
+
+
+def _is_option(value: object) -> bool:
+    """Whether it says how something is computed, and is the same at every call."""
+    return type(value) in (bool, str, NoneType, type) or isinstance(value, np.dtype)
+
+
+def _is_nest(value: object) -> bool:
+    """Whether it is an operand or an option, or lists of them."""
+    if type(value) in (list, tuple):
+        return all(map(_is_nest, _items(value)))
+    if is_number(value):
+        return type(value) is Number and value.scales
+    return is_array(value) or is_real(value) or type(value) is np.ndarray or _is_option(value)
+
+
+def _items(value: Any) -> Sequence[object]:
+    return value
+
+
+def _stand_ins(value: object) -> Iterator[object]:
+    if type(value) in (list, tuple):
+        for each in _items(value):
+            yield from _stand_ins(each)
+    elif is_stand_in(value):
+        yield value
+
+
+def _filled(value: Any, values: Iterator[object]) -> Any:
+    """A nest with others in the places of what stands in."""
+    if type(value) in (list, tuple):
+        return type(value)([_filled(each, values) for each in value])
+    return next(values) if is_stand_in(value) else value
+
+
+def are_nests(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether something stands in in arguments that can be taken apart."""
+    nest = (*args, *kwargs.values())
+    return all(map(_is_nest, nest)) and any(True for _ in _stand_ins(nest))
+
+
+def of_nests(
+    function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Any:
+    """``function`` of nests, of whose kinds its result's kind follows, where they can be taken
+    apart; else of the values themselves."""
+    nest = (*args, *kwargs.values())
+    short = function in _AS_MANY_AS_THERE_ARE and len(nest) == 1
+    if short or not all(map(_is_nest, nest)):
+        return function(*plain(tuple(args)), **plain(dict(kwargs)))
+    count = len(args)
+
+    def call(*values: object) -> Any:
+        own = _filled(nest, iter(values))
+        return function(*own[:count], **dict(zip(kwargs, own[count:], strict=True)))
+
+    return computed(call, *_stand_ins(nest))
+
+
+def makers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
+    """In the places of NumPy's functions, which ask no item of a list, and of those that make
+    arrays, which ask nothing."""
+    found: list[tuple[ModuleType, str]] = [(np, name) for name in (*_MAKERS, *_NAMES)]
+    found += [(np.linalg, name) for name in _OF_ALGEBRA]
+    return [(module, name, _maker(getattr(module, name))) for module, name in found]
+
+
+def _maker(original: Callable[..., Any]) -> Callable[..., object]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        stand_ins = list(_stand_ins((*args, *kwargs.values())))
+        if stand_ins and not any(map(_is_known_later, stand_ins)):
+            return of_nests(original, args, kwargs)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _is_known_later(value: object) -> bool:
+    """Whether it is an array that NumPy asks itself (``deferred_arrays``)."""
+    return isinstance(value, np.ndarray) and not is_array(value)
+
+
+def array_of(nest: object) -> ArrayLeaf | None:
+    """Lists of numbers of which some stand in, as an array; ``None`` for lists of anything else."""
+    leaves = list(_stand_ins(nest))
+    if type(nest) not in (list, tuple) or not leaves or not _is_nest(nest):
+        return None
+    made = of_nests(np.array, (nest,), {})
+    return made if type(made) is ArrayLeaf else None
+
+
+def _asked(
+    self: object, function: Callable[..., Any], types: object, args: Any, kwargs: Any
+) -> Any:
+    """``__array_function__``."""
+    if function in FUNCTIONS_OF_KINDS:
+        return of_nests(function, args, kwargs)
+    return function(*plain(tuple(args)), **plain(dict(kwargs)))
+
+
+for _kind in (ArrayLeaf, Number):
+    setattr(_kind, "__array_function__", _asked)  # noqa: B010
+
+
+__all__ = ["FUNCTIONS_OF_KINDS", "are_nests", "array_of", "makers", "of_nests"]

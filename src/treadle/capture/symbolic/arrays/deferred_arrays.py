@@ -1,0 +1,217 @@
+"""Arrays of NumPy's that a step makes of tensors: known after the launch, as numbers are.
+
+::
+
+    predictions.append(y.detach().cpu().numpy())     one more output of the graph, as an array
+    hits += (y.argmax(1).numpy() == labels).sum()    and what NumPy makes of it, after the launch
+
+In the place of such an array stands an object whose kind (shape and dtype) is known. What depends
+on its numbers while the step is captured is TR-102.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, SupportsIndex, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treadle.capture.python_state.plain_values import is_plain, is_real
+from treadle.capture.symbolic.arrays.array_functions import FUNCTIONS_OF_KINDS
+from treadle.capture.symbolic.arrays.arrays import (
+    ARITHMETIC,
+    COMPARISONS,
+    KIND,
+    METHODS,
+    NdArray,
+    is_numeric,
+)
+from treadle.capture.symbolic.deferred import (
+    LATER,
+    DeferredNumber,
+    DeferredNumbers,
+    is_deferred,
+    is_known_later,
+)
+from treadle.capture.symbolic.numbers import STAND_INS, computation, is_stand_in, value_now
+from treadle.compat.tensors import storage_key
+from treadle.compat.tracing import outside_modes
+
+
+@final
+class DeferredArray:
+    """An array that ``compute()`` knows once the launch is over. ``value``: one of its kind."""
+
+    __slots__ = ("compute", "deferred", "parts", "roots", "value")
+    __hash__: Any = None  # as that of an array
+
+    def __init__(
+        self,
+        value: NdArray,
+        compute: Callable[[], Any],
+        deferred: DeferredNumbers,
+        parts: tuple[int, ...],
+    ) -> None:
+        self.value = _of_kind(value.shape, value.dtype)
+        self.compute = compute
+        self.deferred = deferred
+        self.parts = parts
+        self.roots: frozenset[Any] = frozenset()
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return np.ndarray
+
+    def plain(self) -> Any:
+        """TR-102: there is no array yet."""
+        raise self.deferred.refuse()
+
+    def computed(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function`` of operands, of which this is one, and whose kinds say the kind of the
+        result: an array or a number that is known later."""
+        with np.errstate(all="ignore"):
+            found = function(*map(value_now, operands))
+        compute = computation(function, operands)
+        parts = [at for each in operands if is_known_later(each) for at in each.parts]
+        known = tuple(dict.fromkeys(parts))
+        if is_numeric(found):
+            return DeferredArray(found, compute, self.deferred, known)
+        if is_real(found) or isinstance(found, bool | np.bool_):
+            return DeferredNumber(type(found), compute, self.deferred, known, None)
+        return self.plain()
+
+    def tolist(self) -> Any:
+        """Nested lists of its numbers."""
+        if self.value.ndim < 2:
+            found = [self.item(at) for at in range(self.value.size)]
+            return found if self.value.ndim else found[0]
+        return [each.tolist() for each in self]
+
+    def item(self, *at: int) -> Any:
+        """One of its numbers, as Python's."""
+        return self.computed(lambda value: value.item(*at), (self,))
+
+    def __getitem__(self, at: Any) -> Any:
+        parts: tuple[object, ...] = at if type(at) is tuple else (at,)
+        if not all(type(each) in _PLACES for each in parts):
+            return self.plain()
+        return self.computed(lambda value: value[at], (self,))
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.value.ndim:
+            return iter(self.value)  # an error of NumPy's
+        return iter([self[at] for at in range(len(self.value))])
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __array_ufunc__(
+        self, function: Callable[..., Any], how: str, *inputs: Any, **options: Any
+    ) -> Any:
+        """NumPy's functions of each number."""
+        if how != "__call__" or options or not all(map(_is_operand, inputs)):
+            return self.plain()
+        return self.computed(function, inputs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: object, args: Any, kwargs: Any
+    ) -> Any:
+        """Other functions of NumPy's."""
+        simple = function in FUNCTIONS_OF_KINDS and not any(map(is_stand_in, kwargs.values()))
+        if not simple or not all(_is_operand(each) or is_plain(each) for each in args):
+            return self.plain()
+        return self.computed(functools.partial(function, **kwargs), args)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.plain()
+
+    def __copy__(self) -> Any:
+        return self.computed(np.copy, (self,))
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self.computed(np.copy, (self,))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return self.plain()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in KIND:
+            return getattr(self.value, name)
+        if name == "T":
+            return self.computed(np.transpose, (self,))
+        if name in METHODS or name in _OF_KINDS:
+            return functools.partial(self._called, name)
+        if hasattr(np.ndarray, name):
+            return self.plain()
+        raise AttributeError(name)
+
+    def _called(self, name: str, *args: Any, **named: Any) -> Any:
+        if any(map(is_stand_in, (*args, *named.values()))):
+            return self.plain()
+        return self.computed(lambda value: getattr(value, name)(*args, **named), (self,))
+
+
+_PLACES = (int, slice, type(None), type(...))
+_OF_KINDS = frozenset({"astype", "copy", "reshape"})
+
+
+def _of_kind(shape: Sequence[int], dtype: Any) -> NdArray:
+    """Of no memory."""
+    return np.broadcast_to(np.ones((), dtype), tuple(shape))
+
+
+def _is_operand(value: object) -> bool:
+    if type(value) is DeferredArray or is_deferred(value):
+        return True
+    return is_real(value) or type(value) is np.ndarray
+
+
+def _give_operators() -> None:
+    def binary(function: Callable[..., Any], swapped: bool) -> Callable[..., object]:
+        def call(self: DeferredArray, other: Any) -> object:
+            if not _is_operand(other):
+                return self.plain()
+            return self.computed(function, (other, self) if swapped else (self, other))
+
+        return call
+
+    for name, function in (ARITHMETIC | COMPARISONS).items():
+        setattr(DeferredArray, f"__{name}__", binary(function, swapped=False))
+        if name in ARITHMETIC:
+            setattr(DeferredArray, f"__r{name}__", binary(function, swapped=True))
+    for name, function in {"neg": operator.neg, "pos": operator.pos, "abs": abs}.items():
+        setattr(DeferredArray, f"__{name}__", lambda self, f=function: self.computed(f, (self,)))
+    names = (
+        "str", "repr", "format", "bool", "float", "int", "index", "complex", "contains", "setitem",
+        "invert", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift", "divmod", "iadd",
+        "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
+    )  # fmt: skip
+    for name in names:
+        setattr(DeferredArray, f"__{name}__", _asked)
+
+
+def _asked(self: DeferredArray, *_: object) -> Any:
+    return self.plain()
+
+
+_give_operators()
+LATER.add(DeferredArray)
+STAND_INS.add(DeferredArray)
+
+
+def array_of(deferred: DeferredNumbers, tensor: Tensor, memory: frozenset[int | None]) -> Any:
+    """``tensor.numpy()``: of the memory of a tensor of this run, as it is when the step is done.
+    TR-102 where somebody else may write to that, of which ``memory`` are the keys."""
+    shape = tuple(tensor.shape)
+    if storage_key(tensor) in memory or not all(type(each) is int for each in shape):
+        raise deferred.refuse()
+    with outside_modes():  # what PyTorch refuses of a tensor of this kind is its error
+        kind = torch.empty(0, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
+        like = _of_kind(shape, kind.numpy().dtype)
+    number, known = deferred.keep(tensor), deferred.known
+    return DeferredArray(like, lambda: known[number].numpy(), deferred, (number,))
+
+
+__all__ = ["DeferredArray", "array_of"]

@@ -1,0 +1,60 @@
+"""Classes that make tensors: ``torch.Tensor(values)``, ``torch.FloatTensor(values)``.
+
+They ask lists and arrays for real numbers before a mode hears of it. Code that calls one is made to
+call a function of ours, as ``number_calls`` does for ``float``.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+
+from treadle.capture.symbolic.arrays.array_functions import array_of
+from treadle.capture.symbolic.arrays.arrays import is_array
+from treadle.capture.symbolic.texts.text_code import codes_within
+
+
+def _made(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """``kind(*args)``: of an array its memory, if it is of that dtype."""
+    if len(args) == 1 and not kwargs and (is_array(args[0]) or array_of(args[0]) is not None):
+        return torch.as_tensor(args[0], dtype=_dtype_of(kind), device=_device_of(kind))
+    return kind(*args, **kwargs)
+
+
+def _dtype_of(kind: Any) -> torch.dtype:
+    return torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
+
+
+def _device_of(kind: Any) -> str:
+    return "cuda" if kind.__module__ == "torch.cuda" else "cpu"
+
+
+def _classes() -> dict[Any, Callable[..., Any]]:
+    names = ("Half", "BFloat16", "Float", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
+    kinds = [getattr(m, f"{each}Tensor", None) for m in (torch, torch.cuda) for each in names]
+    found = [torch.Tensor, *(each for each in kinds if each is not None)]
+    return {each: functools.partial(_made, each) for each in found}
+
+
+LEGACY: Mapping[Any, Callable[..., Any]] = _classes()
+"""What is called in the place of each of them."""
+
+NAMES = frozenset(each.__name__ for each in LEGACY)
+
+
+def maker(function: Any) -> Any:
+    """What is called in the place of ``function``; itself, if it is another."""
+    try:
+        return LEGACY.get(function, function)
+    except TypeError:  # it cannot be a key
+        return function
+
+
+def names(code: CodeType) -> bool:
+    """Whether code may call one of them as an attribute, or what is defined in it."""
+    return not NAMES.isdisjoint(code.co_names) or any(map(names, codes_within(code)))
+
+
+__all__ = ["LEGACY", "NAMES", "maker", "names"]

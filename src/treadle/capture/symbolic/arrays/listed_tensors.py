@@ -1,0 +1,67 @@
+"""``torch.tensor`` of lists in which tensors stand for numbers.
+
+::
+
+    torch.tensor([t, 2.0])      ->  torch.stack([t.to(float32), full((), 2.0)])
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.python_state.plain_values import is_real
+
+_OPTIONS = {"dtype", "device"}
+
+
+def of_listed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """What ``torch.tensor`` makes of such lists; ``None`` for anything else. As PyTorch's it has no
+    gradient, and is on the host where nobody says otherwise."""
+    if len(args) != 1 or kwargs.keys() - _OPTIONS or not _is_list(args[0]):
+        return None
+    leaves = list(_leaves(args[0]))
+    if not any(isinstance(e, Tensor) for e in leaves) or not all(map(_is_number, leaves)):
+        return None
+    dtype = kwargs.get("dtype") or functools.reduce(torch.promote_types, map(_dtype, leaves))
+    device = kwargs.get("device") or torch.get_default_device()
+    with torch.no_grad():
+        return _stacked(args[0], dtype, device)
+
+
+def _is_list(value: object) -> bool:
+    return type(value) in (list, tuple)
+
+
+def _leaves(nest: Any) -> Iterator[object]:
+    if not _is_list(nest):
+        yield nest
+        return
+    for each in nest:
+        yield from _leaves(each)
+
+
+def _is_number(leaf: object) -> bool:
+    if isinstance(leaf, Tensor):
+        return not leaf.ndim
+    return type(leaf) is bool or (is_real(leaf) and type(leaf) in (int, float))
+
+
+def _dtype(leaf: Any) -> torch.dtype:
+    if isinstance(leaf, Tensor):
+        return leaf.dtype
+    whole = torch.bool if type(leaf) is bool else torch.int64
+    return torch.get_default_dtype() if type(leaf) is float else whole
+
+
+def _stacked(nest: Any, dtype: torch.dtype, device: Any) -> Tensor:
+    if _is_list(nest):
+        return torch.stack([_stacked(each, dtype, device) for each in nest])
+    if isinstance(nest, Tensor):
+        return nest.to(dtype=dtype, device=device)
+    return torch.full((), nest, dtype=dtype, device=device)
+
+
+__all__ = ["of_listed"]

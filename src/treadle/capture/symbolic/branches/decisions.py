@@ -1,0 +1,116 @@
+"""Decisions on values of tensors, of which both ways go on: a variant for each path of answers.
+
+::
+
+    if loss.item() < self.best: ...       expect(lt(loss, best))      of the path (True,)
+
+A variant takes its answers for granted and looks at them before anything is written, as at checks
+that only raise (``capture/symbolic/branches/expected``). A call that takes another path has changed
+nothing: the questions of the variant are computed alone, on the tensors of this call, up to the first answer
+that differs, and a variant of the path that begins so serves the call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, fx
+
+from treadle.capture.explain_errors import looks_at_value
+from treadle.graph.analysis.execute import values_of
+from treadle.graph.core.collectives import collectives_in
+from treadle.graph.core.operators import is_random
+from treadle.graph.core.signature import Output, Signature, StepGraph
+from treadle.targets.registry import target_for
+
+Answers = tuple[bool, ...]
+MOST_DECISIONS = 64
+"""Of one path: a loop that asks for longer has no end that could be compiled."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ValueDecision:
+    """The answer that was taken, and the user's line that asks. ``is_branch``: their code goes on
+    by it; else it is about a length that depends on values."""
+
+    answer: bool
+    where: str
+    is_branch: bool = True
+
+    @property
+    def words(self) -> str:
+        """That a call takes the other one."""
+        return f"a decision on a tensor was {self.answer} and is {not self.answer}: {self.where}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The decisions of a variant, in the order in which the step asks. ``questions``: a graph that
+    gives of each whether its answer is the one that was taken; ``None`` where it cannot be asked
+    alone."""
+
+    decisions: tuple[ValueDecision, ...] = ()
+    questions: StepGraph | None = None
+
+    @property
+    def answers(self) -> Answers:
+        """What was taken."""
+        return tuple(each.answer for each in self.decisions)
+
+    def other(self, inputs: Sequence[Tensor]) -> Answers | None:
+        """Of a call with these inputs the answers up to the first that differs from the variant's;
+        ``None`` if none does, or if that cannot be told. Nothing is written, and random states are
+        as before."""
+        if self.questions is None:
+            return None
+        places: dict[fx.Node | None, list[int]] = {}
+        for at, node in enumerate(self.questions.returned):
+            places.setdefault(node, []).append(at)
+        held: dict[int, bool] = {}
+        generators = [
+            number
+            for device in dict.fromkeys(each.device for each in inputs)
+            for number in target_for(device).driver.generators(device)
+        ]
+        with torch.random.fork_rng(devices=generators):
+            for node, value in values_of(self.questions, inputs):
+                held |= {at: bool(value) for at in places.get(node, ())}
+                if not all(held.values()):
+                    break
+        first = min((at for at, holds in held.items() if not holds), default=None)
+        return None if first is None else (*self.answers[:first], not self.answers[first])
+
+
+def path_of(
+    step: StepGraph, decisions: Sequence[ValueDecision], asked: Sequence[fx.Node], *, alone: bool
+) -> Path:
+    """``asked``: of each decision the node that holds if its answer is the one taken. ``alone``:
+    whether questions may be asked without the rest of the step. TR-102 of a step that communicates:
+    ranks that decide otherwise would part."""
+    if not decisions:
+        return Path()
+    if any(collectives_in(step.graph)):
+        raise looks_at_value(decisions[0].where)
+    return Path(tuple(decisions), _questions(step, asked) if alone else None)
+
+
+def _questions(step: StepGraph, asked: Sequence[fx.Node]) -> StepGraph:
+    """``step`` as far as it answers, with all that draws before: the numbers are the step's."""
+    copies: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph(owning_module=step.graph.owning_module)
+    graph.graph_copy(step.graph, copies)
+    graph.output(tuple(copies[each] for each in asked))
+    left = {copies[each] for each in asked}
+    for node in reversed(list(graph.nodes)):
+        left.discard(node)
+        drawn = is_random(node) and left  # before an answer
+        if node.op == "call_function" and not node.users and not drawn:
+            graph.erase_node(node)
+    outputs = tuple(Output(f"answer {at}") for at in range(len(asked)))
+    return StepGraph(graph, Signature(step.signature.inputs, outputs))
+
+
+__all__ = ["MOST_DECISIONS", "Answers", "Path", "ValueDecision", "path_of"]

@@ -1,0 +1,202 @@
+"""Masks that the step makes of nothing but constants: what they pick is known at the capture.
+
+::
+
+    mask = torch.eye(n, dtype=torch.bool)
+    x[~mask]    ->    x.flatten(0, 1)[i]      i: where the mask is true, a constant
+
+Their sizes are numbers then, and what follows is compiled as everything else is. The operations
+that make such a mask are run, once, on the CPU: none of them reads an input or draws.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from treadle.capture.python_state.flatten import flatten, unflatten
+from treadle.capture.symbolic.literals import is_copied
+from treadle.compat.operator_facts import Effect, facts_of
+from treadle.compat.operators import OpOverload, written_arguments
+from treadle.compat.tensors import storage_key
+from treadle.compat.tracing import TraceInProgress, held_input, outside_modes
+from treadle.graph.core.node_info import has_value, known_value
+from treadle.graph.core.types import tensors_in
+
+_MOST_ELEMENTS = 1 << 20
+"""Of what is run at the capture; indices of all of them have 8 MiB for each dim."""
+_MOST_NODES = 512
+_CPU = torch.device("cpu")
+_MASKS = (torch.bool, torch.uint8)
+_SELECT = frozenset({torch.masked_select, Tensor.masked_select})
+_NONZERO = frozenset({torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere})
+
+
+class KnownMasks:
+    """Does what such masks pick. ``inputs``: by their ids, tensors that the trace holds and that
+    are others at a later call; all else that it holds is what the step's code says."""
+
+    def __init__(self) -> None:
+        self.inputs: Sequence[Mapping[int, object]] = ()
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # of constants that were made here
+
+    def instead_of(
+        self, func: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[..., object] | None:
+        """What to call in place of ``func``; ``None``: ``func`` itself."""
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and not kwargs:
+            return self._by_index(func, *args)
+        if func in _SELECT and len(args) == 2 and not kwargs:
+            same = isinstance(args[1], Tensor) and args[0].shape == args[1].shape
+            return self._picked if same and self._know(args[1:]) else None
+        if func in _NONZERO and len(args) == 1 and kwargs.keys() <= {"as_tuple"}:
+            return self._nonzero if self.values(args[0]) is not None else None
+        if func is torch.where and len(args) == 1 and not kwargs:
+            return self._places if self.values(args[0]) is not None else None
+        return None
+
+    def _by_index(
+        self, func: Callable[..., object], x: Any, index: Any, *value: Any
+    ) -> Callable[..., object] | None:
+        entries = index if isinstance(index, tuple) else (index,)
+        if not any(map(_is_mask, entries)) or not self._know(entries):
+            return None
+        if func is Tensor.__getitem__:
+            return self._picked
+        is_filled = not isinstance(value[0], Tensor) or not value[0].ndim
+        return None if is_filled else self._put  # a mask says where it is filled
+
+    def _know(self, entries: Iterable[object]) -> bool:
+        masks = [each for each in entries if _is_mask(each)]
+        return bool(masks) and all(self.values(each) is not None for each in masks)
+
+    def _picked(self, x: Tensor, index: Any) -> Tensor:
+        entries = index if isinstance(index, tuple) else (index,)
+        if len(entries) == 1 and entries[0].shape == x.shape[: entries[0].ndim]:
+            (at,) = self._found(
+                entries[0], x.device, lambda mask: (mask.flatten().nonzero()[:, 0],)
+            )
+            return x.flatten(0, entries[0].ndim - 1)[at]
+        return x[self._numbered(x, entries)]
+
+    def _put(self, x: Tensor, index: Any, value: Tensor) -> None:
+        x[self._numbered(x, index if isinstance(index, tuple) else (index,))] = value
+
+    def _numbered(self, x: Tensor, entries: Iterable[Any]) -> tuple[Any, ...]:
+        """An index without masks."""
+        found: list[Any] = []
+        for each in entries:
+            found += self._places(each, x.device) if _is_mask(each) else [each]
+        return tuple(found)
+
+    def _places(self, mask: Tensor, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """Where it is true, in each of its dims."""
+        return self._found(mask, device or mask.device, lambda known: known.nonzero(as_tuple=True))
+
+    def _nonzero(self, mask: Tensor, *, as_tuple: bool = False) -> Tensor | tuple[Tensor, ...]:
+        if as_tuple:
+            return self._places(mask)
+        return self._found(mask, mask.device, lambda known: (known.nonzero(),))[0]
+
+    def _found(
+        self,
+        mask: Tensor,
+        device: torch.device,
+        of: Callable[[Tensor], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        """``of`` its values, as constants of the graph."""
+        values = self.values(mask)
+        assert values is not None
+        with outside_modes():
+            known = of(values)
+            held = [each.to(device) for each in known]
+        traced = tuple(map(held_input, held))
+        self._known |= {id(one): (one, each) for one, each in zip(traced, known, strict=True)}
+        return traced
+
+    def values(self, tensor: Any) -> Tensor | None:
+        """What is in a traced tensor at this point of the step, on the CPU; ``None`` if that is not
+        made of constants alone, or is large."""
+        trace = TraceInProgress()
+        node = trace.find(tensor)
+        known = {trace.find(each): values for each, values in self._known.values()}
+        if node is None:
+            return None
+        nodes = self._needed(trace, node, known)
+        if nodes is None:
+            return None
+        with outside_modes():
+            found: dict[fx.Node, Any] = {}
+            for each in nodes:
+                if each in known:
+                    found[each] = known[each].clone()
+                elif each.op == "get_attr":
+                    found[each] = trace.held(each)
+                else:
+                    found[each] = _run(each, found)
+        return found[node]
+
+    def _needed(
+        self, trace: TraceInProgress, node: fx.Node, known: dict[Any, Tensor]
+    ) -> list[fx.Node] | None:
+        """The nodes that decide what is in ``node``, in their order: those it is computed from, and
+        those that wrote to the memory of one of them."""
+        needed: set[fx.Node] = set()
+        waiting, memory = [node], set[int | None]()
+        while waiting:
+            each = waiting.pop()
+            if each in needed:
+                continue
+            if len(needed) > _MOST_NODES or not (each in known or self._is_constant(trace, each)):
+                return None
+            needed.add(each)
+            waiting += each.all_input_nodes
+            memory |= _memory(each)
+            if not waiting:
+                waiting += [w for w in _writers(trace.graph, memory) if w not in needed]
+        return [each for each in trace.graph.nodes if each in needed]
+
+    def _is_constant(self, trace: TraceInProgress, node: fx.Node) -> bool:
+        if node.op == "get_attr":
+            held = trace.held(node)
+            is_input = any(id(held) in each for each in self.inputs)
+            return is_copied(held, node) and not is_input
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            return False
+        facts = facts_of(node.target)
+        if not facts.native or facts.effects & ~Effect.WRITES or not has_value(node):
+            return False
+        sizes = [each.numel() for each in tensors_in(known_value(node))]
+        return all(type(size) is int and size <= _MOST_ELEMENTS for size in sizes)
+
+
+def _is_mask(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype in _MASKS and bool(value.ndim)
+
+
+def _memory(node: fx.Node) -> set[int | None]:
+    return {storage_key(each) for each in tensors_in(known_value(node))}
+
+
+def _writers(graph: fx.Graph, memory: set[int | None]) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    for node in graph.nodes:
+        for at, name in written_arguments(node.target) if node.op == "call_function" else ():
+            target = node.args[at] if at < len(node.args) else node.kwargs.get(name)
+            if isinstance(target, fx.Node) and _memory(target) & memory:
+                found.append(node)
+    return found
+
+
+def _run(node: fx.Node, found: dict[fx.Node, Any]) -> Any:
+    """A node's operation on the CPU."""
+    given, spec = flatten((node.args, node.kwargs))
+    given = [found[each] if isinstance(each, fx.Node) else each for each in given]
+    given = [_CPU if isinstance(each, torch.device) else each for each in given]
+    args, kwargs = unflatten(given, spec)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+__all__ = ["KnownMasks"]

@@ -1,0 +1,227 @@
+"""What PyTorch's CPU kernels require of values: taken for granted, and looked at in each call.
+
+::
+
+    binary_cross_entropy(x, y)      expect(all(0 <= x <= 1)); expect(all(0 <= y <= 1))
+    n // d, n % d                   expect(all(d != 0))          of whole numbers
+    table[(x * 10).long()]          expect(all(-rows <= i < rows))
+
+A call in which it does not hold has changed nothing and is eager's, which raises its own error. On
+a GPU nothing is looked at: PyTorch's kernels there stop the device or go on, and so does ours.
+Indices of whole numbers of the batch are checked before the step (``graph/analysis/lookups.py``);
+those that their own operations bound, as ``argmax`` does, are not checked.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from treadle.graph.analysis.lookups import Lookup, unchecked_lookups, unmoved
+from treadle.graph.core.node_info import copy_notes, info, known_value, set_value, tensor_of
+from treadle.graph.core.operators import OpOverload, arguments
+from treadle.graph.custom_ops.expect import expect
+from treadle.targets.registry import target_for
+
+aten = torch.ops.aten
+Range = tuple[float, float]
+
+_UNSAFE = (aten._unsafe_index.Tensor, aten._unsafe_index_put.default)
+_DIVIDES = frozenset({aten.div, aten.floor_divide, aten.remainder, aten.fmod})
+
+
+def require_values(graph: fx.Graph) -> None:
+    """An ``expect`` in front of each operation whose operands could be refused, up to the first
+    update: what is written by that would have to wait. ``graph`` is functional."""
+    lookups: dict[fx.Node, list[Lookup]] = {}
+    for each in unchecked_lookups(graph):
+        lookups.setdefault(each.user, []).append(each)
+    seen: set[tuple[object, ...]] = set()
+    for node in list(graph.nodes):
+        if info(node).phase == "optimizer":
+            return
+        if not isinstance(node.target, OpOverload) or not _is_on_host(node):
+            continue
+        for key, write in [*_of_lookups(lookups.get(node, ())), *_of_operands(node)]:
+            if key not in seen:
+                seen.add(key)
+                with graph.inserting_before(node):
+                    holds = write(_Writer(graph, node))
+                    _Writer(graph, node).call(expect, holds)
+
+
+Requirement = tuple[tuple[object, ...], Callable[["_Writer"], fx.Node]]
+"""What is required, and how it is written into the graph."""
+
+
+def _of_lookups(found: Any) -> Iterator[Requirement]:
+    for each in found:
+        if each.user.target in _UNSAFE:
+            continue  # PyTorch's own, made to fit
+        low, high, bounds = each.low, each.high, range_of(each.value)
+        if type(low) is not int or type(high) is not int:
+            continue  # of declared sizes
+        if bounds is None or bounds[0] < low or bounds[1] > high:
+            yield (each.value, low, high), lambda to, e=each: to.inside(e.value, e.low, e.high, e)
+
+
+def _of_operands(node: fx.Node) -> Iterator[Requirement]:
+    packet, given = node.target.overloadpacket, arguments(node)  # type: ignore[union-attr]
+    if packet is aten.binary_cross_entropy:
+        for name in ("self", "target"):
+            value = given[name]
+            bounds = range_of(value)
+            if bounds is not None and bounds[0] >= 0 and bounds[1] <= 1:
+                continue
+            yield (value, 0, 1), lambda to, x=value: to.inside(x, 0, 1)
+    elif packet in _DIVIDES and _is_whole(node):
+        divisor = given["other"]
+        if isinstance(divisor, fx.Node):
+            yield (divisor, "no zero"), lambda to: to.all(to.call(aten.ne.Scalar, divisor, 0))
+        elif divisor == 0:
+            yield (node, "never"), lambda to: to.never(given["self"])
+
+
+class _Writer:
+    """Writes conditions in front of an operation, with its notes."""
+
+    def __init__(self, graph: fx.Graph, user: fx.Node) -> None:
+        self._graph, self._user = graph, user
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        node = self._graph.call_function(target, args)
+        copy_notes(node, self._user)
+        set_value(node, target(*(_value(each) for each in args)))
+        return node
+
+    def all(self, flags: fx.Node) -> fx.Node:
+        return self.call(aten.all.default, flags)
+
+    def inside(self, value: fx.Node, low: int, high: int, of: Lookup | None = None) -> fx.Node:
+        above = self.call(aten.ge.Scalar, value, low)
+        flags = self.call(aten.logical_and.default, above, self.call(aten.le.Scalar, value, high))
+        if of is not None and of.ignored is not None:
+            spared = self.call(aten.eq.Scalar, value, of.ignored)
+            flags = self.call(aten.logical_or.default, flags, spared)
+        return self.all(flags)
+
+    def never(self, value: fx.Node) -> fx.Node:
+        """True where there is nothing to divide."""
+        return self.all(self.call(aten.ne.Tensor, value, value))
+
+
+def one_hot(require: Callable[[Tensor], None], input: Tensor, num_classes: int = -1) -> Tensor:
+    """``F.one_hot``, whose classes are looked at as eager looks at them."""
+    found = F.one_hot(input, num_classes)
+    if type(num_classes) is int and num_classes > 0 and target_for(input.device).on_host:
+        require(((input >= 0) & (input < num_classes)).all())
+    return found
+
+
+def _value(argument: object) -> object:
+    return known_value(argument) if isinstance(argument, fx.Node) else argument
+
+
+def _is_whole(node: fx.Node) -> bool:
+    value = known_value(node)
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+def _is_on_host(node: fx.Node) -> bool:
+    value = known_value(node)
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    return isinstance(first, Tensor) and target_for(first.device).on_host
+
+
+# -- between which numbers a whole number is, as far as operations say
+
+_FILLED: dict[object, Range | None] = {
+    aten.full: None, aten.full_like: None, aten.new_full: None,
+    aten.ones: (1, 1), aten.ones_like: (1, 1), aten.new_ones: (1, 1),
+    aten.zeros: (0, 0), aten.zeros_like: (0, 0), aten.new_zeros: (0, 0),
+}  # fmt: skip
+_PLACES = frozenset({aten.argmax, aten.argmin})
+_PLACES_BESIDE = frozenset({
+    aten.sort, aten.topk, aten.max, aten.min, aten.median, aten.nanmedian, aten.mode,
+    aten.kthvalue, aten.cummax, aten.cummin,
+})  # fmt: skip
+_KEEPS = frozenset({
+    aten.select, aten.slice, aten.index_select, aten.gather, aten.index, aten.flip, aten.roll,
+    aten.split, aten.unbind, aten.diagonal, aten.narrow, aten.contiguous,
+})  # fmt: skip
+"""The result has some of the numbers of the first operand."""
+
+
+def range_of(node: Any) -> Range | None:
+    """The least and the greatest number that may be in a value; ``None``: any, or NaN."""
+    if type(node) in (int, float):
+        return node, node
+    if not isinstance(node, fx.Node):
+        return None
+    node = unmoved(node)
+    value = known_value(node)
+    if isinstance(value, Tensor) and value.dtype is torch.bool:
+        return 0, 1
+    if not isinstance(node.target, OpOverload):
+        return _of_part(node)
+    return _of_operation(node)
+
+
+def _of_part(node: fx.Node) -> Range | None:
+    """One of several results."""
+    if node.op != "call_function" or len(node.args) != 2:
+        return None
+    parent, at = node.args
+    if not isinstance(parent, fx.Node) or not isinstance(parent.target, OpOverload):
+        return None
+    packet, given = parent.target.overloadpacket, arguments(parent)
+    if packet in _PLACES_BESIDE and at == 1:
+        shape = tensor_of(given["self"]).shape
+        return _below(shape[given["dim"]] if shape and "dim" in given else 1)
+    return range_of(given["self"]) if packet in _KEEPS else None
+
+
+def _of_operation(node: fx.Node) -> Range | None:
+    target: Any = node.target
+    packet, given = target.overloadpacket, arguments(node)
+    if packet in _FILLED:
+        return range_of(given["fill_value"]) if "fill_value" in given else _FILLED[packet]
+    if packet in _PLACES:
+        operand = tensor_of(given["self"])
+        dim = given["dim"]
+        return _below(operand.numel() if dim is None else (*operand.shape, 1)[dim])
+    if packet is aten.multinomial:
+        return _below(tensor_of(given["self"]).shape[-1])
+    if packet is aten.randperm:
+        return _below(given["n"])
+    if packet is aten.randint:
+        return given.get("low", 0), given["high"] - 1
+    if packet in (aten.bucketize, aten.searchsorted):
+        edges = given["boundaries" if packet is aten.bucketize else "sorted_sequence"]
+        return 0, tensor_of(edges).shape[-1]
+    if packet is aten.nonzero:
+        return _below(max(tensor_of(given["self"]).shape, default=1))
+    if packet in (aten.clamp, aten.clamp_min, aten.clamp_max):
+        return _clamped(given)
+    if packet is aten._to_copy and not _is_whole(node.all_input_nodes[0]):
+        return None
+    if packet in _KEEPS or packet is aten._to_copy:
+        return range_of(given["self"])
+    return None
+
+
+def _clamped(given: Any) -> Range | None:
+    low, high = given.get("min"), given.get("max")
+    inner = range_of(given["self"])
+    low = low if type(low) is int else None if inner is None else inner[0]
+    high = high if type(high) is int else None if inner is None else inner[1]
+    return None if low is None or high is None else (low, high)
+
+
+def _below(extent: object) -> Range | None:
+    return (0, extent - 1) if type(extent) is int else None
+
+
+__all__ = ["one_hot", "range_of", "require_values"]

@@ -1,0 +1,160 @@
+"""Numbers in Python's places (attributes, entries, variables) that change from call to call, and
+arrays of them.
+
+::
+
+    self.n += 1; loss = loss * 0.9 ** self.n      n: read before the launch, written after it
+
+While a step is captured, numbers and arrays that stand in are in those places. What the step puts
+there, also one that is computed of others, is computed again at each call, exactly as Python does.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from treadle.capture.python_state.changes import Change
+from treadle.capture.python_state.object_graph import Location, Node, Watched, first_of_each
+from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.python_state.reads import Reads
+from treadle.capture.symbolic.arrays.arrays import (
+    ArrayLeaf,
+    NdArray,
+    array_fact,
+    is_numeric,
+    overlaps,
+)
+from treadle.capture.symbolic.numbers import Number, Uses, is_number
+from treadle.util.errors import CaptureError
+
+
+@final
+@dataclass(slots=True)
+class _InPlace:
+    """What a place has at a call. ``owner``: the object that has it."""
+
+    place: Location
+    owner: object
+    key: tuple[int, object]
+
+    def __call__(self) -> Any:
+        return self.place.get()
+
+
+@final
+class ChangingNumbers:
+    """Those of one run."""
+
+    def __init__(
+        self, places: Sequence[Location], uses: Uses, beside: Callable[[], Sequence[object]]
+    ) -> None:
+        """``beside``: what may share memory with arrays: the leaves of a call."""
+        self._places, self._uses, self._beside = places, uses, beside
+        self._found: list[_InPlace] = []
+        self.arrays: dict[int, ArrayLeaf] = {}  # by the id of the array
+
+    @property
+    def real_arrays(self) -> list[NdArray]:
+        """Those in the places of which others stand."""
+        return [each.value for each in self.arrays.values()]
+
+    @contextlib.contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """While inside, numbers stand in that are what will be there."""
+        undo: list[tuple[Location, Any]] = []
+        try:
+            for place in self._places:
+                value = place.get()
+                if is_real(value) or is_numeric(value):
+                    undo.append((place, value))
+                    place.put(self._standing_in(place, value))
+            yield
+        finally:
+            for place, value in reversed(undo):
+                place.put(value)
+
+    def _standing_in(self, place: Location, value: Any) -> "Number | ArrayLeaf":
+        found = _InPlace(place, place.holder, (place.owner, place.name))
+        self._found.append(found)
+        self._uses.decisions.labels[found.key] = place.label
+        if is_real(value):
+            return Number(value, found, frozenset({found.key}), self._uses, scales=True)
+        made = ArrayLeaf(value, found, frozenset(), self._uses)
+        made = self.arrays.setdefault(id(value), made)  # an array in two places is one
+        made.roots |= {found.key}
+        return made
+
+    def read(self, reads: Reads) -> None:
+        """What has to be at a call as it is now: what arrays are, and which are the same."""
+        found = [each for each in self._found if is_numeric(each())]
+        if found:
+            label = ", ".join(each.place.label for each in found)
+            reads.add_computed(f"the kind of {label}", functools.partial(self._kinds, found))
+
+    def _kinds(self, places: Sequence[_InPlace]) -> object:
+        values = [each() for each in places]
+        facts = [array_fact(each) if is_numeric(each) else None for each in values]
+        return facts, first_of_each(values), overlaps([*values, *self._beside()])
+
+    def keys(self) -> list[tuple[int, object]]:
+        """The ids of their owners, and their names."""
+        return [each.key for each in self._found]
+
+    def placed(self, reads: Reads) -> None:
+        """From now on each is found where its owner is at a call."""
+        for each in self._found:
+            at, name = each.place.at, each.place.name
+            place = reads.place_of(each.owner, at, name, each.place.label)
+            each.place = each.place if place is None else place
+
+    def places(self) -> tuple[Location, ...]:
+        """Where they are, looked for from the roots."""
+        return tuple(replace(each.place, rooted=True) for each in self._found)
+
+    def depends_on(self, before: object, now: object) -> bool:
+        """Whether a number that the run read and set would be another one at every call, and is
+        in the graph as it was: then the graph serves no second call."""
+        if is_number(before):
+            other = is_number(now) or (is_real(now) and before.value != now)
+            return other and self._uses.is_in_graph(before.roots)
+        return is_real(before) and (is_number(now) or (is_real(now) and before != now))
+
+
+class Counted(CaptureError):
+    """TR-118, with the places: tried again with numbers that stand in there, it may go."""
+
+    places: tuple[Location, ...] = ()
+
+    def places_beside(self, others: Sequence[Location]) -> list[Location]:
+        """Those that are none of ``others``."""
+        known = {(each.owner, each.at, each.name) for each in others}
+        return [e for e in self.places if (e.owner, e.at, e.name) not in known]
+
+
+def counted(changes: Sequence[Change]) -> Counted:
+    """TR-118 for numbers that are read and set to others."""
+    label = changes[0].label
+    before, now = (
+        each.value if is_number(each) else each for each in (changes[0].before, changes[0].now)
+    )
+    error = Counted(
+        f"the step counts: it reads {label} and changes it from {before!r} to {now!r}, and what it "
+        "does depends on the number itself; it would be compiled at every call",
+        code="TR-118",
+        remedy="use the number in arithmetic and comparisons only (not as a text, a size "
+        "or the end of a range), or count outside of the step",
+    )
+    error.places = tuple(map(direct_place, changes))
+    return error
+
+
+def direct_place(change: Change) -> Location:
+    """The place of a change, by the object that holds it."""
+    node = Node(type(change.owner), change.part.label, change.owner)
+    node.watched.extend([Watched(change.part, None, {})] * (change.at + 1))
+    return Location(node, change.at, change.name, change.label)
+
+
+__all__ = ["ChangingNumbers", "Counted", "counted", "direct_place"]

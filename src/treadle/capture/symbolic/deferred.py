@@ -1,0 +1,527 @@
+"""Numbers that a step reads from tensors: known after the launch, and Python's until then.
+
+::
+
+    total += loss.item()        one more output of the graph; the sum is Python's, after the launch
+    y = y * loss.item()         y = y * (a 0-dim tensor in the graph)
+
+``Tensor.item`` gives a number that stands in for the one to come. What Python's arithmetic makes
+of it is a number of that kind again: an expression, which is computed on the host once the launch
+is over, or in the graph where a tensor is made of it. What would need the number itself while the
+step is captured is TR-102.
+"""
+
+import builtins
+import math
+import operator
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
+from typing import Any, TypeGuard, final
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+from torch.overrides import handle_torch_function
+
+from treadle.capture.explain_errors import (
+    BETWEEN,
+    here,
+    looks_at_value,
+    show_line,
+    users_frames,
+)
+from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
+from treadle.capture.symbolic.number_forms import (
+    COMPARISONS,
+    GraphForm,
+    form_of,
+    is_apart,
+    is_close,
+)
+from treadle.capture.symbolic.numbers import (
+    STAND_INS,
+    Number,
+    PlainNumber,
+    Text,
+    Uses,
+    combined_text,
+    computation,
+    dtype_beside,
+    is_number,
+    is_stand_in,
+    lead_of,
+    made_now,
+)
+from treadle.capture.symbolic.texts.text_code import makes_text
+from treadle.compat.unsized import tensor_of_number
+from treadle.util.answers import called_name
+from treadle.util.errors import CaptureError
+
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+class AsksNumber(CaptureError):
+    """TR-102, where code that calls a function of real numbers could be rewritten (see
+    ``capture/symbolic/number_calls``). ``codes``: of the frames that run, innermost first."""
+
+    codes: tuple[CodeType, ...]
+
+
+def asks_number() -> CaptureError:
+    """For code that needs a number now which is known after the launch."""
+    frames = list(users_frames())
+    error = looks_at_value(_where(frames))
+    if not frames or not (_calls_real(frames[0]) or _makes_text(frames[0])):
+        return error
+    asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
+    asks.codes = tuple(each.f_code for each in frames)
+    return asks
+
+
+def _calls_real(frame: FrameType) -> bool:
+    """Whether it calls a function of real numbers just now, by a global name."""
+    name = called_name(frame)
+    function = frame.f_globals.get(name, vars(builtins).get(name))
+    return any(function is each for each in (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS))
+
+
+def _makes_text(frame: FrameType) -> bool:
+    return makes_text(frame.f_code, frame.f_lasti)
+
+
+def _where(frames: Sequence[FrameType]) -> str:
+    """The line that runs, below the user's where that is one of Python's own library."""
+    inner = here()
+    for each in frames:
+        if not each.f_code.co_filename.startswith((*BETWEEN, _STDLIB)):
+            own = show_line((each.f_code.co_filename, each.f_lineno))
+            return inner if own == inner else f"{own}\n     in {inner}"
+    return inner
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NumbersOfCall:
+    """What Python needs of a call's tensors: ``places`` are those numbers, in the order in which
+    the graph returns them; ``known`` has their values once the launch is over. ``whole``: those
+    that are tensors themselves."""
+
+    places: tuple[int, ...]
+    known: dict[int, Any]
+    whole: frozenset[int] = frozenset()
+
+    def read(self, tensors: Iterator[Tensor | None]) -> None:
+        """``tensors`` begin with those that the graph returns for them, which are taken: one read
+        for each dtype and device."""
+        groups: dict[tuple[torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
+        for place in self.places:
+            each = next(tensors)
+            assert each is not None
+            if place in self.whole:
+                self.known[place] = each
+                continue
+            groups.setdefault((each.dtype, each.device), []).append((place, each))
+        for group in groups.values():
+            values = torch.stack([each for _, each in group]).tolist()
+            self.known.update(zip((place for place, _ in group), values, strict=True))
+
+
+@final
+@dataclass(eq=False)
+class DeferredNumbers:
+    """What a run reads from its tensors. ``read``: a copy of each, as it was when it was read;
+    ``fetched``: which of them Python needs after the launch, in order. ``decide``: what a frame
+    that asks whether a value is true is told. ``require``: takes for granted that a 0-dim tensor is
+    true; a call of which that is wrong is eager's."""
+
+    decide: Callable[[Tensor, FrameType], bool | None]
+    require: Callable[[Tensor], None]
+    known: dict[int, Any] = field(default_factory=dict[int, Any])
+    read: list[Tensor] = field(default_factory=list[Tensor])
+    fetched: list[int] = field(default_factory=list[int])
+    whole: set[int] = field(default_factory=set[int])  # those that are tensors themselves
+    uses: Uses = field(default_factory=Uses)
+    refused: CaptureError | None = None
+
+    def refuse(self) -> CaptureError:
+        """For code that needs a number now: the first refusal of a run is kept."""
+        error = asks_number()
+        self.refused = self.refused or error
+        return error
+
+    def check(self) -> None:
+        """After the step: a refusal that somebody's ``except`` has caught is raised all the same.
+        Eager raises nothing there, so what ran in its place is not the step."""
+        if self.refused is not None:
+            raise self.refused
+
+    def item(self, tensor: Tensor) -> "DeferredNumber":
+        """``tensor.item()`` of one element; TR-102 of a complex one."""
+        if tensor.is_complex():
+            raise looks_at_value(here())
+        with torch.no_grad():
+            kept = tensor.detach().reshape(()).clone()
+        number = len(self.read)
+        self.read.append(kept)
+        known = self.known
+        return DeferredNumber(
+            _kind(kept.dtype), lambda: known[number], self, (number,), lambda: _widened(kept)
+        )
+
+    def tensor(self, tensor: Tensor) -> "DeferredTensor":
+        """The tensor as it is now, for a text of it."""
+        with torch.no_grad():
+            number, known = self.keep(tensor.clone()), self.known
+        return DeferredTensor(tensor, lambda: known[number], self, (number,))
+
+    def keep(self, tensor: Tensor) -> int:
+        """One that Python has when the step is done, as it is then."""
+        self.read.append(tensor.detach())
+        self.whole.add(len(self.read) - 1)
+        return len(self.read) - 1
+
+    def of_size(self, size: SymInt | SymFloat | SymBool) -> "DeferredNumber":
+        """A number that sizes decide which values decide."""
+        return self.item(tensor_of_number(size))
+
+    def tolist(self, tensor: Tensor) -> Any:
+        """``tensor.tolist()``: nested lists of numbers."""
+        if not tensor.ndim:
+            return self.item(tensor)
+        return [self.tolist(tensor.select(0, at)) for at in range(tensor.shape[0])]
+
+    def fetch(self, number: "Deferred") -> None:
+        """Python needs this one after the launch."""
+        self.fetched += [each for each in number.parts if each not in self.fetched]
+
+    def of_call(self) -> NumbersOfCall:
+        """Those that Python needs, at any call."""
+        return NumbersOfCall(tuple(self.fetched), self.known, frozenset(self.whole))
+
+    def fetched_tensors(self) -> list[Tensor]:
+        """What the graph returns for them."""
+        return [self.read[each] for each in self.fetched]
+
+
+class DeferredNumber(Number):
+    """A number that ``compute()`` knows once the launch is over. ``parts``: of what was read those
+    numbers that it is made of; ``in_graph()``: it as a tensor of float64, int64 or bool. A whole
+    number is ``base`` and ``ahead`` more. ``is_exact``: the graph has it to the last bit."""
+
+    __slots__ = ("ahead", "base", "deferred", "in_graph", "is_exact", "parts")
+
+    def __init__(
+        self,
+        kind: type,
+        compute: Callable[[], Any],
+        deferred: DeferredNumbers,
+        parts: tuple[int, ...],
+        in_graph: Callable[[], Tensor] | None,
+    ) -> None:
+        super().__init__(kind(0), compute, frozenset(), deferred.uses, scales=True)
+        self.deferred = deferred
+        self.parts = parts
+        self.in_graph = in_graph
+        self.is_exact = True
+        self.base: DeferredNumber = self
+        self.ahead = 0
+
+    def plain(self) -> Any:
+        """TR-102: there is no number yet."""
+        raise self.deferred.refuse()
+
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Number:
+        """``function`` of numbers, of which one at least is deferred; so is the result."""
+        if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
+            return self
+        known = [each for each in operands if is_deferred(each)]
+        form = _form_of(function, operands)
+        made = DeferredNumber(
+            _kind_of_result(function, operands),
+            computation(function, operands),
+            self.deferred,
+            tuple(dict.fromkeys(at for each in known for at in each.parts)),
+            None if form is None else _graph_form(function, operands, self.deferred, form),
+        )
+        made.is_exact = (form is None or form.is_exact) and all(each.is_exact for each in known)
+        distance = _distance(function, operands)
+        if distance is not None:
+            made.base, made.ahead = known[0].base, known[0].ahead + distance
+        return made
+
+    def applied(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """A number again, whatever it is."""
+        return self.combined(function, operands)
+
+    def decided(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """A number again, until somebody asks whether it is true."""
+        return self.combined(function, operands)
+
+    def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
+        """A 0-dim tensor of it for arithmetic with ``beside``; TR-102 where there is none."""
+        dtype = dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
+        if dtype is None or self.in_graph is None:
+            return self.plain()
+        return self.in_graph().to(device=beside.device, dtype=dtype)
+
+    def __bool__(self) -> bool:
+        """The answer that does not only raise; TR-102 where both go on."""
+        answer = None
+        if self.in_graph is not None:
+            answer = self.deferred.decide(self.in_graph(), sys._getframe(1))
+        return self.plain() if answer is None else answer
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self.value), name):
+            return self.plain()
+        raise AttributeError(name)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return self.plain()
+
+
+@final
+class DeferredText(Text):
+    """A text that ``compute()`` knows once the launch is over. ``value``: one like it."""
+
+    __slots__ = ("deferred", "parts")
+
+    def __init__(
+        self,
+        like: str,
+        compute: Callable[[], str],
+        deferred: DeferredNumbers,
+        parts: tuple[int, ...],
+    ) -> None:
+        super().__init__(like, compute, frozenset(), deferred.uses)
+        self.deferred = deferred
+        self.parts = parts
+
+    def plain(self) -> Any:
+        """TR-102: there is no text yet."""
+        raise self.deferred.refuse()
+
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function`` of values, of which this text is one: known later, if it is a text.
+        Another text than this one may raise nothing, where this one does."""
+        try:
+            return text_of(function, operands)
+        except (ArithmeticError, LookupError, ValueError):
+            return self.plain()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class DeferredTensor:
+    """A tensor that Python has once the launch is over. ``value``: the traced one."""
+
+    value: Tensor
+    compute: Callable[[], Tensor]
+    deferred: DeferredNumbers
+    parts: tuple[int, ...]
+    roots: frozenset[Any] = frozenset()
+
+    def plain(self) -> Any:
+        """TR-102: there is no tensor yet."""
+        raise self.deferred.refuse()
+
+
+LATER: set[type] = {DeferredNumber, DeferredText, DeferredTensor}
+"""Classes of what is known after the launch."""
+STAND_INS.update(LATER)
+Deferred = DeferredNumber | DeferredText | DeferredTensor
+
+
+def text_of(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """``function`` of values, some of which stand in: a text that stands in, if it gives one."""
+    later = [each for each in operands if is_known_later(each)]
+    if not later:
+        return combined_text(function, operands, _uses_of(operands))
+    like = "" if any(map(_is_tensor, later)) else made_now(function, operands)
+    if type(like) is not str:
+        return later[0].plain()
+    parts = tuple(dict.fromkeys(at for each in later for at in each.parts))
+    return DeferredText(like, computation(function, operands), later[0].deferred, parts)
+
+
+def number_of(function: Callable[[Any], Any], text: Text) -> Number:
+    """``len``, ``float`` or ``int`` of a text that stands in: a number that does so."""
+    compute = computation(function, (text,))
+    if type(text) is not DeferredText:
+        return Number(function(text.value), compute, text.roots, text.uses, scales=True)
+    try:
+        kind = type(function(text.value))
+    except ValueError:  # of another text it may be a number
+        return text.plain()
+    return DeferredNumber(kind, compute, text.deferred, text.parts, None)
+
+
+def whole_tensor(tensor: Tensor) -> Any:
+    """What stands in for it until the launch is over."""
+    return handle_torch_function(whole_tensor, (tensor,), tensor)
+
+
+def _uses_of(operands: Sequence[Any]) -> Uses:
+    given: Sequence[Any] = [each for each in operands if is_stand_in(each)]
+    return given[0].uses
+
+
+def _is_tensor(value: Deferred) -> bool:
+    return type(value) is DeferredTensor
+
+
+def is_known_later(value: object) -> TypeGuard[Deferred]:
+    """Is it known after the launch?"""
+    return type(value) in LATER
+
+
+def _graph_form(
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    deferred: DeferredNumbers,
+    form: GraphForm,
+) -> Callable[[], Tensor]:
+    """``function`` of 0-dim tensors. What it takes for granted is required where it is computed."""
+    known = [each for each in operands if is_deferred(each)]
+    device = deferred.read[known[0].parts[0]].device
+    is_float = form.of_floats or any(isinstance(each, float) for each in operands)
+    dtype = torch.float64 if is_float else torch.int64
+    is_close = function in COMPARISONS and not all(each.is_exact for each in known)
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            made = [_as_tensor(each, dtype, device) for each in operands]
+            result = form.compute(*made)
+            if form.holds is not None:
+                deferred.require(form.holds(result, *made))
+            if is_close:
+                deferred.require(is_apart(*made))
+            return result
+
+    return compute
+
+
+def _form_of(function: Callable[..., Any], operands: Sequence[Any]) -> GraphForm | None:
+    """The form of ``function``, if the operands are in the graph, to the last bit where that may
+    decide."""
+    form = form_of(function, operands)
+    known = [each for each in operands if is_deferred(each)]
+    if form is None or any(each.in_graph is None for each in known):
+        return None
+    return None if form.is_stepped and not all(each.is_exact for each in known) else form
+
+
+def number_in(tensor: Tensor) -> Any:
+    """The number that a tensor is; the tensor, where Python says that it is none."""
+    return tensor.item() if tensor.numel() == 1 else tensor
+
+
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
+    def call(*args: Any, **kwargs: Any) -> object:
+        args = tuple(number_in(each) if isinstance(each, Tensor) else each for each in args)
+        numbers = all(is_number(each) or is_real(each) for each in (*args, *kwargs.values()))
+        if numbers and any(map(is_number, args)):
+            if function is _ISCLOSE and len(args) == 2:
+                return lead_of(args).applied(is_close, (*args, *_tolerances(**kwargs)))
+            if not kwargs:
+                return lead_of(args).applied(function, args)
+        if are_nests(args, kwargs):
+            return of_nests(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+_ISCLOSE = math.isclose
+
+
+def _tolerances(*, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> tuple[Any, Any]:
+    """Those of ``math.isclose``."""
+    return rel_tol, abs_tol
+
+
+MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print)
+CONVERSIONS: tuple[Callable[..., object], ...] = (float, int, len)
+"""What takes or gives no number but a real one, of tensors too."""
+OF_NUMBERS: Mapping[Callable[..., Any], Callable[..., object]] = {
+    each: _of_numbers(each) for each in vars(math).values() if isinstance(each, BuiltinFunctionType)
+}
+"""The functions of ``math``, which take real numbers alone, and what gives numbers that stand in of
+such numbers."""
+
+
+def functions_of_numbers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
+    """In the places of those of ``math``."""
+    return [(math, each.__name__, instead) for each, instead in OF_NUMBERS.items()]
+
+
+def is_deferred(value: object) -> TypeGuard[DeferredNumber]:
+    """Is it a number that is known after the launch?"""
+    return type(value) is DeferredNumber
+
+
+def _distance(function: Callable[..., Any], operands: Sequence[Any]) -> int | None:
+    """By how much ``function`` moves the one number among whole ones that is deferred, if it does
+    no more."""
+    plain = [each for each in operands if not is_number(each)]
+    if len(operands) != 2 or len(plain) != 1 or not all(isinstance(e, int) for e in operands):
+        return None
+    if function is operator.add:
+        return int(plain[0])
+    return -int(plain[0]) if function is operator.sub and plain[0] is operands[1] else None
+
+
+def _kind(dtype: torch.dtype) -> type:
+    """Python's type of an element."""
+    if dtype is torch.bool:
+        return bool
+    return float if dtype.is_floating_point else int
+
+
+def _kind_of_result(function: Callable[..., Any], operands: Sequence[Any]) -> type:
+    """By samples in the place of numbers that are not known."""
+    error: Exception | None = None
+    for sample in (1, 2, 0.5, 0):
+        try:
+            values = [type(e.value)(sample) if is_number(e) else e for e in operands]
+            return type(function(*values))
+        except (ArithmeticError, ValueError) as failed:
+            error = failed
+    assert error is not None
+    raise error
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """As exact as Python has it."""
+    if tensor.dtype is torch.bool:
+        return tensor
+    return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)
+
+
+def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A 0-dim tensor of a number: one that is known later, one of this call's, or any other."""
+    if is_deferred(value):
+        assert value.in_graph is not None
+        return value.in_graph().to(device=device, dtype=dtype)
+    if is_number(value):
+        value = value.tensor(torch.empty((), dtype=dtype, device=device))
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def _give_comparisons() -> None:
+    def compared(function: Callable[..., object]) -> Callable[[DeferredNumber, object], object]:
+        def call(self: DeferredNumber, other: object) -> object:
+            return self.derived(function, other)
+
+        return call
+
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(DeferredNumber, f"__{name}__", compared(getattr(operator, name)))
+
+
+_give_comparisons()

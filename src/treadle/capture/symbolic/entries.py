@@ -1,0 +1,124 @@
+"""Entries of lists, tuples, dicts and arrays at a number that stands in: numbers that stand in.
+
+::
+
+    lr = schedule[step]     ->    lr = entry(schedule, step)
+
+Python asks for the number itself to find an entry, and what it finds would be part of the graph.
+``text_calls`` puts the call where that was asked. What the list holds when a call is made counts.
+"""
+
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, final
+
+import numpy as np
+
+from treadle.capture.python_state.code.bytecode import Instructions
+from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.symbolic.numbers import Number, is_number
+
+Place = tuple[str, int | None, int | None, int | None, int | None]
+"""Where an expression stands: its file, first and last line, first and last column."""
+_KINDS = frozenset({list, tuple, dict, np.ndarray})
+
+
+def place_asked(frame: FrameType) -> Place | None:
+    """Where ``frame`` looks for an entry just now; ``None`` if it does something else."""
+    steps = Instructions(frame.f_code)
+    if steps.op(steps.at(frame.f_lasti)) != "SUBSCR":
+        return None
+    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    return (frame.f_code.co_filename, *positions)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """``container[key]``, a number of type ``kind``."""
+
+    container: Any
+    kind: type
+
+    def __call__(self, key: Any) -> Any:
+        return self.container[key]
+
+    def __hash__(self) -> int:
+        return hash((id(self.container), self.kind))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Lookup)
+            and other.container is self.container
+            and other.kind is self.kind
+        )
+
+    def has(self, key: Any) -> bool:
+        """Whether there is such a number."""
+        try:
+            return type(self.container[key]) is self.kind
+        except (LookupError, TypeError):
+            return False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Has:
+    """Whether a lookup finds a number of its kind."""
+
+    lookup: _Lookup
+
+    def __call__(self, key: Any) -> bool:
+        return self.lookup.has(key)
+
+
+def looked_up(container: Any, key: Any) -> Any:
+    """``container[key]``. What it raises, eager raises as well."""
+    return container[key]
+
+
+def entry(container: Any, key: Any) -> Any:
+    """``container[key]``."""
+    if type(key) is not Number or type(container) not in _KINDS:
+        return looked_up(container, key)
+    try:
+        found = container[key.value]
+    except (LookupError, TypeError):
+        return looked_up(container, key)  # it raises an error
+    if is_number(found):
+        return _among(container, key, found)
+    if not is_real(found):
+        return looked_up(container, key)
+    lookup = _Lookup(container, type(found))
+    return key.derived(lookup) if key.decided(_Has(lookup), (key,)) else found
+
+
+def _among(container: Any, key: Number, found: Number) -> Any:
+    """An entry of a list that the step makes of numbers which stand in."""
+    kind = type(found.value)
+    values = container if type(container) in (list, tuple) else ()
+    numbers = [each for each in values if is_number(each) or is_real(each)]
+    same = all(type(each.value if is_number(each) else each) is kind for each in numbers)
+    if not values or len(numbers) != len(values) or not same:
+        return looked_up(container, key)
+    if not key.decided(_IsWithin(len(values)), (key,)):
+        return found
+    return Number.of(_picked, (key, *values))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _IsWithin:
+    """Whether a list has a place."""
+
+    count: int
+
+    def __call__(self, at: int) -> bool:
+        return -self.count <= at < self.count
+
+
+def _picked(at: int, *values: Any) -> Any:
+    return values[at]
+
+
+__all__ = ["Place", "entry", "looked_up", "place_asked"]

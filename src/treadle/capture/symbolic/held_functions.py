@@ -1,0 +1,76 @@
+"""Functions that objects and containers hold: ``self.act = math.exp``, ``ACTS["exp"]``.
+
+While a step is captured another function may stand in such a place, as one does in a module.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any, final
+
+from torch import Tensor
+
+from treadle.capture.python_state.introspect import attributes_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeldFunction:
+    """What stands under ``key`` in a dict or a list."""
+
+    holder: Any
+    key: Any
+    function: Callable[..., Any]
+
+    @property
+    def identity(self) -> tuple[int, object]:
+        """Equal for the same place."""
+        return id(self.holder), self.key
+
+
+def held_functions(
+    objects: Iterable[object], functions: Mapping[Callable[..., Any], object]
+) -> Iterator[HeldFunction]:
+    """Where objects, lists and dicts have one of ``functions``."""
+    known = {id(each): each for each in functions}
+    for each in objects:
+        if isinstance(each, type | ModuleType | FunctionType | Tensor):
+            continue
+        for holder in (attributes_of(each), each):
+            if isinstance(holder, dict | list):
+                yield from _within(holder, known)
+
+
+def _within(holder: Any, known: Mapping[int, Callable[..., Any]]) -> Iterator[HeldFunction]:
+    pairs = enumerate(holder) if isinstance(holder, list) else holder.items()
+    for key, value in list(pairs):
+        if id(value) in known:
+            yield HeldFunction(holder, key, known[id(value)])
+
+
+@contextlib.contextmanager
+def instead_of(
+    places: Iterable[HeldFunction], functions: Mapping[Callable[..., Any], object]
+) -> Iterator[None]:
+    """While inside, others stand in these places, as far as nothing else does."""
+    put: list[HeldFunction] = []
+    try:
+        for each in places:
+            if _now(each) is each.function:
+                each.holder[each.key] = functions[each.function]
+                put.append(each)
+        yield
+    finally:
+        for each in put:
+            if _now(each) is functions[each.function]:
+                each.holder[each.key] = each.function
+
+
+def _now(place: HeldFunction) -> object:
+    if isinstance(place.holder, dict):
+        return place.holder.get(place.key)
+    return place.holder[place.key] if place.key < len(place.holder) else None
+
+
+__all__ = ["HeldFunction", "held_functions", "instead_of"]

@@ -1,0 +1,179 @@
+"""Numbers that a step draws from Python's and NumPy's own generators: drawn again at every call,
+in the same order, before the launch.
+
+::
+
+    lam = np.random.beta(a, a)                the number is an input; each call draws its own
+    perm = np.random.permutation(n)           likewise an array, of which a tensor is made
+
+    if random.random() < 0.5: ...             a decision: a variant for each way that calls go
+    n = random.randint(1, 3); x[:n]           likewise for each whole number, and for each place of
+                                              ``random.choice([...])``
+
+Whether a variant serves a call is asked of the numbers that the call would draw, and the generators
+are put back. What else a draw decides while the step is captured (a number that is none of the
+whole ones, a list that is shuffled) is TR-119, and so is a draw from a generator of the user's own,
+or by a function that was imported by its name: the state of the generator is then not what the
+draws that are known leave.
+"""
+
+import functools
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+
+from treadle.capture.explain_errors import here
+from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.introspect import GLOBAL_GENERATORS
+from treadle.capture.python_state.plain_values import is_real, is_whole
+from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
+from treadle.capture.symbolic.computations import NumberDecision
+from treadle.capture.symbolic.numbers import Number, Uses, plain
+
+_NO_DRAWS = frozenset({"seed", "setstate", "getstate", "set_state", "get_state", "shuffle"})
+_CHOICE = random.choice
+_LABEL = "a number that is drawn"
+_GENERATORS = tuple(zip((random, np.random), GLOBAL_GENERATORS, strict=True))
+
+
+def states() -> tuple[Any, Any]:
+    """Those of both generators."""
+    return random.getstate(), np.random.get_state()
+
+
+def put_states(kept: tuple[Any, Any]) -> None:
+    """As they were."""
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    where: str
+
+
+@final
+@dataclass(slots=True, eq=False)
+class HostDraws:
+    """The draws of a run, in order. ``begins`` and ``drawn`` are called around each of them."""
+
+    uses: Uses
+    begins: Callable[[], None] = lambda: None
+    drawn: Callable[[], None] = lambda: None
+    _draws: list[_Draw] = field(default_factory=list[_Draw])
+    _values: list[Any] = field(default_factory=list[Any])
+    _before: tuple[Any, Any] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._draws)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """While inside, functions of the modules give numbers and arrays that stand in."""
+        with ExitStack() as undo:
+            for module, generator in _GENERATORS:
+                for name, value in list(vars(module).items()):
+                    bound = callable(value) and getattr(value, "__self__", None) is generator
+                    if bound and name not in _NO_DRAWS:
+                        undo.callback(setattr, module, name, value)
+                        setattr(module, name, self._noting(value))
+            yield
+
+    def decides(self) -> bool:
+        """Whether a number that was drawn decided anything."""
+        roots = self.uses.needed | self.uses.decisions.roots()
+        return any(self._root(at) in roots for at in range(len(self._draws)))
+
+    def refuses(self) -> bool:
+        """Whether the graph depends on a drawn value of which there may be any number."""
+        return any(not is_whole(self._values[at]) for at in self._needed())
+
+    def decisions(self) -> list[NumberDecision]:
+        """That the drawn whole numbers on which the graph depends are what they were."""
+        values = self._values
+        return [
+            NumberDecision(
+                functools.partial(values.__getitem__, at),
+                values[at],
+                frozenset({self._root(at)}),
+                _LABEL,
+                self._draws[at].where,
+            )
+            for at in self._needed()
+        ]
+
+    @contextmanager
+    def foreseen(self) -> Iterator[None]:
+        """While inside, the numbers are those that a call would draw now, which has not happened
+        afterwards."""
+        if not self._draws:
+            yield
+            return
+        before = states()
+        try:
+            self._values[:] = [each.function(*each.args, **each.named) for each in self._draws]
+            yield
+        finally:
+            put_states(before)
+
+    def _needed(self) -> list[int]:
+        return [at for at in range(len(self._draws)) if self._root(at) in self.uses.needed]
+
+    def draw(self) -> None:
+        """Draw for a call."""
+        if self._draws:
+            self._before = states()
+            self._values[:] = [each.function(*each.args, **each.named) for each in self._draws]
+
+    def happened(self) -> None:
+        """The call for which they were drawn is done."""
+        self._before = None
+
+    def undo(self) -> None:
+        """The call has not happened."""
+        if self._before is not None:
+            put_states(self._before)
+            self._before = None
+
+    def _root(self, at: int) -> tuple[str, int, int]:
+        return "draw", id(self), at
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_choice = original == _CHOICE
+
+        def call(*args: Any, **named: Any) -> Any:
+            if whose(sys._getframe(1).f_code.co_filename) < Whose.INSTALLED:
+                return original(*args, **named)
+            return drawn(*args, **named)
+
+        def drawn(*args: Any, **named: Any) -> Any:
+            args, named = plain(args), plain(named)
+            if is_choice and len(args) == 1 and not named:
+                (entries,) = args
+                if not all(map(is_real, entries)):  # an index takes as much of the stream
+                    return entries[operator.index(drawn(range(len(entries))))]
+            self.begins()
+            value = original(*args, **named)
+            if not any(test(value) for test in (is_real, is_numeric)):
+                return value
+            self.drawn()
+            at, values = len(self._draws), self._values
+            self._draws.append(_Draw(original, args, named, here()))
+            values.append(value)
+            roots = frozenset({self._root(at)})
+            self.uses.decisions.labels[self._root(at)] = _LABEL
+            if is_real(value):
+                return Number(value, lambda: values[at], roots, self.uses, scales=True)
+            return ArrayLeaf(value, lambda: values[at], roots, self.uses)
+
+        return call

@@ -1,0 +1,316 @@
+"""Calls of what takes or gives no number but a real one: ``float(t)``, ``len(t)``, ``cos(n)``.
+
+::
+
+    LOAD_GLOBAL  NULL + float            ->    LOAD_GLOBAL  NULL + float (ours)
+
+Code that calls ``float``, ``int``, ``len`` or a function of ``math`` by a variable, whatever its
+name, is given a copy of it while a step is captured, in which the call is one of ours, and where an
+object holds a function of ``math`` stands ours as well. Of a traced tensor it gives the number that
+is known after the launch (``capture/symbolic/deferred``), or a length that values decide; of a
+number that stands in for another one that does so again; of anything else what Python gives. Nothing
+but that name differs.
+"""
+
+import builtins
+import contextlib
+import dis
+import functools
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from treadle.capture.symbolic.arrays.arrays import is_array
+from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
+from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
+from treadle.capture.symbolic.entries import Place
+from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
+from treadle.capture.symbolic.numbers import Text, is_number
+from treadle.capture.symbolic.texts.text_calls import text_functions, with_texts
+from treadle.capture.symbolic.texts.texts import TEXTS
+from treadle.compat.fake import class_of, is_traced
+from treadle.compat.tracing import works_for
+from treadle.compat.unsized import is_unsized, length_of
+
+_MOST_NAMES = 1 << 7
+"""Of a code object: an instruction names the first of them without a prefix."""
+_MOST_CONSTANTS = 1 << 8
+
+
+@final
+class NumberCalls:
+    """The functions whose calls are rewritten, for one capture."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        """``function``: the step's, whose own code is."""
+        while isinstance(function, functools.partial | MethodType):
+            function = (
+                function.func if isinstance(function, functools.partial) else function.__func__
+            )
+        self._functions: list[FunctionType] = []
+        self._asked: list[FunctionType] = []
+        self._codes: set[CodeType] = set()
+        self._places: frozenset[Place] = frozenset()
+        self._held: dict[object, HeldFunction] = {}  # functions of ``math`` in objects
+        if isinstance(function, FunctionType) and _calls_any(function, frozenset(), asked=False):
+            self._functions.append(function)
+
+    def cover(
+        self,
+        asking: Iterable[tuple[CodeType, ...]],
+        known: Iterable[object],
+        places: AbstractSet[Place] = frozenset(),
+    ) -> bool:
+        """From now on code that asked is rewritten; whether any of it is new. ``asking``: each with
+        the code of the frames around it, innermost first. ``known``: objects that the run has met,
+        functions among them. ``places``: where it looked for entries."""
+        more = not places <= self._places
+        self._places |= places
+        return self._covers(asking, known) or more
+
+    def _covers(self, asking: Iterable[tuple[CodeType, ...]], known: Iterable[object]) -> bool:
+        codes: list[CodeType] = []
+        for inner, *around in asking:
+            if inner not in self._codes:
+                codes += [inner, *(each for each in around if inner in _within(each))]
+        if not codes:
+            return False
+        self._codes.update(codes)
+        # what a program has frozen, the collector does not find
+        objects = [*known, *gc.get_referrers(*codes)]
+        found = {id(each): each for each in _functions(objects) if _has_any(each.__code__, codes)}
+        new = [each for each in found.values() if not any(each is f for f in self._asked)]
+        new = [each for each in new if _calls_any(each, self._places, asked=True)]
+        self._asked += new
+        held = {each.identity: each for each in held_functions(objects, OF_NUMBERS)}
+        others = held.keys() - self._held.keys()
+        self._held |= held
+        return bool(new or others)
+
+    @contextlib.contextmanager
+    def rewritten(self) -> Iterator[None]:
+        """While inside, functions of that code have the copy."""
+        with contextlib.ExitStack() as undo:
+            given: dict[str, Callable[..., object]] = {}
+            instead = _all_instead()
+            others = [f for f in self._functions if not any(f is each for each in self._asked)]
+            for function in (*self._asked, *others):
+                undo.callback(setattr, function, "__code__", function.__code__)
+                scope = _Scope.of(function, instead, asked=function in self._asked)
+                code = with_texts(function.__code__, function.__globals__, self._places)
+                given |= text_functions() if code is not function.__code__ else {}
+                function.__code__ = _rewritten(code, scope, given)
+            for name, call in given.items():
+                setattr(builtins, name, call)
+                undo.callback(delattr, builtins, name)
+            undo.enter_context(instead_of(self._held.values(), OF_NUMBERS))
+            yield
+
+
+def _all_instead() -> dict[int, Callable[..., object]]:
+    """What is called in the place of functions and types, by their ids."""
+    found: dict[int, Callable[..., Any]] = {id(each): _conversion(each) for each in CONVERSIONS}
+    others = (*OF_NUMBERS.items(), *TEXTS.items(), *LEGACY.items())
+    found |= {id(each): instead for each, instead in others}
+
+    def mapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
+        return map(found.get(id(function), function), *args, **kwargs)
+
+    return found | {id(map): mapped, id(type): _type}
+
+
+def _type(*args: Any, **kwargs: Any) -> object:
+    """``type(value)``, of a traced tensor the class of the user's own."""
+    if len(args) == 1 and isinstance(args[0], Tensor) and is_traced(args[0]):
+        return class_of(args[0])
+    return type(*args, **kwargs)
+
+
+def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
+    thread = threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> object:
+        if len(args) == 1 and not kwargs and works_for(thread):
+            (value,) = args
+            if isinstance(value, Tensor) and kind is not len:
+                value = number_in(value)
+            elif isinstance(value, Tensor) and is_traced(value):
+                return length_of(value)
+            if is_unsized(value):
+                return torch.sym_float(value) if kind is float else torch.sym_int(value)
+            if is_number(value):
+                return value.derived(kind)
+            if isinstance(value, Text):
+                return number_of(kind, value)
+            if is_array(value) and kind is not len:
+                return value.computed(kind, value)
+        return kind(*args, **kwargs)
+
+    return call
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What names mean to a piece of code. ``instead``: what is called in the place of what, by its
+    id; ``asked``: whether the code has asked for a real number."""
+
+    variables: Mapping[str, object]
+    cells: Mapping[str, CellType]
+    instead: Mapping[int, Callable[..., object]]
+    asked: bool
+
+    @staticmethod
+    def of(
+        function: FunctionType, instead: Mapping[int, Callable[..., object]], *, asked: bool
+    ) -> "_Scope":
+        """That of a function."""
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        return _Scope(function.__globals__, dict(cells), instead, asked)
+
+    def within(self, code: CodeType) -> "_Scope":
+        """That of code which is defined in it: a name that is its own there is no longer free."""
+        cells = {name: each for name, each in self.cells.items() if name in code.co_freevars}
+        return _Scope(self.variables, cells, self.instead, self.asked)
+
+    def called(self, name: str) -> Callable[..., object] | None:
+        """What to call in the place of a global variable."""
+        known = self.variables.get(name, vars(builtins).get(name))
+        return self.instead.get(id(known))
+
+    def called_in(self, name: str) -> Callable[..., object] | None:
+        """What to call in the place of a function's own variable, or one of a function around.
+        What there is not yet is asked when it is called."""
+        cell = self.cells.get(name)
+        known = self.asked if cell is None else id(_content(cell)) in self.instead
+
+        def call(*args: Any, **kwargs: Any) -> object:
+            function: Any = sys._getframe(1).f_locals[name]
+            return self.instead.get(id(function), function)(*args, **kwargs)
+
+        return call if known else None
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return None
+
+
+def _rewritten(code: CodeType, scope: _Scope, given: dict[str, Callable[..., object]]) -> CodeType:
+    """``code`` and what is defined in it, with our calls. ``given``: those that it finds by name,
+    which are added."""
+    constants: list[Any] = [
+        _rewritten(each, scope.within(each), given) if isinstance(each, CodeType) else each
+        for each in code.co_consts
+    ]
+    names = list(code.co_names)
+    made = bytearray(code.co_code)
+    for site in _sites(code):
+        call = scope.called_in(site.name) if site.in_frame else scope.called(site.name)
+        if call is None:
+            continue
+        if site.in_frame:
+            if len(constants) < _MOST_CONSTANTS:
+                made[site.offset : site.offset + 2] = _LOAD_CONST, len(constants)
+                constants.append(call)
+            continue
+        name = f"{site.name} ({id(call)})"
+        if name not in names and len(names) < _MOST_NAMES:
+            names.append(name)
+        if name in names:
+            made[site.offset + 1] = names.index(name) << 1 | 1
+            given[name] = call
+    return code.replace(co_code=bytes(made), co_names=tuple(names), co_consts=tuple(constants))
+
+
+_LOAD_CONST = dis.opmap["LOAD_CONST"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a variable is loaded to be called: the function's own or one of a function around it,
+    or a global one."""
+
+    name: str
+    offset: int
+    in_frame: bool
+
+
+def _sites(code: CodeType) -> Iterator[_Site]:
+    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    for before, each, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
+        if before is not None and before.opname == "EXTENDED_ARG":
+            continue
+        if each.opname == "LOAD_GLOBAL" and each.arg is not None and each.arg & 1:
+            yield _Site(each.argval, each.offset, in_frame=False)
+        elif each.opname in _LOADS and _name(after if _NULL_BEHIND else before) == "PUSH_NULL":
+            yield _Site(each.argval, each.offset, in_frame=True)
+
+
+_LOADS = frozenset({"LOAD_DEREF", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"})
+_NULL_BEHIND = sys.version_info >= (3, 13)
+"""Where ``PUSH_NULL`` stands, by what is called; on the other side it is another call's."""
+
+
+def _name(step: dis.Instruction | None) -> str:
+    return "" if step is None else step.opname
+
+
+def _calls_any(function: FunctionType, places: frozenset[Place], *, asked: bool) -> bool:
+    """Whether it calls a function of real numbers, or may do so if it ``asked`` for one."""
+    scope = _Scope.of(function, _all_instead(), asked=asked)
+    given: dict[str, Callable[..., object]] = {}
+    if with_texts(function.__code__, function.__globals__, places) is not function.__code__:
+        return True
+    return _rewritten(function.__code__, scope, given) != function.__code__
+
+
+def _constants(code: CodeType) -> Iterable[CodeType]:
+    return (each for each in code.co_consts if isinstance(each, CodeType))
+
+
+def _functions(objects: Iterable[object]) -> Iterator[FunctionType]:
+    """Those among objects and classes, and what they decorate."""
+    left = list(objects)
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if isinstance(each, type) and id(each) not in seen:
+            left += vars(each).values()
+        elif isinstance(each, FunctionType) and id(each) not in seen:
+            yield each
+            left += _held(each)
+        seen.add(id(each))
+
+
+def _held(function: FunctionType) -> Iterator[object]:
+    """What a function holds: a decorator's the function that it decorates."""
+    yield from vars(function).values()
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty yet
+            yield cell.cell_contents
+
+
+def _has_any(code: CodeType, codes: Sequence[CodeType]) -> bool:
+    """Whether it is one of ``codes``, or one of them is defined in it."""
+    return code in codes or any(_has_any(each, codes) for each in _constants(code))
+
+
+def _within(code: CodeType) -> list[CodeType]:
+    """What is defined in ``code``, at any depth."""
+    own = list(_constants(code))
+    return [*own, *(inner for each in own for inner in _within(each))]
+
+
+__all__ = ["NumberCalls"]

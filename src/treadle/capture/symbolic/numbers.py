@@ -1,0 +1,588 @@
+"""Numbers and texts of Python's that may differ from call to call, while a step is captured.
+
+In the place of such a value stands an object that answers as the value would, and notes when an
+answer was needed: then the graph depends on it. One that only scales tensors becomes an input at
+run time; one that nothing asked is none of the step's business. A comparison is a decision: the
+graph depends on how it came out, which is asked again before each call.
+"""
+
+import functools
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treadle.capture.explain_errors import users_frames
+from treadle.capture.python_state.plain_values import is_real, is_whole
+from treadle.capture.symbolic.computations import Computation, Decisions, Key
+from treadle.compat.tracing import outside_modes
+from treadle.compat.unsized import is_unsized
+
+T = TypeVar("T")
+PlainNumber = bool | int | float | np.integer[Any] | np.floating[Any]
+_LARGEST = 1 << 53
+"""Up to this every whole number is a float64."""
+
+
+@dataclass
+class Uses:
+    """What became of the values that were stood in for. ``needed``: their value is in the graph;
+    ``inputs``: by the id of a 0-dim tensor in the trace, how to compute its value at a call.
+    ``decisions``: what was decided by them."""
+
+    needed: set[Key] = field(default_factory=set[Key])
+    decisions: Decisions = field(default_factory=Decisions)
+    inputs: dict[int, "Number"] = field(default_factory=dict[int, "Number"])
+    arrays: dict[int, Any] = field(default_factory=dict[int, Any])  # likewise, of NumPy's
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    entries: dict[tuple[int, torch.device], Tensor] = field(
+        default_factory=dict[tuple[int, torch.device], Tensor]
+    )  # those inputs, by the keys of numbers
+    asked: dict[CodeType, tuple[CodeType, ...]] = field(
+        default_factory=dict[CodeType, tuple[CodeType, ...]]
+    )  # by code that asked for a real number, the codes of the frames that ran, innermost first
+    places: set[Any] = field(default_factory=set[Any])  # where an entry was looked for
+    place_asked: Callable[[FrameType], Any] = lambda _: None  # where a frame looks for one
+    looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
+    looked_at: list[Any] = field(default_factory=list[Any])  # those arrays
+    whole: set[Key] = field(default_factory=set[Key])  # arrays whose numbers may not
+    ours: bool = False  # whether we look ourselves
+    is_used: bool = False  # whether anything stands in at all
+    of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
+    mode: Callable[[], AbstractContextManager[Any]] | None = None  # in which tensors are traced
+    membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
+        None
+    )  # whether a frame asks if a number is in a set
+
+    def note_asked(self) -> None:
+        """Python asks for a real number, which no other object can be."""
+        if not self.ours:
+            codes = tuple(each.f_code for each in users_frames())
+            self.asked.setdefault(codes[0], codes)
+
+    def note_place(self, frame: FrameType) -> None:
+        """Python asks for a number itself, in ``frame``."""
+        place = None if self.ours else self.place_asked(frame)
+        if place is not None:
+            self.places.add(place)
+            self.note_asked()
+
+    def written_late(self) -> set[Key]:
+        """The arrays that were written to after a number of theirs was looked at: at a call it
+        would be asked for when they are written."""
+        written = [each.roots for each in self.arrays.values() if each.is_written]
+        return (self.looked & set[Key]().union(*written)) - self.whole
+
+    def is_in_graph(self, roots: frozenset[Key]) -> bool:
+        """Whether values of ``roots`` are in the graph, and no decision led there."""
+        return bool((roots & self.needed) - self.decisions.roots())
+
+
+class Number:
+    """A number of Python's or NumPy's whose value at a call ``compute()`` gives. ``key``: equal for
+    numbers that are computed alike."""
+
+    __slots__ = ("_scales", "_uses", "compute", "key", "roots", "value")
+
+    def __init__(
+        self,
+        value: PlainNumber,
+        compute: Callable[[], Any],
+        roots: frozenset[Key],
+        uses: Uses,
+        *,
+        scales: bool,
+        key: int | None = None,
+    ) -> None:
+        """``scales``: it may become an input of the graph. ``key``: of one that is computed of
+        others."""
+        self.key = uses.decisions.key_of(roots) if key is None else key
+        self.value = value
+        self.compute = compute
+        self.roots = roots
+        self._uses = uses
+        self._scales = scales
+        uses.is_used = True
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self.value)
+
+    @property
+    def uses(self) -> Uses:
+        """What becomes of it and of others."""
+        return self._uses
+
+    @property
+    def scales(self) -> bool:
+        """Whether it may become an input of the graph."""
+        return self._scales
+
+    def plain(self) -> Any:
+        """The value, on which the graph depends from now on."""
+        if not self._uses.ours:
+            self._uses.needed |= self.roots
+        return self.value
+
+    def real(self) -> Any:
+        """The value, for a function that takes nothing else."""
+        value = self.plain()
+        if self._scales:
+            self._uses.note_asked()
+        return value
+
+    def shown(self) -> Any:
+        """The value, for a function that gives nothing but a text of Python's."""
+        value = self.plain()
+        self._uses.note_asked()
+        return value
+
+    def derived(self, function: Callable[..., Any], *rest: Any, swapped: bool = False) -> "Number":
+        """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
+        return Number.of(function, (*rest, self) if swapped else (self, *rest))
+
+    @staticmethod
+    def of(function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
+        """``function`` of numbers, some of which stand in."""
+        numbers = [each for each in operands if is_number(each)]
+        of_size = numbers[0].uses.of_size
+        if of_size is not None:
+            operands = [of_size(each) if is_unsized(each) else each for each in operands]
+            numbers = [each for each in operands if is_number(each)]
+        if not all(is_number(each) or isinstance(each, bool) or is_real(each) for each in operands):
+            return NotImplemented
+        return lead_of(numbers).combined(function, operands)
+
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
+        """``function`` of numbers, of which this is one."""
+        numbers = [each for each in operands if is_number(each)]
+        return Number(
+            function(*map(value_now, operands)),
+            computation(function, operands),
+            frozenset[Key]().union(*(each.roots for each in numbers)),
+            self._uses,
+            scales=all(each._scales for each in numbers),
+            key=self._uses.decisions.key_of(function, *map(_key, operands)),
+        )
+
+    def applied(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function``, which may give anything, of numbers, of which this is one."""
+        found = function(*map(value_now, operands))
+        if is_real(found):
+            return self.combined(function, operands)
+        if isinstance(found, bool | np.bool_):
+            return self.decided(function, operands)
+        return function(*map(_value, operands))
+
+    def decided(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function`` of such numbers, which is the same at every call that the graph serves."""
+        outcome = function(*map(value_now, operands))
+        if not self._uses.ours:
+            numbers = [each for each in operands if is_number(each)]
+            roots = frozenset[Key]().union(*(each.roots for each in numbers))
+            key = self._uses.decisions.key_of(function, *map(_key, operands))
+            compute = computation(function, operands)
+            self._uses.decisions.add(key, compute, outcome, roots)
+        return outcome
+
+    def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
+        """A 0-dim tensor of this value for arithmetic with ``beside``, so that the result has the
+        dtype that the number gives it; where there is none, the number itself. ``copied``: it is
+        only written to ``beside``, whatever dims that has."""
+        dtype = dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
+        if not self._scales or dtype is None:
+            return self.plain()
+        return self.entry(beside.device).to(dtype)
+
+    def entry(self, device: torch.device) -> Tensor:
+        """An input of the graph: the number as a float64 without dims; one for all that are
+        computed alike."""
+        known = self._uses.entries.get((self.key, device))
+        if known is not None:
+            return known
+        with outside_modes():
+            made = torch.tensor(self.value, dtype=torch.float64, device=device)
+        self._uses.inputs[id(made)] = self
+        self._uses.entries[self.key, device] = made
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Where no mode is, as in a custom function's backward, what is done where one is."""
+        number = _first((args, dict(kwargs or {})))
+        mode = None if number is None else number.uses.mode
+        if mode is None or isinstance(func, FunctionType):
+            return func(*plain(args), **plain(dict(kwargs or {})))
+        with mode():
+            return func(*args, **(kwargs or {}))
+
+    # every answer is one that the graph depends on
+    def __bool__(self) -> bool:
+        return self.decided(bool, (self,))
+
+    def __float__(self) -> float:
+        return float(self.real())
+
+    def __int__(self) -> int:
+        return int(self.real())
+
+    def __index__(self) -> int:
+        self._uses.note_place(sys._getframe(1))  # pyright: ignore
+        return operator.index(self.real())
+
+    def __hash__(self) -> int:
+        frame = sys._getframe(1)  # pyright: ignore
+        asked = self._uses.membership_asked(frame, self)
+        if asked is None:
+            self._uses.note_place(frame)
+            return hash(self.plain())
+        self.decided(asked, (self,))
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.shown())
+
+    def __str__(self) -> str:
+        return str(self.shown())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.shown(), spec)
+
+    def is_integer(self) -> Any:
+        """Whether it is a whole number: a decision."""
+        if not isinstance(self.value, float):
+            return self.plain().is_integer()
+        return self.applied(float.is_integer, (self,))
+
+    def __round__(self, *digits: object) -> "Number":
+        return self.derived(round, *map(_value, digits))
+
+    def __trunc__(self) -> "Number":
+        return self.derived(math.trunc)
+
+    def __floor__(self) -> "Number":
+        return self.derived(math.floor)
+
+    def __ceil__(self) -> "Number":
+        return self.derived(math.ceil)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __array_ufunc__(
+        self, function: Callable[..., Any], how: str, *inputs: Any, **options: object
+    ) -> Any:
+        """NumPy's functions of numbers: numbers again, where nothing else is asked for."""
+        if how == "__call__" and not options and all(is_number(e) or is_real(e) for e in inputs):
+            return lead_of(inputs).applied(function, inputs)
+        return getattr(function, how)(*map(_value, inputs), **plain(options))
+
+    def __array__(self, *args: object, **kwargs: object) -> NDArray[np.generic]:
+        return torch.tensor(self.plain()).numpy()
+
+    def __copy__(self) -> "Number":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Number":
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return type(self.plain()), (self.value,)
+
+    def _cast(self, dtype: Any) -> Any:
+        return self.applied(np.dtype(plain(dtype)).type, (self,))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("item", "tolist") and isinstance(self.value, np.generic):
+            return functools.partial(self.derived, _item)
+        if name == "astype" and isinstance(self.value, np.generic):
+            return self._cast
+        return getattr(self.plain(), name)
+
+
+def _item(value: np.generic) -> Any:
+    """Python's number."""
+    return value.item()
+
+
+_PAIRS = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor,
+    "lshift": operator.lshift, "rshift": operator.rshift,
+}  # fmt: skip
+_SCALING: dict[object, Callable[..., Tensor]] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.true_divide,
+    operator.floordiv: torch.floor_divide,
+    operator.mod: torch.remainder,
+    operator.pow: torch.pow,
+}
+
+
+def _give_arithmetic() -> None:
+    """``a + 1``, ``1 + a`` and the others: numbers again, and tensors beside tensors."""
+
+    def both(function: Callable[..., Any], swapped: bool) -> Callable[[Number, object], object]:
+        def call(self: Number, other: object) -> object:
+            if isinstance(other, Tensor):
+                pair = (other, self) if swapped else (self, other)
+                if function not in _SCALING:
+                    return function(*plain(pair))
+                return _SCALING[function](*pair)
+            if isinstance(other, complex):
+                return function(*plain((other, self) if swapped else (self, other)))
+            return self.derived(function, other, swapped=swapped)
+
+        return call
+
+    for name, function in _PAIRS.items():
+        setattr(Number, f"__{name}__", both(function, swapped=False))
+        setattr(Number, f"__r{name}__", both(function, swapped=True))
+    for name, function in {"neg": operator.neg, "pos": operator.pos, "abs": abs}.items():
+        setattr(Number, f"__{name}__", lambda self, f=function: self.derived(f))
+
+
+_give_arithmetic()
+
+
+def _give_comparisons() -> None:
+    """``a < 1`` is a decision; ``a < tensor`` is the tensor's own question."""
+
+    def asked(function: Callable[..., object]) -> Callable[[Number, object], object]:
+        def call(self: Number, other: object) -> object:
+            is_later = is_number(other) and type(other) is not Number
+            if isinstance(other, Tensor) or is_later:
+                return NotImplemented
+            if is_number(other) or isinstance(other, bool) or is_real(other):
+                return self.decided(function, (self, other))
+            return function(self.plain(), _value(other))
+
+        return call
+
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(Number, f"__{name}__", asked(getattr(operator, name)))
+
+
+_give_comparisons()
+
+
+class StandIn(Protocol):
+    """Stands for a value of Python's, which ``compute`` gives at a call."""
+
+    value: Any
+    compute: Callable[[], Any]
+    roots: frozenset[Key]
+
+    def plain(self) -> Any:
+        """The value, on which the graph depends from now on."""
+
+
+class Text:
+    """A Python text that stands for itself until something is asked of it. ``combined`` makes
+    texts of texts and numbers."""
+
+    __slots__ = ("_uses", "compute", "roots", "value")
+
+    def __init__(
+        self, value: str, compute: Callable[[], str], roots: frozenset[Key], uses: Uses
+    ) -> None:
+        self.value = value
+        self.compute = compute
+        self.roots = roots
+        self._uses = uses
+        uses.is_used = True
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return str
+
+    @property
+    def uses(self) -> Uses:
+        """What becomes of it and of others."""
+        return self._uses
+
+    def plain(self) -> str:
+        """The value, on which the graph depends from now on."""
+        if not self._uses.ours:
+            self._uses.needed |= self.roots
+            self._uses.note_asked()
+        return self.value
+
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function`` of values, of which this text is one: a text again, if it is one."""
+        return combined_text(function, operands, self._uses)
+
+    def __add__(self, other: object) -> Any:
+        return self.combined(operator.add, (self, other))
+
+    def __radd__(self, other: object) -> Any:
+        return self.combined(operator.add, (other, self))
+
+    def __mul__(self, times: object) -> Any:
+        return self.combined(operator.mul, (self, times))
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, at: Any) -> Any:
+        parts = (at.start, at.stop, at.step) if isinstance(at, slice) else (at,)
+        return self.combined(_entry, (self, isinstance(at, slice), *parts))
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(str, name, None)
+        if method is None or name.startswith("__"):
+            return getattr(self.plain(), name)
+        return lambda *args: self.combined(method, (self, *args))
+
+    def __copy__(self) -> "Text":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Text":
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return str, (self.plain(),)
+
+
+def combined_text(function: Callable[..., Any], operands: Sequence[Any], uses: Uses) -> Any:
+    """``function`` of values, of which some stand in: a text that stands in, if it gives one."""
+    found = made_now(function, operands)
+    if type(found) is not str:
+        return function(*map(_value, operands))
+    given = [each for each in operands if is_stand_in(each)]
+    roots = frozenset[Key]().union(*(each.roots for each in given))
+    return Text(found, computation(function, operands), roots, uses)
+
+
+def made_now(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """``function`` of what stands in this run. What it raises, eager raises as well."""
+    return function(*map(value_now, operands))
+
+
+def _entry(text: str, is_slice: bool, *parts: Any) -> str:
+    return text[slice(*parts) if is_slice else parts[0]]
+
+
+def _give_answers() -> None:
+    names = (
+        "str", "repr", "len", "iter", "hash", "eq", "ne", "lt", "le", "gt", "ge", "contains",
+        "mod", "format",
+    )  # fmt: skip
+    for name in names:
+        dunder = f"__{name}__"
+
+        def call(self: Text, *args: object, _name: str = dunder) -> object:
+            return getattr(self.plain(), _name)(*map(_value, args))
+
+        setattr(Text, dunder, call)
+    setattr(Text, "__fspath__", lambda self: self.plain())  # noqa: B010
+
+
+_give_answers()
+
+
+STAND_INS: set[type] = {Number, Text}
+"""Classes of what stands in for something of Python's."""
+
+
+def is_number(value: object) -> TypeGuard[Number]:
+    """Is it a number that stands in for another? ``isinstance`` says what that one is."""
+    return issubclass(type(value), Number)
+
+
+def lead_of(operands: Sequence[Any]) -> Number:
+    """The number that says what becomes of several: one of another kind, if there is any."""
+    numbers = [each for each in operands if is_number(each)]
+    return next((each for each in numbers if type(each) is not Number), numbers[0])
+
+
+def is_stand_in(value: object) -> TypeGuard[StandIn]:
+    """A number, a text or an array that stands in for another."""
+    return type(value) in STAND_INS
+
+
+def is_exact(value: Any) -> bool:
+    """Whether a float64, as which numbers are given to the graph, is equal to this one."""
+    return not is_whole(value) or abs(int(value)) <= _LARGEST
+
+
+def dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
+    """Of a 0-dim tensor that promotes as the number does, at no loss; ``None`` if there is none."""
+    if not is_real(value) or beside.is_complex or beside is torch.bool:
+        return None
+    if not is_exact(value):
+        return None
+    if not beside.is_floating_point:
+        return beside if is_whole(value) else None
+    if has_dims:
+        return torch.float64
+    return beside if beside in (torch.float32, torch.float64) else None
+
+
+def value_now(operand: Any) -> Any:
+    """What a stand-in is in this run, which the graph does not depend on by this."""
+    return operand.value if is_stand_in(operand) else operand
+
+
+def computation(function: Callable[..., Any], operands: Sequence[Any]) -> Computation:
+    """``function`` of what the operands are at a call."""
+    parts = [each.compute if is_stand_in(each) else _always(each) for each in operands]
+    return Computation(function, parts)
+
+
+def _key(operand: Any) -> Key:
+    return operand.key if is_number(operand) else (type(operand), repr(operand))
+
+
+def _always(value: T) -> Callable[[], T]:
+    return lambda: value
+
+
+def _value(other: object) -> Any:
+    return other.plain() if is_stand_in(other) else other
+
+
+def plain(tree: Any) -> Any:
+    """Lists, tuples and dicts with the values of what stands in for them."""
+    if is_stand_in(tree):
+        return tree.plain()
+    if type(tree) in (list, tuple):
+        return type(tree)(map(plain, tree))
+    if type(tree) is dict:
+        return {key: plain(each) for key, each in tree.items()}
+    return tree
+
+
+def _first(tree: Any) -> Number | None:
+    """The first number that stands in, in lists, tuples and dicts."""
+    if is_number(tree):
+        return tree
+    parts = tree.values() if type(tree) is dict else tree if type(tree) in (list, tuple) else ()
+    return next((found for each in parts if (found := _first(each)) is not None), None)
+
+
+def as_key(key: Any) -> Any:
+    """A key of a dict without what stands in, on which the graph depends since it was hashed; the
+    very key where nothing does."""
+    inside = type(key) is tuple and any(as_key(each) is not each for each in key)
+    return plain(key) if inside or is_stand_in(key) else key

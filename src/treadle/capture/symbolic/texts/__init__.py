@@ -1,0 +1,1 @@
+"""Texts of what stands in for something else."""

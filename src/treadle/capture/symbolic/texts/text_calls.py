@@ -1,0 +1,135 @@
+"""Code that makes texts and asks for entries, made to do so by calls of ours: ``texts.py``,
+``capture/symbolic/entries``, ``capture/symbolic/arrays/legacy_tensors``.
+
+::
+
+    f"loss {x:.2f}"          ->    joined("loss ", piece(x, "", ".2f"))
+    "%d of %d" % (n, m)      ->    modulo("%d of %d", (n, m))
+    ", ".join(texts)         ->    method(", ", "join")(texts)
+    table[n]                 ->    entry(table, n)              where a number was asked for
+    torch.Tensor([n])        ->    maker(torch.Tensor)([n])
+
+No instruction of Python's makes an f-string of anything but real texts, and the instructions differ
+between its versions; so this rewrites the source, and takes of it the code that stands in the
+place of the code which runs. Where the source is not there, or is not what that was compiled of,
+the code stays as it is.
+"""
+
+import __future__
+
+import ast
+import functools
+import linecache
+import operator
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, final
+
+from treadle.capture.symbolic import entries
+from treadle.capture.symbolic.arrays import legacy_tensors
+from treadle.capture.symbolic.entries import Place
+from treadle.capture.symbolic.texts import texts
+from treadle.capture.symbolic.texts.text_code import TEXT_METHODS, codes_within, makes_texts
+
+_CALLED: dict[str, Callable[..., Any]] = {
+    f"str (treadle {each.__name__})": each
+    for each in (
+        texts.joined,
+        texts.piece,
+        texts.modulo,
+        texts.method,
+        entries.entry,
+        legacy_tensors.maker,
+    )
+}
+"""By the names that rewritten code calls: no name of anybody's code has a space."""
+_JOINED, _PIECE, _MODULO, _METHOD, _ENTRY, _MAKER = _CALLED
+_FUTURE = functools.reduce(
+    operator.or_, (getattr(__future__, each).compiler_flag for each in __future__.all_feature_names)
+)
+
+
+def with_texts(
+    code: CodeType, variables: dict[str, Any], places: frozenset[Place] = frozenset()
+) -> CodeType:
+    """``code`` with our calls, which stand among ``text_functions()``; itself where there are none.
+    ``variables``: its globals; ``places``: where entries are looked for."""
+    file = code.co_filename
+    places = frozenset(each for each in places if each[0] == file)
+    if not makes_texts(code) and not places and not legacy_tensors.names(code):
+        return code
+    source = "".join(linecache.getlines(file, variables))
+    return _codes(source, file, code.co_flags & _FUTURE, places).get(code, code)
+
+
+def text_functions() -> dict[str, Callable[..., Any]]:
+    """By their names what rewritten code calls."""
+    return _CALLED
+
+
+@functools.lru_cache(maxsize=1 << 6)
+def _codes(
+    source: str, file: str, flags: int, places: frozenset[Place]
+) -> dict[CodeType, CodeType]:
+    """By the code of each function of a file what makes texts by our calls."""
+    try:
+        tree = ast.parse(source, file)
+        before = compile(tree, file, "exec", flags, dont_inherit=True)
+        rewritten = ast.fix_missing_locations(_Rewriter(places).visit(tree))
+        after = compile(rewritten, file, "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    return dict(_pairs(before, after))
+
+
+def _pairs(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    yield before, after
+    for pair in zip(codes_within(before), codes_within(after), strict=True):
+        yield from _pairs(*pair)
+
+
+@final
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, places: frozenset[Place]) -> None:
+        self._places = {each[1:] for each in places}
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        self.generic_visit(node)
+        return _call(_JOINED, node, *node.values)
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
+        self.generic_visit(node)
+        conversion = ast.Constant("" if node.conversion < 0 else chr(node.conversion))
+        spec = ast.Constant("") if node.format_spec is None else node.format_spec
+        return _call(_PIECE, node, node.value, conversion, spec)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Mod):
+            return node
+        return _call(_MODULO, node, node.left, node.right)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        called = node.func
+        if isinstance(called, ast.Attribute) and called.attr in TEXT_METHODS:
+            node.func = _call(_METHOD, called, called.value, ast.Constant(called.attr))
+        elif isinstance(called, ast.Attribute) and called.attr in legacy_tensors.NAMES:
+            node.func = _call(_MAKER, called, called)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        place = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+        if place not in self._places or not isinstance(node.ctx, ast.Load):
+            return node
+        return _call(_ENTRY, node, node.value, node.slice)
+
+
+def _call(name: str, place: ast.expr, *args: ast.expr) -> ast.expr:
+    """A call of ours, at the place of what it stands for."""
+    function = ast.copy_location(ast.Name(name, ast.Load()), place)
+    return ast.copy_location(ast.Call(function, list(args), []), place)
+
+
+__all__ = ["text_functions", "with_texts"]

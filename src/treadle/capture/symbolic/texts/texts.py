@@ -1,0 +1,196 @@
+"""Texts of what stands in for something else: ``str(n)``, ``f"{loss:.2f}"``, ``"%d" % n``.
+
+::
+
+    f"loss {loss.item():.2f}"   ->  a text that stands in, computed after the launch
+    f"step {self.n}"            ->  likewise, of the number of the call
+
+They may be joined, printed, returned and stored, as numbers that stand in may. What needs the text
+itself while the step is captured depends on it: TR-102 where it is known after the launch only.
+The functions here give what Python's do, but for such values; ``text_calls`` has code call them.
+"""
+
+import functools
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
+from treadle.capture.python_state.flatten import flatten_containers, replaced, unflatten
+from treadle.capture.python_state.introspect import is_heap
+from treadle.capture.symbolic.deferred import number_of, text_of, whole_tensor
+from treadle.capture.symbolic.numbers import Text, is_stand_in
+from treadle.compat.pytree import TreeSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """In the place of an object of which a text is made later: what it says of itself now."""
+
+    text: str
+    representation: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.representation
+
+    def __format__(self, spec: str) -> str:
+        return format(self.text, spec)
+
+
+def taken(tree: object) -> tuple[list[Any], TreeSpec]:
+    """What is in lists, tuples and dicts, as it is now, with what stands in for tensors."""
+    plain = replaced(tree, lambda node: as_plain(node) if is_recorded(node) else None)
+    leaves, spec = flatten_containers(plain)
+    return [_taken(each) for each in leaves], spec
+
+
+def _taken(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return whole_tensor(leaf)
+    if is_stand_in(leaf) or not is_heap(type(leaf)):
+        return leaf
+    return Shown(str(leaf), repr(leaf))
+
+
+def _has_stand_ins(leaves: Iterable[object]) -> bool:
+    return any(is_stand_in(each) or isinstance(each, Tensor) for each in leaves)
+
+
+def made_by(function: Callable[..., Any], *given: Any) -> Any:
+    """``function``, which makes a text, of what may stand in."""
+    if not _has_stand_ins(flatten_containers(given)[0]):
+        return function(*given)
+    leaves, spec = taken(given)
+    return text_of(_Rebuilt(function, spec), leaves)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Rebuilt:
+    """``function`` of the leaves of its arguments."""
+
+    function: Callable[..., Any]
+    spec: TreeSpec
+
+    def __call__(self, *leaves: Any) -> Any:
+        return self.function(*unflatten(list(leaves), self.spec))
+
+
+def formatted(value: Any, spec: Any = "") -> Any:
+    """``format(value, spec)``."""
+    if isinstance(value, Tensor):
+        if not value.ndim:
+            return formatted(value.item(), spec)
+        return object.__format__(value, spec) if spec else shown(value)
+    if isinstance(value, Text) and not spec:
+        return value
+    return made_by(format, value, spec)
+
+
+def shown(value: Any) -> Any:
+    """``str(value)``."""
+    if isinstance(value, Text):
+        return value
+    made = value.grad_fn if isinstance(value, Tensor) else None
+    return made_by(str if made is None else _OfTensor(made.name()), value)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _OfTensor:
+    """The text of a tensor that a differentiable operation made."""
+
+    operation: str
+
+    def __call__(self, tensor: Tensor) -> str:
+        text = str(tensor.detach().requires_grad_())
+        head, _, tail = text.rpartition("requires_grad=True")
+        return f"{head}grad_fn=<{self.operation}>{tail}"
+
+
+def _represented(value: Any) -> Any:
+    return shown(value) if isinstance(value, Tensor) else made_by(repr, value)
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "s": shown,
+    "r": _represented,
+    "a": functools.partial(made_by, ascii),
+}
+
+
+def piece(value: Any, conversion: str, spec: Any) -> Any:
+    """``{value!conversion:spec}`` of an f-string."""
+    return formatted(_CONVERSIONS[conversion](value) if conversion else value, spec)
+
+
+def joined(*pieces: Any) -> Any:
+    """The pieces of an f-string, one after the other."""
+    return text_of(_concatenated, pieces) if any(map(is_stand_in, pieces)) else "".join(pieces)
+
+
+def _concatenated(*pieces: str) -> str:
+    return "".join(pieces)
+
+
+def modulo(left: Any, right: Any) -> Any:
+    """``left % right``, where that may be a text of ``right``."""
+    is_text = type(left) is str or isinstance(left, Text)
+    return made_by(_modulo, left, right) if is_text else left % right
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    return left % right
+
+
+def method(owner: Any, name: str) -> Any:
+    """``owner.name``, where that may be a method of texts which takes others, or of a stream which
+    takes texts: what is written is printed."""
+    if name == "write" and isinstance(owner, io.TextIOBase):
+        return functools.partial(_write, owner)
+    if type(owner) is not str and not isinstance(owner, Text):
+        return getattr(owner, name)
+    if name == "join":
+        return functools.partial(_join, owner)
+    return functools.partial(_called, owner, name)
+
+
+def _write(stream: io.TextIOBase, text: Any) -> Any:
+    print(text, end="", file=stream)
+    return number_of(len, text) if isinstance(text, Text) else len(text)
+
+
+def _join(separator: Any, texts: Iterable[Any]) -> Any:
+    return made_by(_joined_by, separator, list(texts))
+
+
+def _joined_by(separator: str, texts: Sequence[str]) -> str:
+    return separator.join(texts)
+
+
+def _called(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(owner: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return getattr(owner, name)(*args, **kwargs)
+
+    return made_by(call, owner, args, kwargs)
+
+
+def _printed(*args: Any, **named: Any) -> None:
+    print(*args, **named)
+
+
+TEXTS: dict[Callable[..., Any], Callable[..., Any]] = {
+    str: shown,
+    repr: _CONVERSIONS["r"],
+    ascii: _CONVERSIONS["a"],
+    format: formatted,
+    print: _printed,
+}
+"""What is called in the place of Python's functions that make texts."""

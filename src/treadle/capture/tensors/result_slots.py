@@ -1,0 +1,113 @@
+"""Places for the tensors of a call among what a step returns and leaves.
+
+::
+
+    {"loss": loss, "grad": p.grad, "n": 3}      of a step
+    (ResultSlot, SparseLayout([V, D]), 3)       its leaves: one tensor, two tensors, none
+    (a, b, c)                                   what the graph gives for them
+    {"loss": a, "grad": sparse(b, c), "n": 3}   what a call returns
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from treadle.capture.python_state.external import Later
+from treadle.capture.tensors.sparse_gradients import SparseLayout, sparse_layout_of
+from treadle.compat.fake import class_of
+from treadle.compat.sharded_tensors import ShardedLayout, layout_of
+
+
+class ResultSlot:
+    """Marks the place of a tensor among the leaves of the user's result; that of a DTensor is
+    marked by its layout, and so is that of a sparse one, which is two tensors of the graph."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LeafSlot:
+    """Marks that of a tensor that begins a graph of gradients: a parameter, or another one that
+    needs a gradient. ``kind``: its class."""
+
+    kind: type
+    needs_gradient: bool = True
+
+    def around(self, tensor: Tensor) -> Tensor:
+        """Such a tensor, of the same memory."""
+        if self.kind is nn.Parameter:
+            return nn.Parameter(tensor, self.needs_gradient)
+        return tensor.detach().requires_grad_()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunAgain:
+    """Among the leaves of the user's result and of what is left outside, in this order: the very
+    object that leaf ``at`` of all of them is."""
+
+    at: int
+
+
+def slot_of(tensor: Tensor) -> Any:
+    """What marks the place of ``tensor``."""
+    found = layout_of(tensor) or sparse_layout_of(tensor)
+    kind = class_of(tensor)
+    is_leaf = tensor.is_leaf and (tensor.requires_grad or kind is nn.Parameter)
+    if found is None and is_leaf:
+        return LeafSlot(kind, tensor.requires_grad)
+    return found or ResultSlot
+
+
+def slots_in(leaves: Iterable[Any]) -> int:
+    """How many tensors of the graph belong among the leaves."""
+    found = 0
+    for leaf in leaves:
+        found += leaf is ResultSlot or isinstance(leaf, ShardedLayout | LeafSlot)
+        found += 2 * isinstance(leaf, SparseLayout)
+    return found
+
+
+def fill(
+    leaves: Iterable[Any], tensors: Iterator[Any], known: list[Any] | None = None
+) -> list[Any]:
+    """Leaves with values: tensors of this call, numbers as they are computed now, and new copies
+    of what a run made. ``known``: those of all leaves before them, to which these are added."""
+    found: list[Any] = [] if known is None else known
+    start = len(found)
+    for leaf in leaves:
+        if leaf is ResultSlot:
+            found.append(next(tensors))
+        elif isinstance(leaf, ShardedLayout | LeafSlot):
+            found.append(leaf.around(next(tensors)))
+        elif isinstance(leaf, SparseLayout):
+            found.append(leaf.around(next(tensors), next(tensors)))
+        elif isinstance(leaf, RunAgain):
+            found.append(found[leaf.at])
+        else:
+            found.append(leaf.compute() if isinstance(leaf, Later) else leaf)
+    return found[start:]
+
+
+@final
+class NamedOnce:
+    """Tensors and views among leaves, each of which is a value once; the leaves are counted."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, Tensor | Later]] = {}
+        self._count = 0
+
+    def of(self, leaves: Iterable[Any]) -> list[Any]:
+        """The leaves, with ``RunAgain`` for a tensor that was there before."""
+        found: list[Any] = []
+        for leaf in leaves:
+            at = self._count
+            if isinstance(leaf, Tensor | Later):
+                at, _ = self._first.setdefault(id(leaf), (self._count, leaf))
+            found.append(leaf if at == self._count else RunAgain(at))
+            self._count += 1
+        return found
+
+
+__all__ = ["NamedOnce", "ResultSlot", "RunAgain", "fill", "slot_of", "slots_in"]

@@ -1,0 +1,101 @@
+"""Custom operators that write to their arguments, as AOTAutograd hands them over.
+
+::
+
+    before:  r = auto_functionalized_v2(bump, x=..., _all_bases=[b]); y, b2 = r[0], r[1]
+    after:   v = view(b); r = bump'(v, ...); y = r[0]; b2 = b with r[1] at the place of v
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Argument
+
+from treadle.compat.operators import OpOverload, schema_of, written_arguments
+from treadle.graph.core.node_info import copy_notes, info, set_value
+from treadle.graph.core.values import compute
+from treadle.runtime.execute.functional import functional_of
+from treadle.util.errors import LoweringError
+
+aten = torch.ops.aten
+
+
+_SCATTERS: dict[object, OpOverload] = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.as_strided.default: aten.as_strided_scatter.default,
+}
+
+
+def expand_written(graph: fx.Graph) -> None:
+    """Every such node as the operator that returns what the user's one writes."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.higher_order.auto_functionalized_v2:
+            _expand(graph, node)
+
+
+def _expand(graph: fx.Graph, node: fx.Node) -> None:
+    given: dict[str, Any] = dict(node.kwargs)
+    op: Any = node.args[0]
+    bases = list(given.pop("_all_bases"))
+    form = functional_of(op)
+    if form is None:
+        raise LoweringError(
+            f"{op} writes to a list, or returns what it was given",
+            code="TR-301",
+            where=info(node).where,
+            remedy="let the operator write to tensors of its own arguments, and return new ones",
+        )
+
+    def emit(
+        target: Callable[..., object], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
+    ) -> fx.Node:
+        with graph.inserting_before(node):
+            made = graph.call_function(target, args, dict(kwargs))
+        copy_notes(made, node)
+        set_value(made, compute(made))
+        return made
+
+    places: list[tuple[int, tuple[Any, ...]]] = []
+    names = [name for _, name in written_arguments(op)]
+    for name in names:
+        at, place = _place(given, name)
+        given[name] = emit(place[0], (bases[at], *place[1:]), {}) if place else bases[at]
+        places.append((at, place))
+    own = len(schema_of(op).returns)
+    result = emit(form, (), given)
+    several = own + len(names) > 1
+    parts = [result]
+    if several:
+        parts = [emit(operator.getitem, (result, k), {}) for k in range(own + len(names))]
+    for (at, place), value in zip(places, parts[own:], strict=True):
+        if place:
+            value = emit(_SCATTERS[place[0]], (bases[at], value, *place[1:]), {})
+        bases[at] = value
+    results = [*(parts[:own] if own else [None]), *bases]
+    for user in list(node.users):
+        index: Any = user.args[1]
+        found = results[index]
+        if found is not None:
+            user.replace_all_uses_with(found)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _place(given: dict[str, Any], name: str) -> tuple[int, tuple[Any, ...]]:
+    """Which base a written argument is a view of, and how; nothing for the base itself."""
+    at = given.pop(f"_{name}_base_index")
+    keys = ("slice_dim", "slice_start", "slice_end", "size", "stride", "storage_offset", "alias")
+    found = {key: given.pop(f"_{name}_{key}") for key in keys if f"_{name}_{key}" in given}
+    if "slice_dim" in found:
+        return at, (aten.slice.Tensor, found["slice_dim"], found["slice_start"], found["slice_end"])
+    if "size" in found:
+        return at, (
+            aten.as_strided.default,
+            found["size"],
+            found["stride"],
+            found["storage_offset"],
+        )
+    return at, ()

@@ -1,0 +1,86 @@
+"""What a value is made of, seen through operations on lists.
+
+::
+
+    r = _foreach_mul([a, b], [x, y]); p = r[0]; q = r[1]        operands(p) = a, x
+
+FX's operands of ``p`` are ``r``, and of ``r`` all four.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import fx
+
+from treadle.compat.operator_facts import works_on_each
+from treadle.compat.operators import OpOverload
+from treadle.graph.core.operators import is_item
+
+
+def list_call(node: fx.Node) -> fx.Node | None:
+    """The operation on lists whose result ``node`` is an element of; ``None`` for all else."""
+    if not is_item(node):
+        return None
+    call = node.args[0]
+    return call if isinstance(call, fx.Node) and is_list_call(call) else None
+
+
+def is_list_call(node: fx.Node) -> bool:
+    """Whether the node does one thing to each element of its lists."""
+    return isinstance(node.target, OpOverload) and works_on_each(node.target)
+
+
+def operands(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The values that ``node`` is made of; of an element of lists the elements at its place."""
+    call = list_call(node)
+    if call is None:
+        return tuple(node.all_input_nodes)
+    at: Any = node.args[1]
+    given = (*call.args, *call.kwargs.values())
+    found = [each[at] if isinstance(each, list | tuple) else each for each in given]
+    return tuple(dict.fromkeys(each for each in found if isinstance(each, fx.Node)))
+
+
+def readers_of(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """Who computes with elements of ``node``: its users, and instead of one that they are shown
+    ``through``, a view, its users."""
+    found: dict[fx.Node, None] = {}
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            if not through(user):
+                found[user] = None
+            elif user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return list(found)
+
+
+def ancestors(
+    roots: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lambda _: True
+) -> dict[fx.Node, None]:
+    """``roots`` and what they are made of, nearest first; nothing behind a node that is not
+    entered."""
+    found: dict[fx.Node, None] = dict.fromkeys(roots)
+    worklist = list(found)
+    while worklist:
+        node = worklist.pop()
+        if not enters(node):
+            continue
+        for each in operands(node):
+            if each not in found:
+                found[each] = None
+                worklist.append(each)
+    return found
+
+
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads ``node``: of an operation on lists those that read its element."""
+    for user in node.users:
+        if not is_list_call(user):
+            yield user
+            continue
+        yield from (each for each in user.users if node in operands(each))
+
+
+__all__ = ["ancestors", "is_list_call", "list_call", "operands", "readers"]

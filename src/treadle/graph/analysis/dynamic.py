@@ -1,0 +1,362 @@
+"""Values whose sizes are known at the call only: a sample of each value, and beside it its twin.
+
+A graph of a step with dynamic shapes looks like any other: its fake values have the sizes of one
+sample, so that passes can count and compare. Each value of dynamic sizes has a *twin*, the fake
+value with symbols of the ``ShapeEnv`` that the step was traced under, and sizes among the arguments
+are ``Size``. ``layout_of`` gives shape and strides as ``Size``.
+
+All values of such a graph are of one ``SampleMode``, which has the twins and the ``Symbols``.
+Whoever has a value or the graph has these; two graphs share nothing, however equal their dims are.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from treadle.algebra.extents import Size, as_int, dims_in, sample_of, with_dims
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.polynomial import Atom, Dim, Quotient
+from treadle.compat.fake import FakeTensor, FakeTensorMode
+from treadle.graph.core.arguments import (
+    Argument,
+    given_of,
+    map_argument,
+    types_of,
+    without_generator,
+)
+from treadle.graph.core.node_info import Value, copy_notes, info, known_value, set_value, value_of
+from treadle.util.errors import LoweringError
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+Known = Mapping[str, tuple[SymInt, Size]]
+"""By the name of a symbol: the ``SymInt`` and the ``Size`` of the same dim."""
+
+
+class Symbols:
+    """The dims of a trace, as PyTorch's symbols and as ours, and what they were found to be.
+
+    ``mode``: the fake mode whose ``ShapeEnv`` knows the symbols. ``guards``: for which sizes the
+    trace, and all that is made of it, is right.
+    """
+
+    def __init__(self, mode: FakeTensorMode, known: Known) -> None:
+        self.mode = mode
+        self.guards = GuardSet()
+        self._known = known
+        self._sizes = {name: size for name, (_, size) in known.items()}
+        self._ints = {dim: symint for symint, size in known.values() for dim in size.formula.dims}
+        self._noted = 0
+        self._replayed: dict[object, object] = {}
+
+    def with_samples(self, sizes: Mapping[str, Size]) -> "Symbols":
+        """The same dims with other samples, by name. Nothing is guarded yet."""
+        known = {
+            symbol: (symint, sizes.get(dim.name, size))
+            for symbol, (symint, size) in self._known.items()
+            for dim in size.formula.dims
+        }
+        return Symbols(self.mode, known)
+
+    def size(self, value: int | SymInt) -> int:
+        """A number of the trace as one of ours."""
+        return value if isinstance(value, int) else self._from(value.node.expr)
+
+    def symint(self, value: int) -> int | SymInt:
+        """One of our numbers as the trace writes it."""
+        if not isinstance(value, Size):
+            return value
+        total: Any = 0
+        for atoms, coefficient in value.formula.terms:
+            total = total + reduce(operator.mul, [self._atom(a) for a in atoms], coefficient)
+        return total
+
+    def remembered(self, key: object, make: Callable[[], object]) -> object:
+        """What ``make`` gave for an equal ``key`` before: layers of a model repeat each other."""
+        if key not in self._replayed:
+            self._replayed[key] = make()
+        return self._replayed[key]
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Inside, PyTorch may compute with the symbols; what it asks of them is guarded."""
+        with torch.no_grad(), self.mode:
+            yield
+        self.note()
+
+    def _atom(self, atom: Atom) -> int | SymInt:
+        if isinstance(atom, Dim):
+            return self._ints[atom]
+        over = self.symint(as_int(atom.over))
+        under: Any = self.symint(as_int(atom.under))
+        combine = operator.floordiv if isinstance(atom, Quotient) else operator.mod
+        return combine(over, under)
+
+    def _from(self, expr: Any) -> int:
+        """A sympy expression over the symbols as a number of ours."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            return self._sizes[str(expr)]
+        parts = [self._from(each) for each in expr.args] if not expr.is_Pow else []
+        name = type(expr).__name__
+        combine = self._combines(name)
+        if combine is not None:
+            return reduce(combine, parts)
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+            return reduce(operator.mul, [self._from(expr.base)] * int(expr.exp))
+        raise LoweringError(f"a size of the step is {expr}, which has no form", code="TR-305")
+
+    def _combines(self, name: str) -> Callable[[int, int], int] | None:
+        """What a kind of sympy expression does with two numbers; ``None`` if it is not known."""
+        match name:
+            case "Max":
+                return self.guards.larger_of
+            case "Min":
+                return self.guards.smaller_of
+            case _:
+                return _SUMS.get(name)
+
+    def note(self) -> None:
+        """Guard what PyTorch has asked of its symbols since this was done last."""
+        env = self.mode.shape_env
+        assert env is not None, "a mode without symbols"
+        relations = [guard.expr for guard in env.guards[self._noted :]]
+        self._noted += len(relations)
+        for relation in relations:
+            if type(relation).__name__ not in _RELATIONS:
+                raise LoweringError(f"the step asks whether {relation}", code="TR-305")
+            left, right = (self._from(each) for each in relation.args)
+            _RELATIONS[type(relation).__name__](self.guards, left, right)
+        for symbol, other in env.replacements.items():
+            self.guards.equal(self._from(symbol), self._from(other))
+
+
+_SUMS: Mapping[str, Callable[[int, int], int]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+}
+
+
+def _less_swapped(guards: GuardSet, left: int, right: int) -> bool:
+    return guards.less(right, left)
+
+
+_RELATIONS: Mapping[str, Callable[[GuardSet, int, int], bool]] = {
+    "Equality": GuardSet.equal,
+    "Unequality": GuardSet.equal,
+    "StrictLessThan": GuardSet.less,
+    "LessThan": _less_swapped,
+    "StrictGreaterThan": _less_swapped,
+    "GreaterThan": GuardSet.less,
+}
+"""The guard that says which way a relation of sympy's goes: ``a <= b`` is ``not b < a``."""
+
+
+class SampleMode(FakeTensorMode):
+    """The fake mode of a graph's samples: knows the twin of each, and the symbols of the twins."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.symbols = symbols
+        self.twins: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+
+
+def _sample_mode_of(value: Tensor) -> SampleMode | None:
+    """The mode of a sample; ``None`` for any other tensor."""
+    mode = value.fake_mode if isinstance(value, FakeTensor) else None
+    return mode if isinstance(mode, SampleMode) else None
+
+
+def _twin_and_symbols(value: Tensor) -> tuple[Tensor, Symbols] | None:
+    mode = _sample_mode_of(value)
+    twin = None if mode is None else mode.twins.get(value)
+    return None if mode is None or twin is None else (twin, mode.symbols)
+
+
+def twin_of(value: Value) -> Value:
+    """The fake value with symbols, of a value or a tuple of them; itself where it has none."""
+    if isinstance(value, tuple | list):
+        return type(value)(twin_of(each) for each in value)
+    found = _twin_and_symbols(value) if isinstance(value, Tensor) else None
+    return value if found is None else found[0]
+
+
+def pair(value: Any, twin: Any) -> None:
+    """From now on ``twin`` is the twin of ``value``; both may be tuples. What has no symbols is
+    no twin."""
+    if isinstance(value, tuple | list):
+        for each, other in zip(value, twin, strict=True):
+            pair(each, other)
+    elif isinstance(value, Tensor) and isinstance(twin, FakeTensor):
+        mode = _sample_mode_of(value)
+        if mode is not None and twin.fake_mode is mode.symbols.mode:
+            mode.twins[value] = twin
+
+
+def layout_of(value: Tensor) -> Layout:
+    """Shape and strides, with a ``Size`` wherever the call decides."""
+    found = _twin_and_symbols(value)
+    if found is None:
+        return tuple(value.shape), tuple(value.stride())
+    twin, symbols = found
+    return tuple(map(symbols.size, twin.shape)), tuple(map(symbols.size, twin.stride()))
+
+
+def offset_of(value: Tensor) -> int:
+    """The place of the first element in its storage, in elements."""
+    found = _twin_and_symbols(value)
+    if found is None:
+        return int(value.storage_offset())
+    twin, symbols = found
+    return symbols.size(twin.storage_offset())
+
+
+def symbols_of(values: object) -> Symbols | None:
+    """The symbols behind the first value that has a twin."""
+    for value in _tensors(values):
+        found = _twin_and_symbols(value)
+        if found is not None:
+            return found[1]
+    return None
+
+
+def symbols_of_graph(graph: fx.Graph) -> Symbols | None:
+    """The symbols behind a graph of samples; ``None`` where all shapes are known. A size may have
+    come from an argument that is no input, since nothing reads its elements."""
+    return symbols_of([known_value(node) for node in graph.nodes])
+
+
+def guards_of(graph: fx.Graph) -> GuardSet:
+    """For which sizes what is made of a graph is right: a set without guards, for one whose
+    shapes are known."""
+    symbols = symbols_of_graph(graph)
+    return GuardSet() if symbols is None else symbols.guards
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+
+
+def sample_mode_of(values: object) -> SampleMode:
+    """The mode of the first sample among ``values``."""
+    modes = (_sample_mode_of(value) for value in _tensors(values))
+    return next(mode for mode in modes if mode is not None)
+
+
+@contextmanager
+def in_mode(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, operations run on fake tensors of ``mode``, without gradients."""
+    with torch.no_grad(), mode:
+        yield
+
+
+def twin_result(node: fx.Node) -> object:
+    """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
+    symbols = symbols_of([value_of(each) for each in node.all_input_nodes])
+    if symbols is None:
+        return None
+
+    def traced(leaf: object) -> object:
+        return symbols.symint(leaf) if isinstance(leaf, Size) else without_generator(leaf)
+
+    args, kwargs = given_of(node, lambda each: twin_of(value_of(each)), traced)
+    assert callable(node.target), node
+    with in_mode(symbols.mode):
+        return node.target(*args, **kwargs)
+
+
+def sampled(graph: fx.Graph, mode: SampleMode) -> None:
+    """A graph traced with symbols becomes one of samples and twins, in place.
+
+    ::
+
+        before:  n = sym_size(x, 0); m = n * 2; y = view(x, [m, -1])      val: symbolic
+        after:   y = view(x, [2*S, -1])                                   val: sample, with a twin
+    """
+    symbols = mode.symbols
+    numbers: dict[fx.Node, int] = {}
+
+    def plain(leaf: Argument) -> Argument:
+        if isinstance(leaf, fx.Node):
+            return numbers.get(leaf, leaf)
+        return symbols.size(leaf) if isinstance(leaf, SymInt) else leaf
+
+    for node in list(graph.nodes):
+        if node.op == "output":
+            node.args = map_argument(plain, node.args)
+            continue
+        twin = known_value(node)
+        if isinstance(twin, SymFloat | SymBool):
+            raise LoweringError(
+                "the step computes a float or a truth value from a size",
+                code="TR-305",
+                where=info(node).where,
+            )
+        if isinstance(twin, SymInt | int) and node.op == "call_function":
+            numbers[node] = symbols.size(twin)
+            continue
+        node.args = map_argument(plain, node.args)
+        node.kwargs = map_argument(plain, node.kwargs)
+        set_value(node, _sample(node, mode))
+        pair(value_of(node), twin)
+    for node in reversed(list(numbers)):
+        graph.erase_node(node)
+
+
+def _sample(node: fx.Node, mode: SampleMode) -> Any:
+    twin = known_value(node)
+    if node.op == "call_function":
+        args, kwargs = types_of(node)
+        with in_mode(mode):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    if not isinstance(twin, Tensor):
+        return twin
+    shape, strides = (
+        [sample_of(mode.symbols.size(n)) for n in sizes] for sizes in (twin.shape, twin.stride())
+    )
+    with in_mode(mode):
+        return torch.empty_strided(shape, strides, dtype=twin.dtype, device=twin.device)
+
+
+def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> fx.Graph:
+    """A copy of a graph of samples, which ``symbols`` are behind, for other samples of its dims."""
+    mode = SampleMode(symbols.with_samples(sizes))
+    made = fx.Graph(owning_module=graph.owning_module)
+    made.output(made.graph_copy(graph, {}))
+    for new, old in zip(made.nodes, graph.nodes, strict=True):
+        new.args, new.kwargs = map_argument(
+            lambda x: with_dims(x, sizes) if isinstance(x, Size) else x, (new.args, new.kwargs)
+        )
+        copy_notes(new, old)
+        if new.op != "output":
+            twin = twin_of(value_of(old))
+            set_value(new, twin)
+            set_value(new, _sample(new, mode))
+            pair(value_of(new), twin)
+    return made
+
+
+def dims_of_graph(graph: fx.Graph) -> list[Dim]:
+    """The dims of the values of a graph, by name; none where all shapes are known."""
+    if symbols_of_graph(graph) is None:
+        return []
+    values = [known_value(node) for node in graph.nodes]
+    sizes = [size for value in _tensors(values) for size in layout_of(value)[0]]
+    return [dim for size in dims_in(sizes) for dim in size.formula.dims]

@@ -1,0 +1,341 @@
+"""Numbers of the batch that choose places: found in the graph, and checked before a step runs.
+
+Generated code and some of PyTorch's kernels read and write wherever an index points, so an index
+outside a table must not reach them::
+
+    embedding(weight, f(tokens))            0 <= f(tokens) < rows
+    nll_loss(x, f(labels), ignore=-100)     0 <= f(labels) < classes, or -100
+    x[f(index)]                             -n <= f(index) < n
+
+``f`` is computed again by PyTorch, from the inputs; operations that only move elements are left
+out of it. What floating-point or random numbers decide is checked by the step itself, on CPUs: see
+``capture/symbolic/branches/value_checks.py``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from treadle.algebra.extents import Size, at
+from treadle.algebra.polynomial import Sizes
+from treadle.compat.operator_facts import may_wait
+from treadle.graph.analysis.dynamic import layout_of
+from treadle.graph.core.arguments import Argument, map_argument, map_nodes
+from treadle.graph.core.dim_maps import MOVES
+from treadle.graph.core.node_info import info, known_value, tensor_of, value_of
+from treadle.graph.core.operators import OpOverload, arguments, is_mutable, is_random
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of
+from treadle.graph.custom_ops.expect import expect
+from treadle.targets.registry import target_for
+from treadle.util.errors import BadIndex
+
+aten = torch.ops.aten
+_CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory
+
+_ALONG_A_DIM = frozenset({
+    aten.gather, aten.index_add, aten.index_copy, aten.index_fill, aten.index_select, aten.scatter,
+    aten.scatter_add, aten.scatter_reduce,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """``value`` must be in ``low..high``, or ``ignored``; ``origin`` is the user's line."""
+
+    value: fx.Node
+    low: int
+    high: int
+    ignored: int | None
+    operation: str
+    origin: str
+    user: fx.Node
+
+
+def lookups_in(graph: fx.Graph) -> list[Lookup]:
+    """Every check that the graph needs, each once."""
+    found: dict[tuple[object, ...], Lookup] = {}
+    for node in graph.nodes:
+        for each in lookups_of(node):
+            if _is_of_whole_numbers(each.value):
+                found.setdefault((each.value, each.low, each.high, each.ignored), each)
+    return list(found.values())
+
+
+def unchecked_lookups(graph: fx.Graph) -> list[Lookup]:
+    """Those that only a run of the step can check: floating-point or random numbers decide."""
+    every = [each for node in graph.nodes for each in lookups_of(node)]
+    return [each for each in every if not _is_of_whole_numbers(each.value)]
+
+
+def lookups_of(node: fx.Node) -> Iterator[Lookup]:
+    """What a node looks up."""
+    if not isinstance(node.target, OpOverload):
+        return
+    packet, given = node.target.overloadpacket, arguments(node)
+    if packet is aten.embedding:
+        yield from _lookup(node, given["indices"], _extent(given["weight"], 0))
+    elif packet is aten.take:
+        extent = tensor_of(given["self"]).numel()
+        yield from _lookup(node, given["index"], extent, wraps=True)
+    elif packet is aten.multi_margin_loss:
+        yield from _lookup(node, given["target"], _shape(given["self"])[-1])
+    elif packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
+        classes = _extent(given["self"], min(1, len(_shape(given["self"])) - 1))
+        yield from _lookup(node, given["target"], classes, ignored=given["ignore_index"])
+    elif packet in _ALONG_A_DIM:
+        shape = _shape(given["self"])
+        extent = shape[given["dim"]] if shape else 1
+        yield from _lookup(node, given["index"], extent, wraps=packet is aten.index_fill)
+    elif packet in (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put):
+        for dim, index in enumerate(given["indices"]):
+            if index is None or tensor_of(index).dtype in (torch.bool, torch.uint8):
+                continue
+            yield from _lookup(node, index, _extent(given["self"], dim), wraps=True)
+
+
+def _lookup(
+    node: fx.Node, index: fx.Node, extent: int, *, wraps: bool = False, ignored: int | None = None
+) -> Iterator[Lookup]:
+    low, name = -extent if wraps else 0, str(node.target).removesuffix(".default")
+    yield Lookup(unmoved(index), low, extent - 1, ignored, name, info(node).where, node)
+
+
+def unmoved(node: fx.Node) -> fx.Node:
+    """The value that ``node`` shows in another shape, as int64, or on another device."""
+    while isinstance(node.target, OpOverload):
+        cast = node.target is aten._to_copy.default
+        to_int64 = cast and node.kwargs.get("dtype") in (None, torch.int64)
+        operand = node.all_input_nodes[0] if node.all_input_nodes else node
+        if node.target not in MOVES and not (to_int64 and _is_whole(operand)):
+            break
+        node = operand  # sizes that were declared come behind it
+    return node
+
+
+def _is_whole(node: fx.Node) -> bool:
+    value = known_value(node)
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+def _is_of_whole_numbers(node: fx.Node) -> bool:
+    """Whether nothing but integers, and no random number, decides the value."""
+    for each in _cone(node):
+        called = each.op == "call_function" and isinstance(each.target, OpOverload)
+        if not _is_whole(each) or is_random(each) or is_mutable(each):
+            return False
+        if each.op != "placeholder" and not called:
+            return False
+    return True
+
+
+def _cone(node: fx.Node) -> list[fx.Node]:
+    """``node`` and all that it is computed from."""
+    seen: dict[fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        if each not in seen:
+            seen[each] = None
+            pending.extend(each.all_input_nodes)
+    return list(seen)
+
+
+def _is_on_host(node: fx.Node) -> bool:
+    """Whether what ``node`` gives can be looked at without waiting for a device."""
+    return target_for(type_of(node).device).on_host
+
+
+def _asked_before(graph: fx.Graph, lookups: Sequence[Lookup]) -> list[Lookup]:
+    """Those whose numbers a condition of the step speaks of as well, without looking them up:
+    eager raises there, and never reaches the operation."""
+    pending = [node.args[0] for node in graph.find_nodes(op="call_function", target=expect)]
+    cones: list[set[fx.Node]] = []
+    while pending:
+        condition = pending.pop()
+        if condition.target is aten.logical_and.default:
+            pending.extend(condition.all_input_nodes)
+        else:
+            cones.append(set(_cone(condition)))
+    return [
+        each
+        for each in lookups
+        if any(each.user not in cone and cone & _inputs_of(each.value) for cone in cones)
+    ]
+
+
+def _inputs_of(node: fx.Node) -> set[fx.Node]:
+    return {each for each in _cone(node) if each.op == "placeholder"}
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return layout_of(value_of(node))[0]
+
+
+def _extent(node: fx.Node, dim: int) -> int:
+    return _shape(node)[dim]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """``node = target(*args, **kwargs)``, a value on the way to an index."""
+
+    node: fx.Node
+    target: Callable[..., Any]
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
+
+    def run(self, values: dict[fx.Node, Tensor]) -> None:
+        args = map_nodes(values.__getitem__, self.args)
+        values[self.node] = self.target(*args, **map_nodes(values.__getitem__, self.kwargs))
+
+
+class _Part:
+    """Some of the checks of a step, and what computes their values. ``waits``: whether each is
+    waited for."""
+
+    def __init__(
+        self, step: StepGraph, lookups: Sequence[Lookup], waits: Sequence[bool], sizes: Sizes
+    ) -> None:
+        self._step, self._sizes = step, sizes
+        self._lookups, self._waits = lookups, waits
+        needed = {node for each in lookups for node in _cone(each.value)}
+        self._inputs = {n: at for at, n in enumerate(step.placeholders) if n in needed}
+        self._made: list[_Made] = []
+        for node in step.graph.nodes if lookups else ():
+            if node in needed and node.op == "call_function":
+                assert callable(node.target), node
+                args, kwargs = map_argument(self._at_sizes, (node.args, node.kwargs))
+                self._made.append(_Made(node, node.target, args, kwargs))
+
+    def _at_sizes(self, leaf: Argument) -> Argument:
+        return at(leaf, self._sizes) if isinstance(leaf, Size) else leaf
+
+    def check(self, inputs: Sequence[Tensor]) -> None:
+        """``BadIndex`` TR-407 if one that is waited for does not hold."""
+        if not self._lookups:
+            return
+        values = {node: inputs[at] for node, at in self._inputs.items()}
+        with torch.no_grad():
+            for each in self._made:
+                each.run(values)
+            for each, waits in zip(self._lookups, self._waits, strict=True):
+                low, high = at(each.low, self._sizes), at(each.high, self._sizes)
+                self._require(each, values[each.value], low, high, waits=waits)
+
+    def _require(self, each: Lookup, value: Tensor, low: int, high: int, *, waits: bool) -> None:
+        if value.numel() == 0:
+            return
+        if not waits:
+            _assert_on_device(each, value, low, high)
+        elif not _is_inside(value, low, high, each.ignored):
+            raise self._error(each, value, low, high)
+
+    def _error(self, each: Lookup, value: Tensor, low: int, high: int) -> BadIndex:
+        inputs = self._step.signature.inputs
+        names = [inputs[self._inputs[n]].name for n in _cone(each.value) if n in self._inputs]
+        smallest, largest = (int(found) for found in torch.aminmax(value))
+        spared = "" if each.ignored is None else f" (or {each.ignored})"
+        return BadIndex(
+            f"an index in {', '.join(names) or 'the step'} is out of range: {each.operation} takes "
+            f"{low} to {high}{spared}, and was given {smallest} to {largest}",
+            code="TR-407",
+            where=each.origin,
+            remedy="correct the batch; nothing was changed, and the step can go on with the next",
+        )
+
+
+class IndexCheck:
+    """The checks of a step, ready to run on its inputs. ``sizes``: those of dynamic dims."""
+
+    def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
+        lookups = lookups_in(step.graph)
+        waited = {each for each in lookups if _is_on_host(each.value)}
+        waited |= set(_asked_before(step.graph, lookups))
+        kinds: dict[str, list[Lookup]] = {"fixed": [], "before": [], "launched": []}
+        for each in lookups:
+            apart = each in waited or not _can_be_launched(each.value)
+            kinds["fixed" if _is_fixed(each) else "before" if apart else "launched"].append(each)
+
+        def part(kind: str) -> _Part:
+            waits = [each in waited for each in kinds[kind]]
+            return _Part(step, kinds[kind], waits, sizes or {})
+
+        self._fixed: _Part | None = part("fixed")
+        self._before, self._launched = part("before"), part("launched")
+
+    def require_fixed(self) -> None:
+        """Check what only the shapes decide, once and for all."""
+        fixed, self._fixed = self._fixed, None
+        if fixed is not None:
+            fixed.check(())
+
+    def require(self, inputs: Sequence[Tensor]) -> None:
+        """``BadIndex`` TR-407 if an input points outside what it indexes, and it can be known
+        before the step is launched, or the step itself looks at it first."""
+        self.require_fixed()
+        self._before.check(inputs)
+
+    def launch(self, inputs: Sequence[Tensor]) -> None:
+        """The other checks, in front of the step's own launches. On a GPU nothing waits: a bad
+        index stops the device before anything is written, as it does in eager."""
+        self._launched.check(inputs)
+
+
+def _is_fixed(each: Lookup) -> bool:
+    """Whether no input has a say: a range of positions, as long as the shapes make it."""
+    return all(node.op != "placeholder" for node in _cone(each.value))
+
+
+def _can_be_launched(value: fx.Node) -> bool:
+    """Whether what computes it is launched with what else a step launches, and can be recorded:
+    nothing of it is on the host, and nothing waits."""
+    for node in _cone(value):
+        if _is_on_host(node):
+            return False
+        target = node.target
+        if isinstance(target, OpOverload) and may_wait(str(target), masks=_reads_masks(node)):
+            return False
+    return True
+
+
+def _reads_masks(node: fx.Node) -> bool:
+    return any(tensor_of(each).dtype in (torch.bool, torch.uint8) for each in node.all_input_nodes)
+
+
+def _is_inside(value: Tensor, low: int, high: int, ignored: int | None) -> bool:
+    smallest, largest = torch.aminmax(value)
+    if smallest >= low and largest <= high:
+        return True
+    if ignored is None:
+        return False
+    return all(_all_inside(part, low, high, ignored) for part in _parts(value))
+
+
+def _parts(value: Tensor) -> Iterator[Tensor]:
+    """The tensor in slices of a bounded number of elements."""
+    if value.numel() <= _CHUNK:
+        yield value
+        return
+    if value.shape[0] == 1:
+        yield from _parts(value[0])
+        return
+    for half in value.tensor_split(2):
+        yield from _parts(half)
+
+
+def _all_inside(value: Tensor, low: int, high: int, ignored: int) -> bool:
+    return bool((((value >= low) & (value <= high)) | (value == ignored)).all())
+
+
+def _assert_on_device(each: Lookup, value: Tensor, low: int, high: int) -> None:
+    inside = (value >= low) & (value <= high)
+    if each.ignored is not None:
+        inside |= value == each.ignored
+    aten._assert_async.msg(inside.all(), f"TR-407: {each.operation} takes {low} to {high}")
+
+
+__all__ = ["IndexCheck", "Lookup", "lookups_in", "unchecked_lookups", "unmoved"]

@@ -1,0 +1,265 @@
+"""The update of each parameter among the nodes of a step, by what it writes and what enters it.
+
+::
+
+    g = all_reduce(mm)                                     ahead of the update
+    m' = lerp(m, g, rate);  p' = addcdiv(p, m', d, size)   the block of p: writes p and m, g enters
+    size = neg(div(lr, c))                                 shared with the other blocks
+
+Updates are traced parameter by parameter. What is ahead of one (communication, clipping) reads no
+parameter, state or scalar after the backward pass; the update itself begins where that ends. Blocks
+are found by the roles of inputs and outputs and by the phases of nodes, never by names or kinds of
+optimizers.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from torch import fx
+
+from treadle.graph.analysis.alias import Aliases, analyse
+from treadle.graph.analysis.dataflow import ancestors, operands, readers
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import may_recompute
+from treadle.graph.core.signature import Role, StepGraph
+
+_MIXES = frozenset({Role.PARAMETER, Role.STATE, Role.SCALAR})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UpdateBlock:
+    """What makes the new value of one parameter and of its state.
+
+    ``name``: the parameter's. ``parameter``, ``states``, ``scalars``: indices of inputs; states are
+    those it writes, scalars all that it is made with. ``gradients``: the values that enter: one,
+    unless something else is computed of gradients as well. ``nodes``: those that serve nothing else
+    but its write-backs, in order. ``shared``: nodes made of scalars alone that it reads and others
+    may read too. ``writes``: indices of outputs.
+    """
+
+    name: str
+    parameter: int
+    states: tuple[int, ...]
+    scalars: tuple[int, ...]
+    gradients: tuple[fx.Node, ...]
+    nodes: tuple[fx.Node, ...]
+    shared: tuple[fx.Node, ...]
+    writes: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Coupling:
+    """The update of ``parameter`` depends on a gradient of ``other``'s; ``node`` is the first after
+    the backward pass to read both."""
+
+    parameter: str
+    other: str
+    node: fx.Node
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UpdateBlocks:
+    """All updates of a step, in the order of its parameters, and which of them are coupled.
+    ``ahead``: what is computed after the backward pass of gradients alone."""
+
+    blocks: tuple[UpdateBlock, ...]
+    couplings: tuple[Coupling, ...]
+    ahead: frozenset[fx.Node]
+
+    @property
+    def by_name(self) -> Mapping[str, UpdateBlock]:
+        """The block of each parameter, by the user's name of it."""
+        return {each.name: each for each in self.blocks}
+
+
+def update_blocks(step: StepGraph) -> UpdateBlocks:
+    """The updates of ``step``; none for one that only accumulates or evaluates."""
+    analysis = _Analysis(step)
+    blocks = tuple(analysis.blocks())
+    return UpdateBlocks(blocks, tuple(analysis.couplings(blocks)), analysis.ahead())
+
+
+class _Analysis:
+    """What the blocks of one step are found by."""
+
+    def __init__(self, step: StepGraph) -> None:
+        self._step = step
+        self._aliases: Aliases = analyse(step)
+        self._position = {node: at for at, node in enumerate(step.graph.nodes)}
+        self._inputs = {node: at for at, node in enumerate(step.placeholders)}
+        self._roles = [each.role for each in step.signature.inputs]
+        self._written = {
+            output.writes: (at, node)
+            for at, (node, output) in enumerate(step.outputs())
+            if output.writes is not None and node is not None
+        }
+        self._mixed: set[fx.Node] = set()
+        self._of_scalars = made_of_scalars(step)
+        for node in step.graph.nodes:
+            self._note(node)
+
+    def _note(self, node: fx.Node) -> None:
+        if not _is_late(node):
+            return
+        given = operands(node)
+        if any(each in self._mixed or self._input_of(each, _MIXES) is not None for each in given):
+            self._mixed.add(node)
+
+    def _input_of(self, node: fx.Node, roles: Iterable[Role]) -> int | None:
+        """The index of the input of one of these roles that ``node`` is, or is a view of."""
+        base = self._aliases.base(node) if not _is_late(node) else None
+        at = None if base is None else self._inputs.get(base)
+        return at if at is not None and self._roles[at] in roles else None
+
+    def ahead(self) -> frozenset[fx.Node]:
+        """What comes after the backward pass and reads no parameter, state or scalar there."""
+        return frozenset(filter(_is_late, self._position)) - self._mixed - self._of_scalars
+
+    def blocks(self) -> Iterable[UpdateBlock]:
+        """In the order of the parameters."""
+        cones = {
+            at: ancestors([value], _is_late)
+            for at, (_, value) in self._written.items()
+            if self._roles[at] in (Role.PARAMETER, Role.STATE) and _is_late(value)
+        }
+        owners = self._owners(cones)
+        for at in sorted(cones):
+            if self._roles[at] is Role.PARAMETER:
+                states = tuple(sorted(s for s, owner in owners.items() if owner == at))
+                cone = {node for each in (at, *states) for node in cones[each]}
+                yield self._block(at, states, cone)
+
+    def _owners(self, cones: Mapping[int, Mapping[fx.Node, None]]) -> dict[int, int]:
+        """By state the parameter that it belongs to: the one with the smallest cone that reads it,
+        or that it reads, or that is made of the same gradients."""
+        parameters = [at for at in cones if self._roles[at] is Role.PARAMETER]
+        parameters.sort(key=lambda at: len(cones[at]))
+        reads = {at: self._inputs_in(cone) for at, cone in cones.items()}
+        raw = {at: frozenset(self._raw(cone)) for at, cone in cones.items()}
+        found: dict[int, int] = {}
+        for state in cones:
+            if self._roles[state] is not Role.STATE:
+                continue
+            reading = [at for at in parameters if state in reads[at]]
+            made_of = [at for at in parameters if at in reads[state]]
+            alike = [at for at in parameters if raw[at] == raw[state]]
+            chosen = reading or made_of or alike
+            if chosen:
+                found[state] = chosen[0]
+        return found
+
+    def _inputs_in(self, nodes: Iterable[fx.Node]) -> set[int]:
+        found = {self._input_of(node, _MIXES) for node in nodes}
+        return {at for at in found if at is not None}
+
+    def _raw(self, cone: Iterable[fx.Node]) -> list[fx.Node]:
+        """Where values of the backward pass enter: its nodes, and gradients that were there."""
+        return [
+            node
+            for node in cone
+            if (node.op == "call_function" and info(node).phase == "backward")
+            or self._input_of(node, {Role.GRADIENT}) is not None
+        ]
+
+    def _block(self, at: int, states: tuple[int, ...], cone: set[fx.Node]) -> UpdateBlock:
+        writes = tuple(self._written[each][0] for each in (at, *states))
+        values = {self._written[each][1] for each in (at, *states)}
+        own = self._own(cone, values, set(writes))
+        mine = {at, *states}
+        gradients = self._entering(own, mine)
+        while len(gradients) > 1 and self._serves(gradients[-1], own):
+            own.add(gradients[-1])
+            gradients = self._entering(own, mine)
+        entering = {node: None for each in own for node in operands(each) if node not in own}
+        shared = [node for node in entering if node in self._of_scalars and node.op != "get_attr"]
+        scalars = self._inputs_in(ancestors(shared)) | self._inputs_in(
+            node for node in entering if self._input_of(node, {Role.SCALAR}) is not None
+        )
+        return UpdateBlock(
+            self._step.signature.inputs[at].name,
+            at,
+            states,
+            tuple(sorted(scalars)),
+            gradients,
+            self._sorted(own),
+            self._sorted(node for node in shared if node.op == "call_function"),
+            writes,
+        )
+
+    def _entering(self, own: set[fx.Node], mine: set[int]) -> tuple[fx.Node, ...]:
+        """What the update is made of besides its own inputs and scalars, in order."""
+        given = {node for each in own for node in operands(each) if node not in own}
+        return self._sorted(
+            node
+            for node in given
+            if node not in self._of_scalars and self._input_of(node, _MIXES) not in mine
+        )
+
+    def _serves(self, node: fx.Node, own: set[fx.Node]) -> bool:
+        """Whether nothing but ``own`` reads what is computed after the backward pass: of a gradient
+        that enters as itself and as its magnitude the magnitude is a part of the update."""
+        return _is_late(node) and all(each in own for each in readers(node))
+
+    def _own(self, cone: set[fx.Node], values: set[fx.Node], writes: set[int]) -> set[fx.Node]:
+        """The nodes of the update that lead to these write-backs and nowhere else."""
+        returned = self._step.returned
+        elsewhere = {
+            node for at, node in enumerate(returned) if node is not None and at not in writes
+        }
+        own: set[fx.Node] = set()
+        for node in sorted(cone, key=self._position.__getitem__, reverse=True):
+            if node not in self._mixed or (node in elsewhere and node not in values):
+                continue
+            others = (each for each in readers(node) if each.op != "output")
+            if node in values or all(each in own for each in others):
+                own.add(node)
+        return own
+
+    def _sorted(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+        return tuple(sorted(nodes, key=self._position.__getitem__))
+
+    def couplings(self, blocks: Iterable[UpdateBlock]) -> Iterable[Coupling]:
+        """Updates that read a gradient that another update reads as well, besides their own. Equal
+        gradients that were merged are one and the same, and couple nothing."""
+        blocks = tuple(blocks)
+        raw = {each.name: self._raw(ancestors(each.gradients, _is_late)) for each in blocks}
+        users: dict[fx.Node, list[str]] = {}
+        for name, nodes in raw.items():
+            for node in nodes:
+                users.setdefault(node, []).append(name)
+        for block in blocks:
+            others = [each for node in raw[block.name] for each in users[node]]
+            other = next((each for each in others if each != block.name), None)
+            if len(raw[block.name]) > 1 and other is not None:
+                yield Coupling(block.name, other, self._meeting(block))
+
+    def _meeting(self, block: UpdateBlock) -> fx.Node:
+        """The first node that reads several gradients."""
+        cone = self._sorted(ancestors(block.gradients, _is_late))
+        late = [node for node in cone if _is_late(node)]
+        return next(
+            (node for node in late if len(self._raw(ancestors([node], _is_late))) > 1),
+            block.nodes[0],
+        )
+
+
+def made_of_scalars(step: StepGraph) -> set[fx.Node]:
+    """What is computed of hyper-parameters and constants alone, these among it."""
+    found = {node for node, given in step.inputs() if given.role is Role.SCALAR}
+    for node in step.graph.nodes:
+        computed = node.op == "call_function" and may_recompute(node)
+        if node.op == "get_attr" or (computed and found.issuperset(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _is_late(node: fx.Node) -> bool:
+    """Whether it comes after the backward pass."""
+    return node.op == "call_function" and info(node).phase == "optimizer"
+
+
+__all__ = ["Coupling", "UpdateBlock", "UpdateBlocks", "made_of_scalars", "update_blocks"]

@@ -1,0 +1,73 @@
+"""Effect tokens out of a graph: what AOTAutograd orders by data, a step orders by place.
+
+::
+
+    before:  t1, r = with_effects(t0, op, x); t2, _ = with_effects(t1, check, r); return t2, r
+    after:   r = op(x); check(r); return t0, r
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.compat.operators import schema_of
+from treadle.graph.core.arguments import Argument
+from treadle.graph.core.node_info import copy_notes, set_value, value_of
+from treadle.graph.core.operators import OpOverload
+
+
+def remove_tokens(graph: fx.Graph) -> None:
+    """Call what the tokens order directly; the tokens that are left are those the graph is given,
+    which nobody reads and which have no value."""
+    tokens: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.higher_order.with_effects:
+            token, target, *args = node.args
+            assert isinstance(token, fx.Node), node
+            assert callable(target), node
+            made = _called(graph, node, target, tuple(args))
+            _replace_results(graph, node, token, target, made)
+            if token.op == "placeholder":
+                tokens.add(token)
+    for token in tokens:
+        if all(user.op == "output" for user in token.users):
+            set_value(token, None)
+
+
+def _called(
+    graph: fx.Graph, node: fx.Node, target: Callable[..., Any], args: tuple[Argument, ...]
+) -> fx.Node:
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, dict(node.kwargs))
+    copy_notes(made, node)
+    results = value_of(node)[1:]
+    count = _result_count(target, len(results))
+    set_value(made, results if count > 1 else results[0] if results else None)
+    return made
+
+
+def _replace_results(
+    graph: fx.Graph, node: fx.Node, token: fx.Node, target: Callable[..., Any], made: fx.Node
+) -> None:
+    count = _result_count(target, len(value_of(node)) - 1)
+    for user in list(node.users):
+        assert user.target is operator.getitem, user
+        at = user.args[1]
+        assert isinstance(at, int), user
+        if at == 0:
+            user.replace_all_uses_with(token)
+        elif count == 1:
+            user.replace_all_uses_with(made)
+        else:
+            user.args = (made, at - 1)
+            continue
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _result_count(target: object, given: int) -> int:
+    """How many results ``target`` has by itself; a list of tensors is one."""
+    return len(schema_of(target).returns) if isinstance(target, OpOverload) else given

@@ -1,0 +1,151 @@
+"""What the call of a node does, by the table of facts; and its arguments by name."""
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from treadle.compat.operator_facts import (
+    IN_ORDER,
+    MATTERS,
+    Effect,
+    call_effects,
+    facts_of,
+    written_names,
+)
+from treadle.compat.operators import OpOverload, schema_of
+from treadle.graph.analysis.at_run_time import AtRunTime
+
+
+def _operator_of(node: fx.Node) -> OpOverload | None:
+    """PyTorch's operator that the node calls, with sizes that are known or not."""
+    target = node.target.op if isinstance(node.target, AtRunTime) else node.target
+    return target if isinstance(target, OpOverload) else None
+
+
+def effects_of(node: fx.Node) -> Effect:
+    """What the call of a node does besides its results; nothing for what is no call.
+
+    ``native_dropout(x, 0.1, True)``  ->  ``DRAWS``;  ``native_dropout(x, 0.1, False)``  ->  nothing
+    """
+    if node.op != "call_function":
+        return Effect.NONE
+    op = _operator_of(node)
+    if op is None:  # a function of Python's: FX knows of those that do something
+        return Effect.RAISES if node.is_impure(impure_random=False) else Effect.NONE
+    if facts_of(op).may_recompute:
+        return Effect.NONE
+    return call_effects(op, arguments_of(op, node.args, node.kwargs))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node advances a random number generator: its order and count matter."""
+    return Effect.DRAWS in effects_of(node)
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Whether the node writes to one of its arguments."""
+    return Effect.WRITES in effects_of(node)
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether the node matters even if nobody reads it, random numbers aside: a check, a print, a
+    user's operator."""
+    return bool(effects_of(node) & MATTERS)
+
+
+def is_in_order(node: fx.Node) -> bool:
+    """Whether the node keeps its place among all others of which this is true: it draws, or is a
+    user's operator, which may."""
+    return bool(effects_of(node) & IN_ORDER)
+
+
+def may_recompute(node: fx.Node) -> bool:
+    """Whether a second call gives the same and does nothing else: equal ones may become one, and
+    one may become two."""
+    return node.op in ("call_function", "get_attr") and not effects_of(node)
+
+
+def may_drop(node: fx.Node, *, keep_random: bool = True) -> bool:
+    """Whether nothing is lost without a node that nobody reads. ``keep_random``: eager would have
+    advanced the generator, and the numbers drawn after it depend on that."""
+    needed = MATTERS | Effect.DRAWS if keep_random else MATTERS
+    return node.op in ("call_function", "get_attr") and not effects_of(node) & needed
+
+
+def is_known(node: fx.Node) -> bool:
+    """Whether the table says what the node does: it calls no function of Python's or a library's
+    that is no operator."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return True
+    return isinstance(node.target, AtRunTime) or _operator_of(node) is not None
+
+
+def draw_reads_values(node: fx.Node) -> bool:
+    """Whether the elements of operands decide what the node draws, besides the generator; operands
+    of the others give a shape alone."""
+    op = _operator_of(node)
+    return op is not None and facts_of(op).draw_reads_values
+
+
+def operation_name(target: object) -> str:
+    """``aten.add.Tensor`` -> ``"add.Tensor"``, ``aten.mm.default`` -> ``"mm"``."""
+    if isinstance(target, OpOverload):
+        name = str(target).removeprefix("aten.").removeprefix("_c10d_functional.")
+        return name.removesuffix(".default")
+    return getattr(target, "__name__", str(target)) if callable(target) else str(target)
+
+
+@functools.cache
+def _parameters(target: object) -> tuple[tuple[str, ...], dict[str, Any]]:
+    arguments = schema_of(target).arguments
+    defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    return tuple(each.name for each in arguments), defaults
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Every argument by name, defaults filled in: two spellings of a call look the same.
+
+    ``sum(x, [1])``  ->  ``{"self": x, "dim": [1], "keepdim": False, "dtype": None}``
+    """
+    if not isinstance(node.target, OpOverload):
+        return {str(i): each for i, each in enumerate(node.args)} | dict(node.kwargs)
+    return arguments_of(node.target, node.args, node.kwargs)
+
+
+def arguments_of(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, Any]:
+    """``arguments`` of a call that is no node."""
+    names, defaults = _parameters(op)
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return {name: given[name] if name in given else defaults.get(name) for name in names}
+
+
+def written_values(node: fx.Node) -> list[object]:
+    """The arguments that the node writes to, in the order of its schema.
+
+    ``add_(x, y)``  ->  ``[x]``
+    """
+    op = _operator_of(node)
+    if op is None or not facts_of(op).writes:
+        return []
+    given = arguments_of(op, node.args, node.kwargs)
+    return [given[name] for name in written_names(op, given)]
+
+
+def set_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Give an argument of the node's operation another value, wherever it stands."""
+    names = _parameters(node.target)[0]
+    at = names.index(name)
+    if at < len(node.args):
+        node.update_arg(at, value)
+    else:
+        node.update_kwarg(name, value)
+
+
+def is_item(node: fx.Node) -> bool:
+    """Whether the node picks one result of an operation with several."""
+    return node.target is operator.getitem

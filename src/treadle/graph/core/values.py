@@ -1,0 +1,114 @@
+"""Fake values of new and changed nodes: shapes, strides and storages without any data."""
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.compat.fake import FakeTensor, fake_like, fake_result
+from treadle.graph.analysis.alias import storages
+from treadle.graph.analysis.dynamic import pair, twin_of, twin_result
+from treadle.graph.core.arguments import types_of
+from treadle.graph.core.node_info import belong, known_value, set_value, value_of
+from treadle.graph.core.operators import OpOverload
+from treadle.graph.core.types import same_types, tensors_in
+
+
+def compute(node: fx.Node, mode: Any = None) -> Any:
+    """What ``node`` gives for the fake values of its operands. Draws no random numbers. ``mode``:
+    what makes them, for a graph that may have none yet."""
+    value = _sample(node, mode)
+    twin = twin_result(node)
+    if twin is not None:
+        pair(value, twin)
+    return value
+
+
+def like(value: object) -> Any:
+    """A value of the same type in storages of its own."""
+    match value:
+        case torch.Tensor():
+            made = _apart(value)
+            twin = twin_of(value)
+            if twin is not value:
+                pair(made, twin)
+            return made
+        case tuple() | list():
+            return type(value)(map(like, value))
+        case _:
+            return value
+
+
+def _apart(value: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, FakeTensor):
+        return fake_like(value)
+    return value.new_empty_strided(value.shape, value.stride())
+
+
+def _sample(node: fx.Node, mode: Any) -> Any:
+    args, kwargs = types_of(node)
+    assert callable(node.target), node
+    if not isinstance(node.target, OpOverload):
+        return node.target(*args, **kwargs)
+    with torch.no_grad(), mode or _fake_mode(node.graph):
+        return fake_result(node.target, args, kwargs)
+
+
+def _fake_mode(graph: fx.Graph) -> Any:
+    """The mode that made the graph's values, so that new ones can meet old ones."""
+    for node in graph.nodes:
+        for tensor in tensors_in(known_value(node)):
+            return tensor.fake_mode  # pyright: ignore[reportAttributeAccessIssue]
+    raise ValueError("no value of the graph is a tensor")
+
+
+def inherit(node: fx.Node, root: fx.Node) -> None:
+    """Give a new node its value, and phase, source line, module, region and what a checkpoint
+    policy says from ``root``."""
+    belong(node, root)
+    set_value(node, compute(node))
+
+
+def gather_results(makers: Iterable[fx.Node]) -> None:
+    """Each result of an operation with several stands behind it, and is of the same pass.
+
+    before:  n = layer_norm(x); y = n[0]; ...; backward: r = n[2]; dx = f(r)
+    after:   n = layer_norm(x); y = n[0]; r = n[2]; ...; backward: dx = f(r)
+
+    Results are made together: the forward pass can keep them, and the operation never is kept.
+    """
+    for maker in dict.fromkeys(makers):
+        last = maker
+        for item in [user for user in maker.users if user.target is operator.getitem]:
+            belong(item, maker)
+            last.append(item)
+            last = item
+
+
+def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
+    """Recompute the values of the readers of ``changed``, and on while types or storages move.
+
+    Needed after an operand was replaced by one of the same type and other storage: views of
+    it must say so. Readers that are neither views nor of another type end the walk.
+    """
+    dirty = set(changed)
+    if not dirty:
+        return
+    for node in graph.nodes:
+        if node.op != "call_function" or dirty.isdisjoint(node.all_input_nodes):
+            continue
+        old, new = value_of(node), compute(node)
+        moved = not same_types(old, new)
+        if moved or _is_view(new, node) or storages(old) & _operand_storages(node):
+            set_value(node, new)
+            dirty.add(node)
+
+
+def _is_view(value: object, node: fx.Node) -> bool:
+    return bool(storages(value) & _operand_storages(node))
+
+
+def _operand_storages(node: fx.Node) -> frozenset[int]:
+    return frozenset().union(*(storages(value_of(each)) for each in node.all_input_nodes))

@@ -1,0 +1,364 @@
+"""Patterns of rules: written as programs, compiled to a small language over nodes of a graph.
+
+::
+
+    Pattern   =  Variable x              a value or a constant, everywhere the same
+              |  Call f                  a call of one operation of a set, its arguments Patterns
+              |  Items [Pattern, ...]    a list of as many
+              |  Each Pattern            a list of any length, each of them a Pattern
+              |  Constant                no value of the graph: a dtype, a dim, or a number
+              |  Exactly v               that constant
+              |  Anything
+              |  Read Pattern            and how many others may read it
+
+A Call that a program uses twice is one Call, and stands for one value.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+from torch import fx
+
+from treadle.compat.operators import schema_of
+from treadle.graph.core.operators import OpOverload, arguments_of, operation_name
+from treadle.util.errors import VerifyError, require
+
+Program: TypeAlias = Callable[..., Any]
+Test: TypeAlias = Callable[[Any], bool]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PatternVariable:
+    """Whatever stands there, under a name."""
+
+    name: str
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternCall:
+    """A call of one of the operations that are the keys; values: arguments by name. ``rest``:
+    whether others are ignored. ``words``: the operations."""
+
+    arguments: Mapping[Any, "Mapping[str, Pattern]"]
+    rest: bool
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list or tuple of these."""
+
+    items: "tuple[Pattern, ...]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Each:
+    """A list or tuple of any length. ``names``: the variables of ``item``, each with that of the
+    rule which is the list of what it stands for."""
+
+    item: "Pattern"
+    names: tuple[tuple[str, str], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """What is no value of the graph and passes ``test``, or with ``number`` is one number
+    everywhere. ``name``: the variable that is it from then on."""
+
+    test: Test | None
+    words: str
+    number: bool
+    name: str = ""
+
+    def __call__(self, variable: object) -> Any:
+        return _marked(self, variable)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exactly:
+    """This constant, of this type."""
+
+    value: object
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """What is ignored."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Read:
+    """``inner``, which others may read; ``count``: as often as that, matched readers included."""
+
+    inner: "Pattern"
+    count: int | None
+
+
+Pattern: TypeAlias = (
+    PatternVariable | PatternCall | Items | Each | Constant | Exactly | Anything | Read
+)
+
+
+# What users write in a pattern.
+
+
+@final
+@dataclass(frozen=True)
+class AnyOf:
+    """A call of one of ``targets``, in a pattern."""
+
+    targets: tuple[Any, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        proxy = next(each for each in args if isinstance(each, fx.Proxy))
+        return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
+
+
+@final
+@dataclass(frozen=True)
+class _Readers:
+    count: int | None
+
+    def __call__(self, value: object) -> Any:
+        return _marked(self, value)
+
+
+@final
+@dataclass(frozen=True)
+class _ListOf:
+    item: Program
+
+    def __call__(self, *collected: object) -> Any:
+        return _marked(self, *collected)
+
+
+anything = Anything()
+"""In a pattern: an argument that is ignored. ``...`` after the others ignores all that follow."""
+
+
+def any_of(*targets: object) -> AnyOf:
+    """In a pattern: a call of any of these operators."""
+    return AnyOf(targets)
+
+
+def shared(value: object) -> Any:
+    """Mark a value of a pattern that may have readers outside the match; it then stays."""
+    return _Readers(None)(value)
+
+
+def users(value: object, count: int) -> Any:
+    """In a pattern: a value that ``count`` operations read, in the match or not."""
+    return _Readers(count)(value)
+
+
+def list_of(item: Program, *collected: object) -> Any:
+    """In a pattern: a list of any length, of values that all look like ``item``. A variable in
+    ``collected`` is the list of what the parameter of ``item`` at its place stands for.
+
+    ``cat(list_of(lambda x: neg(x), xs), dim)``  fits  ``cat([neg(a), neg(b)], 1)``, ``xs=[a, b]``
+    """
+    return _ListOf(item)(*collected)
+
+
+def constant(variable: object = None, test: Test | None = None, words: str = "a constant") -> Any:
+    """In a pattern: what is no value of the graph, as a dim or a dtype, and passes ``test``.
+    ``variable``: one of the rule's, if the rule is to know it. ``words``: what it had to be."""
+    return _constant(Constant(test, words, number=False), variable)
+
+
+def number(variable: object = None, test: Test | None = None, words: str = "a number") -> Any:
+    """In a pattern: a number that passes ``test``, or a tensor that is filled with one, as
+    ``full`` makes it. ``variable``: one of the rule's, which is then the number."""
+    return _constant(Constant(test, words, number=True), variable)
+
+
+def _constant(made: Constant, variable: object) -> Any:
+    return made if variable is None else made(variable)
+
+
+def _marked(mark: Any, *values: object) -> fx.Proxy:
+    proxy = next((each for each in values if isinstance(each, fx.Proxy)), None)
+    require(proxy is not None, VerifyError, f"{mark} marks no value of a pattern")
+    assert proxy is not None
+    return proxy.tracer.create_proxy("call_function", mark, values, {}, name="mark")
+
+
+# Programs, and what they compile to.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """What a pattern ends in, in the order of its return; ``calls`` without what is said of their
+    readers. ``shared``: whether all its values may have readers elsewhere."""
+
+    patterns: tuple[Pattern, ...]
+    calls: tuple[PatternCall, ...]
+    shared: bool = False
+
+
+class _Tracer(fx.Tracer):
+    def create_arg(self, a: Any) -> Any:
+        return a if isinstance(a, Anything | Constant) else super().create_arg(a)
+
+
+@functools.cache
+def traced(program: Program) -> fx.Graph:
+    """The program as a graph, made once and only read. Every call in it takes a variable."""
+    graph = _Tracer().trace(program)
+    constants = any(node.op == "get_attr" for node in graph.nodes)
+    require(not constants, VerifyError, f"{program} makes a tensor from no variable")
+    return graph
+
+
+@functools.cache
+def returned_by(program: Program) -> Any:
+    """What a program returns, as nodes of ``traced``."""
+    return result_of(traced(program))
+
+
+def result_of(graph: fx.Graph) -> Any:
+    """What a traced program returns."""
+    (output,) = graph.find_nodes(op="output")
+    return output.args[0]
+
+
+@functools.cache
+def roots_of(program: Program) -> Roots:
+    """What the pattern ``program`` looks for; ``VerifyError`` if it does not end in operations."""
+    return compiled(traced(program), str(program))
+
+
+def compiled(graph: fx.Graph, name: str, plain: Callable[[Any], Pattern] = Exactly) -> Roots:
+    """A traced program as patterns; ``plain``: the pattern for a constant. ``VerifyError`` for
+    what does not end in operations, or in some that have nothing to do with each other."""
+    compiler = _Compiler(plain)
+    result = result_of(graph)
+    several = isinstance(result, list | tuple)
+    patterns = tuple(compiler.pattern(each) for each in (result if several else (result,)))
+    calls = tuple(each for each in map(inner_of, patterns) if isinstance(each, PatternCall))
+    ends = len(calls) == len(patterns) > 0
+    require(ends, VerifyError, f"{name} does not end in an operation")
+    require(len(set(calls)) == len(calls), VerifyError, f"{name} returns one value twice")
+    require(_connected(calls), VerifyError, f"what {name} returns has no value in common")
+    return Roots(patterns, calls)
+
+
+class _Compiler:
+    """Nodes of a traced program to patterns, each node once."""
+
+    def __init__(self, plain: Callable[[Any], Pattern]) -> None:
+        self._plain = plain
+        self._made: dict[fx.Node, Pattern] = {}
+
+    def pattern(self, leaf: Any) -> Pattern:
+        match leaf:
+            case fx.Node():
+                if leaf not in self._made:
+                    self._made[leaf] = self._of_node(leaf)
+                return self._made[leaf]
+            case list() | tuple():
+                return Items(tuple(map(self.pattern, leaf)))
+            case Anything() | Constant():
+                return leaf
+            case _:
+                return self._plain(leaf)
+
+    def _of_node(self, node: fx.Node) -> Pattern:
+        target: Any = node.target
+        match target:
+            case str():
+                return PatternVariable(target)
+            case AnyOf(targets):
+                return self._call(targets, node)
+            case _Readers(count):
+                return Read(self.pattern(node.args[0]), count)
+            case Constant(test, words, number):
+                return Constant(test, words, number, _name(node.args[0]))
+            case _ListOf(item):
+                return self._each(item, [_name(each) for each in node.args])
+            case _:
+                return self._call((target,), node)
+
+    def _call(self, targets: tuple[Any, ...], node: fx.Node) -> PatternCall:
+        rest = any(each is ... for each in node.args)
+        require(not rest or node.args[-1] is ..., VerifyError, f"... is not last in {node}")
+        words = " or ".join(map(operation_name, targets))
+        return PatternCall(
+            {each: self._arguments(each, node, rest) for each in targets}, rest, words
+        )
+
+    def _each(self, item: Program, outer: list[str]) -> Each:
+        inner = [str(each.target) for each in traced(item).find_nodes(op="placeholder")]
+        paired = len(inner) == len(outer)
+        require(paired, VerifyError, f"list_of has {len(outer)} variables for {inner}")
+        pattern = _Compiler(self._plain).pattern(returned_by(item))
+        return Each(pattern, tuple(zip(inner, outer, strict=True)))
+
+    def _arguments(self, target: Any, node: fx.Node, rest: bool) -> dict[str, Pattern]:
+        """By the names of the schema of ``target``; with ``rest`` what is not said is ignored."""
+        args, kwargs = node.args[:-1] if rest else node.args, node.kwargs
+        if not isinstance(target, OpOverload):
+            given: dict[str, Any] = {str(i): each for i, each in enumerate(args)} | dict(kwargs)
+        else:
+            names = [each.name for each in schema_of(target).arguments]
+            known = len(args) <= len(names) and set(kwargs) <= set(names)
+            require(known, VerifyError, f"{target} does not take what {node} gives it")
+            given = dict(zip(names, args, strict=False)) | dict(kwargs)
+            given = given if rest else arguments_of(target, (), given)
+        return {name: self.pattern(each) for name, each in given.items()}
+
+
+def _name(variable: object) -> str:
+    named = isinstance(variable, fx.Node) and variable.op == "placeholder"
+    require(named, VerifyError, f"{variable} is no variable of the rule")
+    assert isinstance(variable, fx.Node)
+    return str(variable.target)
+
+
+def inner_of(pattern: Pattern) -> Pattern:
+    """The pattern without what is said of its readers."""
+    return inner_of(pattern.inner) if isinstance(pattern, Read) else pattern
+
+
+def parts_of(pattern: Pattern) -> Iterator[Pattern]:
+    """The patterns that it is directly made of. What a list of any length is made of is none."""
+    match pattern:
+        case PatternCall(arguments):
+            for each in arguments.values():
+                yield from each.values()
+        case Items(items):
+            yield from items
+        case Read(inner, _):
+            yield inner
+        case _:
+            pass
+
+
+def _leaves(pattern: Pattern) -> set[object]:
+    """Its variables and calls, which another part of the rule may have as well."""
+    own: set[object] = {pattern} if isinstance(pattern, PatternVariable | PatternCall) else set()
+    return own.union(*map(_leaves, parts_of(pattern)))
+
+
+def _connected(calls: Sequence[PatternCall]) -> bool:
+    """Whether each can be found from the first through values that two of them have in common."""
+    reached = _leaves(calls[0])
+    pending = [_leaves(each) for each in calls[1:]]
+    while near := [each for each in pending if each & reached]:
+        pending = [each for each in pending if not each & reached]
+        reached = reached.union(*near)
+    return not pending

@@ -1,0 +1,307 @@
+"""Local rewrites: what to find, when the rewrite is right, and what to put there."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from treadle.graph.analysis.joined_bytes import JoinedBytes
+from treadle.graph.core.node_info import value_of
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import type_of_tensor
+from treadle.graph.core.values import refresh
+from treadle.graph.rewrite.matching import NoMatch, PatternMatch, attempts, only_match
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.pattern import (
+    Program,
+    Roots,
+    any_of,
+    anything,
+    constant,
+    list_of,
+    number,
+    returned_by,
+    roots_of,
+    shared,
+    users,
+)
+from treadle.graph.rewrite.replacement import (
+    Bindings,
+    Lowering,
+    Replacement,
+    ReplacementBuilder,
+    built,
+    fitting,
+    lowering,
+    put_in,
+)
+from treadle.graph.rewrite.rule_index import RuleIndex
+from treadle.graph.rewrite.torch_programs import Form, TorchProgram, TorchReplacement
+from treadle.util.errors import VerifyError
+
+_MOST_SWEEPS = 100
+
+
+def _always(**types: object) -> None:
+    """The check of a rule that is right wherever it matches."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Put ``replacement`` where ``pattern`` stands, unless ``check`` raises ``NoMatch``.
+
+    The three share their variables: two are ordinary programs over them, and ``check`` gets
+    their types (constants as they are, lists of values as lists of types). No part of a rule
+    sees the graph; a replacement that no program can say is a ``lowering``. In a pattern,
+
+    - ``shared(x)`` lets ``x`` be used outside the match, ``users(x, 2)`` counts all its users;
+    - ``any_of(op, ...)(x)`` is a call of any of the operations;
+    - ``anything`` is an argument that is ignored, ``...`` are all those that follow;
+    - ``number(n)`` and ``constant(c)`` are no values of the graph, and may have a test;
+    - ``list_of(item, xs)`` is a list of any length.
+
+    A pattern that returns a tuple is found as a whole: the replacement returns as many values. All
+    must stand where the last of them may be computed, ahead of whoever reads the others.
+    """
+
+    name: str
+    pattern: Program | TorchProgram = field(repr=False)
+    replacement: Replacement = field(repr=False)
+    check: Callable[..., None] = field(default=_always, repr=False)
+
+    @staticmethod
+    def from_functions(
+        name: str,
+        search: Callable[..., Any],
+        replace: Callable[..., Any] | Lowering,
+        examples: Sequence[Sequence[Any]],
+        check: Callable[..., None] = _always,
+        *,
+        shared: bool = False,
+    ) -> "Rule":
+        """A rule of ordinary functions of PyTorch's, which share the names of their parameters.
+
+        ``examples``: arguments of ``search``, once for each form it is to be found in, such as
+        tensors of two dims and of three; only the operations count, their sizes do not matter.
+        What is found is compared with ``search`` for the types found there, constants and all, and
+        ``replace`` is traced for those. Numbers among the arguments are variables too: give some
+        that are no constants of ``search``. ``shared``: its inner values may be read elsewhere, as
+        a backward pass does; they then stay.
+        """
+        given = TorchProgram(search, tuple(map(tuple, examples)), shared)
+        put = replace if isinstance(replace, Lowering) else TorchReplacement(replace)
+        return Rule(name, given, put, check)
+
+    def patterns(self) -> tuple[Roots, ...]:
+        """What the rule looks for: one pattern, or one for each form of a function."""
+        if isinstance(self.pattern, TorchProgram):
+            return tuple(form.roots for form in self.pattern.forms)
+        return (roots_of(self.pattern),)
+
+
+@dataclass(frozen=True)
+class Rewrite(GraphPass):
+    """Apply the first rule that fits at each node, last node first, results included.
+
+    Each rule must make progress: a rule that undoes another would run forever. Rules are
+    found by the operations around the node where they end, so that cost grows with matches: later
+    outputs come first, then rules in their order; other passes with rules run after this one.
+    What a replacement makes possible behind it is found by another walk.
+    Where a replacement would make an output share bytes with an input or another output, which it
+    did not before, nothing is replaced.
+    """
+
+    contract = Contract()
+
+    rules: tuple[Rule, ...]
+
+    def run(self, step: StepGraph) -> int:
+        total = 0
+        for _ in range(_MOST_SWEEPS):
+            sweep = RuleSweep(step.graph, self.rules)
+            for node in reversed(step.graph.nodes):
+                sweep.visit(node)
+            changes = sweep.finish()
+            total += changes
+            if not changes:
+                return total
+        raise VerifyError(f"{self} finds no end: one of its rules undoes what another does")
+
+
+class RuleSweep:
+    """One walk over a graph with rules: ``visit`` each node, then ``finish``."""
+
+    def __init__(self, graph: fx.Graph, rules: tuple[Rule, ...]) -> None:
+        self._graph = graph
+        self._index = _index_of(rules)
+        self._bytes: JoinedBytes | None = None
+        self._moved: list[fx.Node] = []
+        self._count = 0
+
+    def visit(self, node: fx.Node) -> bool:
+        """Apply the first rule that fits where it ends in ``node``; whether one did."""
+        if node.op != "call_function":
+            return False
+        for rule in self._index.at(node):
+            try:
+                self.apply(rule, node)
+            except NoMatch:
+                continue
+            return True
+        return False
+
+    def apply(self, rule: Rule, node: fx.Node) -> None:
+        """Apply a rule where it ends in ``node``; raises ``NoMatch``."""
+        match = _find(rule, node)
+        if self._bytes is None:  # before anything is replaced
+            self._bytes = JoinedBytes(self._graph)
+        replaced = built(rule.name, rule.replacement, match, self._bytes)
+        self._moved += [new for old, new in replaced if self._bytes.join(old, new)]
+        put_in(replaced)
+        self._count += 1
+
+    def refusal(self, node: fx.Node) -> str | None:
+        """What is in the way of the first rule at ``node``; ``None`` if none ends in such."""
+        for rule in self._index.at(node):
+            try:
+                self.apply(rule, node)
+            except NoMatch as miss:
+                return miss.message
+            return "applies"
+        return None
+
+    def finish(self) -> int:
+        """The number of replacements; values of their readers are up to date."""
+        refresh(self._graph, self._moved)
+        return self._count
+
+
+@functools.lru_cache(maxsize=64)
+def _index_of(rules: tuple[Rule, ...]) -> RuleIndex[Rule]:
+    return RuleIndex([(rule, rule.patterns()) for rule in rules])
+
+
+def explain(rule: Rule, node: fx.Node) -> str:
+    """Why ``rule`` does or does not apply at ``node``, in words. Where it matches it is tried on a
+    copy of the graph, so what is built and what it would share bytes with count too."""
+    try:
+        _find(rule, node)
+        copy, twins = copied(node.graph)
+        RuleSweep(copy, (rule,)).apply(rule, twins[node])
+    except (NoMatch, VerifyError) as miss:
+        return miss.message
+    return "applies"
+
+
+def explain_all(rule: Rule, step: StepGraph) -> dict[str, str]:
+    """``explain`` of every node with an operation that the pattern of ``rule`` ends in, by name."""
+    calls = [call for roots in rule.patterns() for call in roots.calls]
+    targets = {target for call in calls for target in call.arguments}
+    asked = [node for node in step.graph.nodes if node.target in targets]
+    return {node.name: explain(rule, node) for node in asked}
+
+
+def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """The graph once more over the same values, and which node became which."""
+    twins: dict[fx.Node, fx.Node] = {}
+    copy = fx.Graph(owning_module=graph.owning_module)
+    copy.output(copy.graph_copy(graph, twins))
+    return copy, twins
+
+
+def find(rule: Rule, node: fx.Node) -> Bindings:
+    """The variables of ``rule`` when its pattern ends at ``node``; raises ``NoMatch``."""
+    match = _find(rule, node)
+    if not isinstance(rule.replacement, Lowering | TorchReplacement):
+        result = returned_by(rule.replacement)
+        if isinstance(result, fx.Node) and result.op == "placeholder":
+            kept = fitting(rule.name, node, match.bindings[str(result.target)], made=False)
+            JoinedBytes(node.graph).require_no_new([(node, kept)])
+    return match.bindings
+
+
+def _find(rule: Rule, node: fx.Node) -> PatternMatch:
+    """The first way to lay a pattern of the rule that its check agrees to."""
+    if isinstance(rule.pattern, TorchProgram):
+        return _find_form(rule, rule.pattern, node)
+    roots = roots_of(rule.pattern)
+    if len(roots.calls) == 1:
+        return _checked(rule, only_match(roots, node))
+    return _first(roots, node, partial(_checked, rule))
+
+
+def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> PatternMatch:
+    """The first of the forms that is there; of the refusals one of a form that was, if any."""
+    misses: list[NoMatch] = []
+    close: list[NoMatch] = []
+    for form in program.forms:
+
+        def confirmed(match: PatternMatch, form: Form = form) -> PatternMatch:
+            try:
+                program.confirm(form, match)
+                return _checked(rule, match)
+            except NoMatch as refused:
+                close.append(refused)
+                raise
+
+        try:
+            return _first(form.roots, node, confirmed)
+        except NoMatch as refused:
+            misses.append(refused)
+    raise next(iter(close + misses), NoMatch(f"{rule.name} has no examples"))
+
+
+def _first(
+    roots: Roots, node: fx.Node, confirmed: Callable[[PatternMatch], PatternMatch]
+) -> PatternMatch:
+    """The first way to lay a pattern with which ``confirmed`` finds nothing wrong."""
+    miss = NoMatch(f"{node} is not {' or '.join(map(str, roots.calls))}")
+    for attempt in attempts(roots, node):
+        if isinstance(attempt, NoMatch):
+            miss = attempt
+            continue
+        try:
+            return confirmed(attempt)
+        except NoMatch as refused:
+            miss = refused
+    raise miss
+
+
+def _checked(rule: Rule, match: PatternMatch) -> PatternMatch:
+    if rule.check is not _always:
+        rule.check(**{name: _known(value) for name, value in match.bindings.items()})
+    return match
+
+
+def _known(value: object) -> Any:
+    match value:
+        case fx.Node():
+            held = value_of(value)
+            return held if isinstance(held, tuple | list) else type_of_tensor(held)
+        case list() | tuple():
+            return [_known(each) for each in value]
+        case _:
+            return value
+
+
+__all__ = [
+    "Lowering",
+    "NoMatch",
+    "ReplacementBuilder",
+    "Rewrite",
+    "Rule",
+    "any_of",
+    "anything",
+    "constant",
+    "explain",
+    "explain_all",
+    "find",
+    "list_of",
+    "lowering",
+    "number",
+    "shared",
+    "users",
+]

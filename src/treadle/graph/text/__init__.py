@@ -1,0 +1,1 @@
+"""Graphs as texts, and texts as graphs."""

@@ -1,0 +1,87 @@
+"""The comparisons that every call makes, in C: thousands of words of memory at 1 ns each.
+
+::
+
+    table = [address of the addresses, address of the expected words, exact, count, none]
+    first_difference(table, begin)  =  the first i >= begin whose word is another one, or -1
+    first_other(addresses, count)   =  the first i whose float is not equal to the 0th, or -1
+
+The order is a promise: a word is read only where all before it, from ``begin`` on, are as expected,
+so that an address may depend on an earlier word. Of the words from ``exact`` on it counts only
+whether they are ``none``. The interpreter lock is kept: nothing changes meanwhile.
+"""
+
+import ctypes
+import functools
+import platform
+import shutil
+from collections.abc import Callable
+
+from treadle.runtime.kernels.compilers import Compiler, compile_cpp
+from treadle.runtime.store.cache import Cache
+from treadle.util.errors import RuntimeFailure
+
+FirstDifference = Callable[[int, int], int]
+"""From the address of a table and the position to begin with to the position of the first word
+that is not as expected, or -1."""
+FirstOther = Callable[[int, int], int]
+"""From the address of the addresses of floats, and how many they are, to the position of the first
+one that is not equal to the 0th, or -1. (A NaN is equal to none.)"""
+
+_SOURCE = """
+typedef unsigned long long word;
+long long first_difference(const word *table, long long begin) {
+  const volatile word *const *at = (const volatile word *const *)table[0];
+  const word *expected = (const word *)table[1];
+  const long long exact = (long long)table[2], count = (long long)table[3];
+  const word none = table[4];
+  for (long long i = begin; i < exact; i++)
+    if (*at[i] != expected[i]) return i;
+  for (long long i = begin > exact ? begin : exact; i < count; i++)
+    if ((*at[i] == none) != (expected[i] == none)) return i;
+  return -1;
+}
+
+long long first_other(const volatile float *const *at, long long count) {
+  for (long long i = 0; i < count; i++)
+    if (!(*at[i] == *at[0])) return i;
+  return -1;
+}
+"""
+COMPILERS = ("cc", "gcc", "clang", "g++", "clang++", "c++")
+"""Any of these will do; the first that is there is used."""
+_FLAGS = ("-x", "c", "-O2", "-fPIC", "-shared")
+
+
+def first_difference(directory: str) -> FirstDifference | None:
+    """The function, compiled once for a cache; ``None`` where there is no C compiler."""
+    found = _compiled(directory)
+    return found and found[0]
+
+
+def first_other(directory: str) -> FirstOther | None:
+    """The function, from the same library."""
+    found = _compiled(directory)
+    return found and found[1]
+
+
+@functools.cache
+def _compiled(directory: str) -> tuple[FirstDifference, FirstOther] | None:
+    paths = map(shutil.which, COMPILERS)
+    path = next((each for each in paths if each), None)
+    if path is None or ctypes.sizeof(ctypes.c_void_p) != ctypes.sizeof(ctypes.c_uint64):
+        return None
+    compiler = Compiler(path, "", _FLAGS, "", platform.machine())
+    try:
+        (library,) = compile_cpp([_SOURCE], Cache(directory, warn=False), compiler, jobs=1)
+        loaded = ctypes.PyDLL(str(library))
+        found = loaded["first_difference"], loaded["first_other"]
+    except (RuntimeFailure, OSError, AttributeError):
+        return None
+    for each in found:
+        each.restype = ctypes.c_int64
+        each.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    return found
+
+
+__all__ = ["COMPILERS", "FirstDifference", "FirstOther", "first_difference", "first_other"]

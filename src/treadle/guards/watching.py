@@ -1,0 +1,325 @@
+"""Objects that nobody has written to since they were looked at, asked about all at once.
+
+Their words of memory are compared with what they were: by one call of C code, or by NumPy where
+there is no compiler and all words lie in the objects themselves. Where words are not known, dicts
+and tensors are asked.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treadle.compat.tensors import SameLayouts
+from treadle.guards.dict_words import of_dict
+from treadle.guards.first_difference import (
+    FirstDifference,
+    FirstOther,
+    first_difference,
+    first_other,
+)
+from treadle.guards.memory_words import Words, gathered
+from treadle.guards.tensor_words import of_tensor
+from treadle.options import Options
+
+Look = Callable[[], Words | None]
+"""The words of an object now."""
+_ONE = np.ones(1, dtype=np.uint64)
+_NEVER = Words((_ONE.ctypes.data,), (0,), (_ONE,))
+"""Always another one than expected: for objects that no longer have words."""
+
+
+class Unchanged(Protocol):
+    """Some objects and what they were like."""
+
+    def is_same(self) -> bool:
+        """Whether all are as they were."""
+        ...
+
+
+def comparison() -> FirstDifference | None:
+    """The compiled one, where there is a compiler."""
+    return first_difference(str(Options().cache_dir))
+
+
+def comparison_of_floats() -> FirstOther | None:
+    """Likewise."""
+    return first_other(str(Options().cache_dir))
+
+
+@final
+class WordWatch:
+    """Objects by their words. ``add`` them, ``settle``, and ask."""
+
+    def __init__(self) -> None:
+        self._compare = comparison()
+        self._looks: list[Look] = []
+        self._found: list[Words] = []
+        self._pending: dict[int, Words] = {}
+        self._flags: list[int] = []
+        self._none = 0
+        self.renewals = 0  # how often what is expected was set
+        self.excuse: Callable[[int], bool] | None = None
+        """Whether an object that was written to is still what counts of it; by its position."""
+
+    def __len__(self) -> int:
+        return len(self._looks)
+
+    def add(self, look: Look) -> bool:
+        """Whether an object can be watched. Its position: how many there were before."""
+        found = look()
+        if found is None or not (found.direct or self._compare is not None):
+            return False
+        self._looks.append(look)
+        self._found.append(found)
+        return True
+
+    def settle(self, flags: Sequence[int] = (), none: int = 0) -> "WordWatch":
+        """After the last one. ``flags``: addresses of words of which it only counts whether they
+        are ``none``, and which are there while all others are as they were."""
+        self.renewals += 1
+        self._flags, self._none = list(flags), none
+        sizes = [len(each.at) for each in self._found]
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._exact = sum(sizes)
+        at = [address for each in self._found for address in each.at]
+        expected = [value for each in self._found for value in each.expected]
+        self._expected = np.array([*expected, *[none] * len(flags)], dtype=np.uint64)
+        if self._compare is None:
+            self._read = gathered(at)
+            self._first = self._first_gathered
+            return self
+        self._at = np.array([*at, *flags], dtype=np.uint64)
+        held = self._at.ctypes.data, self._expected.ctypes.data
+        self._table = np.array([*held, self._exact, len(self._at), none], dtype=np.uint64)
+        self._first = functools.partial(self._compare, self._table.ctypes.data)
+        return self
+
+    @property
+    def table(self) -> "Table | None":
+        """What is compared; ``None`` without a compiler."""
+        if self._compare is None:
+            return None
+        return Table(self._at, self._expected, self._exact, self._none)
+
+    def _first_gathered(self, begin: int) -> int:
+        found = np.flatnonzero(self._read()[begin:] != self._expected[begin:])
+        return begin + int(found[0]) if len(found) else -1
+
+    def is_same(self) -> bool:
+        """Whether all of them are as they were."""
+        if self._first(0) >= 0:
+            return False
+        self._pending = {}  # what an earlier look found was taken back since
+        return True
+
+    def are_same(self) -> tuple[bool, bool]:
+        """Whether all objects are as they were, and whether the flags are; these are not looked at
+        if an object is not."""
+        at = self._first(0)
+        return at < 0 or at >= self._exact, at < 0
+
+    def changed(self) -> list[int]:
+        """The positions of those that are not as they were at ``accept``."""
+        found: list[int] = []
+        at = self._first(0)
+        while 0 <= at < self._exact:
+            found.append(int(np.searchsorted(self._ends, at, side="right")))
+            at = self._first(int(self._ends[found[-1]]))
+        self._pending = {each: self._looks[each]() or _NEVER for each in found}
+        return found
+
+    def accept(self) -> None:
+        """Those that ``changed`` has found are as they were then."""
+        for position, now in self._pending.items():
+            self.renewals += 1
+            before, self._found[position] = self._found[position], now
+            if now.at == before.at:
+                end = int(self._ends[position])
+                self._expected[end - len(now.at) : end] = now.expected
+            else:
+                self.settle(self._flags, self._none)
+        self._pending = {}
+
+    def excused(self, at: int) -> slice | None:
+        """Whose word this is: the place of its words, which are expected to be from here on what
+        they are now, if what counts of it is as it was. ``None`` if not, or if it is elsewhere."""
+        position = int(np.searchsorted(self._ends, at, side="right"))
+        now = self._looks[position]()  # before it is asked: what is written later is seen later
+        if now is None or self.excuse is None or now.at != self._found[position].at:
+            return None
+        if not self.excuse(position):
+            return None
+        end = int(self._ends[position])
+        place = slice(end - len(now.at), end)
+        self.renewals += 1
+        self._found[position] = now
+        self._expected[place] = now.expected
+        return place
+
+    def set_flags(self, values: Iterable[bool]) -> None:
+        """For each flag, whether it is another word than ``none``."""
+        self.renewals += 1
+        found = [0 if each else self._none for each in values]
+        self._expected[self._exact :] = found
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Addresses of words and what they have to be; of those from ``exact`` on it only counts
+    whether they are ``none``."""
+
+    at: NDArray[np.uint64]
+    expected: NDArray[np.uint64]
+    exact: int
+    none: int
+
+    @property
+    def flags(self) -> int:
+        """How many of those there are."""
+        return len(self.at) - self.exact
+
+
+@final
+class Watches:
+    """Several watches as one. Words are compared in one pass, those first that were added first;
+    what is no word is asked after them.
+
+    A loop at the level of a module writes to its globals at every turn: a watch is asked whether
+    what was written counts (``WordWatch.excuse``), which costs less than to look at all again.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], bool]] = []
+        self._watches: list[WordWatch] = []
+        self._tables: list[Table] = []
+
+    def add(self, watch: Unchanged) -> None:
+        """One that says now that all is as it was."""
+        found = watch.table if isinstance(watch, WordWatch) else None
+        if found is None or (found.flags and any(each.flags for each in self._tables)):
+            self.asked.append(watch.is_same)
+        elif isinstance(watch, WordWatch):
+            self._watches.append(watch)
+            self._tables.append(found)
+
+    def settle(self) -> "Watches":
+        """After the last one."""
+        self._renewals = self._renewed()
+        self._ends = np.cumsum([each.exact for each in self._tables], dtype=np.int64)
+        exact = [(each, slice(0, each.exact)) for each in self._tables]
+        parts = exact + [(each, slice(each.exact, None)) for each in self._tables]
+        empty = np.zeros(0, dtype=np.uint64)
+        self._at = np.concatenate([empty, *(each.at[part] for each, part in parts)])
+        self._expected = np.concatenate([empty, *(each.expected[part] for each, part in parts)])
+        none = max((each.none for each in self._tables if each.flags), default=0)
+        held = self._at.ctypes.data, self._expected.ctypes.data
+        counts = sum(each.exact for each in self._tables), len(self._at)
+        self._table = np.array([*held, *counts, none], dtype=np.uint64)
+        compare = comparison() if self._tables else None
+        self._first = compare and functools.partial(compare, self._table.ctypes.data)
+        return self
+
+    def is_same(self) -> bool:
+        """Whether all is as it was, and no watch was told since ``settle`` that it is otherwise."""
+        if self._renewed() != self._renewals:
+            return False  # what it said of may be gone
+        at = -1 if self._first is None else self._first(0)
+        while at >= 0 and self._first is not None:
+            after = self._excused(at)
+            if after is None:
+                return False
+            at = self._first(after)
+        return all(ask() for ask in self.asked)
+
+    def _excused(self, at: int) -> int | None:
+        """Where the words of another object begin; ``None`` if this one is not what it was."""
+        which = int(np.searchsorted(self._ends, at, side="right"))
+        if which == len(self._watches):
+            return None  # a flag
+        begin = int(self._ends[which]) - self._tables[which].exact
+        place = self._watches[which].excused(at - begin)
+        if place is None:
+            return None
+        own = self._tables[which].expected  # the watch's
+        self._expected[begin + place.start : begin + place.stop] = own[place]
+        self._renewals = self._renewed()
+        return begin + place.stop
+
+    def _renewed(self) -> list[int]:
+        return [each.renewals for each in self._watches]
+
+
+@final
+class AskedDicts:
+    """Dicts that are asked for their keys and values, at some 20 ns each."""
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._dicts = dicts
+        self._known = self._found = [_held(each) for each in dicts]
+
+    def is_same(self) -> bool:
+        """Whether all hold what they held at ``accept``."""
+        return not self.changed()
+
+    def changed(self) -> list[int]:
+        """The positions of those that do not."""
+        self._found = [_held(each) for each in self._dicts]
+        pairs = enumerate(zip(self._known, self._found, strict=True))
+        return [
+            at for at, (one, two) in pairs if len(one) != len(two) or not all(map(is_, one, two))
+        ]
+
+    def accept(self) -> None:
+        """What was found last is how it is."""
+        self._known = self._found
+
+
+def _held(value: dict[Any, Any]) -> tuple[object, ...]:
+    return *dict.keys(value), *dict.values(value)
+
+
+@final
+class AskedTensors:
+    """Tensors that are asked for their layouts and addresses."""
+
+    def __init__(self, tensors: Sequence[Tensor], layouts: SameLayouts) -> None:
+        self._tensors = tensors
+        self._layouts = layouts
+        self._addresses = self._read()
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> "AskedTensors | None":
+        """``None`` if some are not dense, or not PyTorch's own."""
+        layouts = SameLayouts.of(tensors)
+        return None if layouts is None else AskedTensors(tensors, layouts)
+
+    def _read(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self._tensors))
+
+    def is_same(self) -> bool:
+        """Whether each is as it was."""
+        return self._layouts.hold() and self._read() == self._addresses
+
+
+def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> WordWatch | AskedDicts:
+    """Dicts, for writes to them."""
+    found = WordWatch()
+    if all(found.add(functools.partial(of_dict, each)) for each in dicts):
+        return found.settle()
+    return AskedDicts(dicts)
+
+
+def watch_tensors(tensors: Sequence[Tensor]) -> Unchanged | None:
+    """Tensors, for their class, dtype, device, sizes, strides, addresses and whether they want
+    gradients; ``None`` if some cannot be watched."""
+    found = WordWatch()
+    if all(found.add(functools.partial(of_tensor, each)) for each in tensors):
+        return found.settle()
+    return AskedTensors.of(tensors)

@@ -1,0 +1,1 @@
+"""Tensors in, launches and library calls in order, tensors out."""

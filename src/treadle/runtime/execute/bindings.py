@@ -1,0 +1,180 @@
+"""Which places hold a buffer, so that a new tensor for it reaches all of them at once.
+
+A buffer is used as a pointer (an entry of a launch's pointer array), as a view (an argument of
+a library call) or as its storage, one element after another (an argument of a Triton launch).
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.store.artifact import BufferSpec, View
+from treadle.util.generators import GeneratorRef
+
+Container = list[Any] | dict[str, Any]
+
+
+def elements(spec: BufferSpec) -> int:
+    """Elements of storage, gaps between strides included."""
+    if 0 in spec.shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
+
+
+def same_strides(tensor: Tensor, spec: BufferSpec) -> bool:
+    """Do both put every element in the same place? A dim of one element has no say."""
+    if tensor.stride() == spec.strides or 0 in spec.shape:
+        return True
+    triples = zip(spec.shape, spec.strides, tensor.stride(), strict=True)
+    return all(n == 1 or s == t for n, s, t in triples)
+
+
+def storage_of(tensor: Tensor, spec: BufferSpec) -> Tensor:
+    """The elements of a buffer in memory order, from the first: 1-D, stride 1."""
+    return tensor.as_strided((elements(spec),), (1,), tensor.storage_offset())
+
+
+def view_of(storage: Tensor, view: View) -> Tensor:
+    """``out[i, j] = storage[view.offset + i * strides[0] + j * strides[1]]``."""
+    typed = storage if storage.dtype is view.dtype else storage.view(view.dtype)
+    return typed.as_strided(view.shape, view.strides, typed.storage_offset() + view.offset)
+
+
+def whole(spec: BufferSpec) -> View:
+    """The view that shows the buffer as its specification says."""
+    return View(spec.name, spec.dtype, spec.shape, spec.strides)
+
+
+def laid_out(values: Tensor, spec: BufferSpec) -> Tensor:
+    """A copy of ``values`` in the strides of ``spec``; a dim of stride 0 is stored once."""
+    copy = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=values.device)
+    once = tuple(slice(0, 1) if s == 0 else slice(None) for s in spec.strides)
+    copy[once].copy_(values[once])
+    return copy
+
+
+@dataclass(slots=True)
+class BufferUses:
+    """The places that one buffer appears in."""
+
+    pointers: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
+    views: list[tuple[Any, Any, View | None]] = field(
+        default_factory=list[tuple[Any, Any, View | None]]
+    )
+
+    def bind(self, tensor: Tensor, spec: BufferSpec) -> None:
+        """From now on the buffer is ``tensor``, whose layout is that of ``spec``."""
+        address = tensor.data_ptr()
+        for array, position in self.pointers:
+            array[position] = address
+        self.bind_views(tensor, spec)
+
+    def bind_views(self, tensor: Tensor, spec: BufferSpec) -> None:
+        """Set every view of the buffer to the memory of ``tensor``."""
+        if not self.views:
+            return
+        storage = storage_of(tensor, spec)
+        for container, key, view in self.views:
+            container[key] = storage if view is None else view_of(storage, view)
+
+    def hold(self, value: object) -> None:
+        """From now on the buffer is ``value``, of any size, or a number."""
+        for container, key, _ in self.views:
+            container[key] = value
+
+    def drop(self) -> None:
+        """Forget the tensor, so that nothing here keeps its memory."""
+        for container, key, _ in self.views:
+            container[key] = None
+
+
+class Bindings:
+    """The uses of every buffer, collected while the steps are prepared."""
+
+    def __init__(
+        self, buffers: Mapping[str, BufferSpec], generators: Sequence[torch.Generator] = ()
+    ) -> None:
+        """``generators``: the user's, which calls draw from."""
+        self.uses = {name: BufferUses() for name in buffers}
+        self._generators = generators
+
+    def views(self) -> list[Tensor]:
+        """All tensors that stand in a place now, each once."""
+        found = (held[key] for uses in self.uses.values() for held, key, _ in uses.views)
+        return list({id(each): each for each in found if isinstance(each, Tensor)}.values())
+
+    def pointers(self, rows: tuple[tuple[str, ...], ...]) -> Any:
+        """A C array with a slot for each buffer of each instance, one instance after another."""
+        names = [name for row in rows for name in row]
+        array = (ctypes.c_void_p * len(names))()
+        for position, name in enumerate(names):
+            self.uses[name].pointers.append((array, position))
+        return array
+
+    def storages(self, rows: tuple[tuple[str, ...], ...]) -> list[list[Tensor]]:
+        """The same as lists of 1-D tensors."""
+        lists: list[list[Any]] = [[None] * len(row) for row in rows]
+        for row, slots in zip(rows, lists, strict=True):
+            for position, name in enumerate(row):
+                self.uses[name].views.append((slots, position, None))
+        return lists
+
+    def argument(self, value: Any, container: Any, key: Any) -> None:
+        """Put ``value`` at ``container[key]``; a view becomes the tensor bound at the time."""
+        if isinstance(value, View):
+            container[key] = None
+            self.uses[value.buffer].views.append((container, key, value))
+        elif isinstance(value, tuple | list):
+            items: list[object] = [None] * len(value)
+            for position, item in enumerate(value):
+                self.argument(item, items, position)
+            container[key] = items
+        elif isinstance(value, GeneratorRef):
+            container[key] = self._generators[value.number]
+        else:
+            container[key] = value
+
+
+class Live:
+    """The buffers of ``Place.CALL`` of the call that runs now. Not a part of the executable, so
+    that its actions do not hold it: the arena goes with the last reference to a step."""
+
+    def __init__(self, bindings: Bindings, device: torch.device) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._bindings = bindings
+        self._device = device
+
+    def allocate(self, spec: BufferSpec) -> None:
+        """New memory for a buffer."""
+        new = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
+        self.define(spec, new)
+
+    def define(self, spec: BufferSpec, tensor: Tensor) -> None:
+        """From now on the buffer is ``tensor``."""
+        self.tensors[spec.name] = tensor
+        uses = self._bindings.uses[spec.name]
+        if spec.unsized:
+            uses.hold(tensor)
+        else:
+            uses.bind(tensor, spec)
+
+    def release(self, names: tuple[str, ...]) -> None:
+        """Let go of buffers that nothing reads any more."""
+        for name in names:
+            self.tensors.pop(name, None)
+            self._bindings.uses[name].drop()
+
+
+def sizes_array(rows: tuple[tuple[int, ...], ...]) -> Any:
+    """The sizes of all instances as one C array of ``int64_t``."""
+    flat = [size for row in rows for size in row]
+    return (ctypes.c_int64 * max(1, len(flat)))(*flat)
+
+
+def spec_bytes(spec: BufferSpec) -> int:
+    """Bytes of storage, gaps between strides included."""
+    return elements(spec) * spec.dtype.itemsize

@@ -1,0 +1,66 @@
+"""A loop of an artifact: its functions are programs, which the host runs round by round.
+
+::
+
+    i, h  =  treadle.while_loop([i0, h0], [n, w], ...)        bodies: condition, body
+    grads =  treadle.while_loop_backward([g], [i0, h0], ...)  bodies: condition, body, gradients
+
+The programs take turns in one arena, which the plan counts as what the call works in: it is there
+as long as the loop runs.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, final
+
+from torch import Tensor
+
+from treadle.runtime.store.artifact import Artifact
+from treadle.util import rounds
+from treadle.util.rounds import Function
+
+
+class Repeatable(Protocol):
+    """A program that a loop runs; see ``Executable``."""
+
+    artifact: Artifact
+
+    def repeated(self) -> AbstractContextManager[Function]:
+        """While entered, a function that runs as often as it is called."""
+        ...
+
+
+@final
+class Loop:
+    """Runs a loop on the arguments of its operator. ``programs``: those of its bodies, by name."""
+
+    __slots__ = ("bodies", "programs")
+
+    def __init__(self, bodies: Sequence[str], programs: Mapping[str, Repeatable]) -> None:
+        """``bodies``: the names in their order; two may be equal."""
+        self.bodies = bodies
+        own = {name: programs[name] for name in bodies}
+        self.programs = sorted(own.items(), key=_arena, reverse=True)  # it is large enough at once
+
+    def __call__(self, *args: Any) -> list[Tensor]:
+        with contextlib.ExitStack() as running:
+            entered = {name: running.enter_context(each.repeated()) for name, each in self.programs}
+            match [entered[name] for name in self.bodies]:
+                case [goes_on, body]:
+                    carried, others, *_ = args
+                    return rounds.run(goes_on, body, carried, others)
+                case [goes_on, body, backward]:
+                    grads, carried, others, flags, *_ = args
+                    return rounds.run_backward(
+                        goes_on, body, backward, grads, carried, others, flags
+                    )
+                case _:
+                    raise AssertionError(self.bodies)
+
+
+def _arena(program: tuple[str, Repeatable]) -> int:
+    return program[1].artifact.arena_bytes
+
+
+__all__ = ["Loop", "Repeatable"]

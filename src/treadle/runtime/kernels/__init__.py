@@ -1,0 +1,1 @@
+"""From sources to functions that are launched, and kernels of our own."""

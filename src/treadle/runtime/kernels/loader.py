@@ -1,0 +1,55 @@
+"""What a loader of a language is, and the functions that it gives."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from treadle.runtime.replay.tables import Tables
+from treadle.runtime.store.artifact import Source
+from treadle.runtime.store.cache import Cache
+
+DeviceFunction = Callable[[Sequence[Sequence[Tensor]], Sequence[Sequence[int]]], Callable[[], None]]
+"""Of the storages of the buffers of each instance (1-D, stride 1) and its sizes, one launch: each
+call of it runs the function on what the lists hold at the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Loaded code by name. ``set_threads`` tells its OpenMP runtime how many to use."""
+
+    native: Mapping[str, Callable[..., None]] = field(
+        default_factory=dict[str, Callable[..., None]]
+    )
+    device: Mapping[str, DeviceFunction] = field(default_factory=dict[str, DeviceFunction])
+    set_threads: Callable[[int], None] | None = None
+    tables: Tables = field(default_factory=Tables)
+
+    def joined(self, other: "Functions") -> "Functions":
+        """Those of both, which share their tables."""
+        setter = self.set_threads or other.set_threads
+        native, device = {**self.native, **other.native}, {**self.device, **other.device}
+        return Functions(native, device, setter, self.tables)
+
+
+class Loader(Protocol):
+    """Makes functions of the sources of one language. ``identity``: all that the binaries depend
+    on."""
+
+    @property
+    def identity(self) -> str:
+        """What makes one build differ from another, beside the sources."""
+        ...
+
+    def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
+        """Every function of ``sources``; ``tables``: where theirs come from."""
+        ...
+
+    def keys(self, sources: Sequence[Source]) -> list[str]:
+        """Where in the cache the compiled code of these sources is, once it is compiled."""
+        ...
+
+
+MakeLoader = Callable[[Cache], Loader | None]
+"""Of a cache; ``None`` where this machine cannot load the language."""

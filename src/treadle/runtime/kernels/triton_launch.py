@@ -1,0 +1,286 @@
+"""Loads generated Triton modules and launches their functions.
+
+A module's text goes to a file named by its hash (the Triton compiler reads the source back from
+there) and is imported once. Device code is compiled at the first launch, per alignment of the
+addresses, and kept by Triton's own cache on disk.
+
+Host scalars (0-dim tensors on the CPU) are mirrored to the device before each launch that reads
+them, at an address that does not change.
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypedDict
+
+import torch
+import triton
+from torch import Tensor
+
+from treadle.runtime.kernels.loader import Functions
+from treadle.runtime.replay.tables import Tables
+from treadle.runtime.store.artifact import Source
+from treadle.runtime.store.cache import Cache
+from treadle.targets.registry import target_for
+from treadle.util.errors import RuntimeFailure
+
+Storages = Sequence[Sequence[Tensor]]
+Sizes = Sequence[Sequence[int]]
+
+_ALIGNED = 16
+"""Bytes; addresses and sizes that are multiples of it allow wide loads."""
+
+_modules: dict[str, ModuleType] = {}
+
+
+def launcher(cache: Cache) -> "TritonLauncher":
+    """The launcher of this process; its module files lie in the cache directory."""
+    return TritonLauncher(cache.directory / "triton")
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLauncher:
+    """Loads Triton modules; a ``Loader`` of ``runtime/kernels/loader.py``."""
+
+    folder: Path
+
+    @property
+    def identity(self) -> str:
+        """The version of Triton."""
+        return f"triton {triton.__version__}"
+
+    def load(self, sources: Sequence[Source], tables: Tables | None = None) -> Functions:
+        """The functions that the sources name. Same text, same module."""
+        tables = Tables() if tables is None else tables
+        functions: dict[str, DeviceLaunch] = {}
+        for source in sources:
+            digest = hashlib.sha256(source.text.encode()).hexdigest()[:24]
+            if digest not in _modules:
+                path = _write(self.folder, f"triton_{digest}.py", source.text)
+                _modules[digest] = _import(f"treadle_triton_{digest}", path)
+            module = _modules[digest]
+            for name in source.functions:
+                entry: Entry = module.FUNCTIONS[name]
+                functions[name] = DeviceLaunch(entry, tables)
+        return Functions({}, functions, None, tables)
+
+    def keys(self, sources: Sequence[Source]) -> list[str]:
+        """None: Triton keeps its own cache."""
+        return []
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    """Atomically, since other processes may write the same file; elsewhere if we may not."""
+    path = folder / name
+    if path.exists() and path.read_text() == text:
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    except OSError:
+        return _write(Path(tempfile.mkdtemp(prefix="treadle-")), name, text)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    Path(temporary).replace(path)
+    return path
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise RuntimeFailure(
+            f"the generated module {path} cannot be imported: {error}",
+            code="TR-431",
+            remedy="install triton; it comes with CUDA builds of PyTorch",
+        ) from error
+    return module
+
+
+class Jit(Protocol):
+    """A function of Triton's: ``jit[grid](*arguments, **options)``."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
+
+
+class LaunchStage(TypedDict):
+    """One device function of an entry, and how it is launched."""
+
+    jit: Jit
+    programs: int
+    block: int
+    warps: int
+    pipeline: int
+
+
+class Entry(TypedDict):
+    """A function of a generated module. ``table``: whether it takes the addresses of buffers from a
+    table."""
+
+    table: bool
+    types: Sequence[str]
+    sizes: int
+    stages: Sequence[LaunchStage]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLaunch:
+    """A function of a module: ``function(storages, sizes)`` is one launch of it."""
+
+    entry: Entry
+    tables: Tables
+
+    def __call__(self, storages: Storages, sizes: Sizes) -> "_Bound":
+        return _Bound(self.entry, self.tables, storages, sizes)
+
+
+@dataclass(slots=True)
+class _Bound:
+    """One launch. What does not change from call to call (grids, block tables) is worked out at the
+    first, when the storages are there."""
+
+    entry: Entry
+    tables: Tables
+    storages: Storages
+    sizes: Sizes
+    made: "_One | _Many | None" = None
+
+    def __call__(self) -> None:
+        if self.made is None:
+            tensors = (each for row in self.storages for each in row)
+            device = next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
+            self.made = (
+                _Many(self.entry, self.sizes, device, self.tables)
+                if self.entry["table"]
+                else _One(self.entry, self.sizes, device)
+            )
+        self.made(self.storages)
+
+
+def _programs(stage: LaunchStage, sizes: Sequence[int]) -> int:
+    return math.ceil(sizes[0] / stage["block"]) if stage["block"] else stage["programs"]
+
+
+class _Mirrors:
+    """Copies of host scalars on the device, one per place that takes one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[tuple[int, int], Tensor] = {}
+
+    def of(self, instances: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+        """The same tensors, all on the device."""
+        if target_for(self._device).on_host or not any(t.is_cpu for row in instances for t in row):
+            return instances
+        return [
+            [self._copy((i, j), t) if t.is_cpu else t for j, t in enumerate(row)]
+            for i, row in enumerate(instances)
+        ]
+
+    def _copy(self, place: tuple[int, int], tensor: Tensor) -> Tensor:
+        if place not in self._copies:
+            self._copies[place] = torch.empty_like(tensor, device=self._device)
+        return self._copies[place].copy_(tensor)
+
+
+class _One:
+    """One instance: buffers are plain arguments. Stages run one after the other."""
+
+    def __init__(self, entry: Entry, sizes: Sizes, device: torch.device) -> None:
+        self._sizes = tuple(sizes[0])
+        self._mirrors = _Mirrors(device)
+        self._stages = [
+            _Prepared(stage, _programs(stage, self._sizes)) for stage in entry["stages"]
+        ]
+
+    def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
+        (tensors,) = self._mirrors.of(instances)
+        arguments = (*tensors, *self._sizes)
+        for stage in self._stages:
+            stage.launch(arguments)
+
+
+class _Many:
+    """Many instances: a table of addresses, sizes, and for each program its instance.
+
+    ::
+
+        blocks[2 * program] = instance      blocks[2 * program + 1] = program of the instance
+    """
+
+    def __init__(self, entry: Entry, sizes: Sizes, device: torch.device, tables: Tables) -> None:
+        self._tables = tables
+        self._mirrors = _Mirrors(device)
+        (stage,) = entry["stages"]
+        counts = [_programs(stage, each) for each in sizes]
+        pairs = [(i, p) for i, count in enumerate(counts) for p in range(count)]
+        flat = [each[0] if each else 0 for each in sizes]
+        self._device = device
+        self._blocks = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1)
+        kind = torch.int32 if max(flat) < 2**31 else torch.int64
+        self._sizes = torch.tensor(flat, dtype=kind, device=device)
+        self._unit = _ALIGNED if all(size % _ALIGNED == 0 for size in flat) else 1
+        self._stage = _Prepared(stage, len(pairs))
+        self._addresses: list[int] = []
+        self._table = torch.empty(0, dtype=torch.int64, device=device)
+        self._spare: list[Tensor] = []  # for a recording
+
+    def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
+        rows = self._mirrors.of(instances)
+        addresses = [tensor.data_ptr() for tensors in rows for tensor in tensors]
+        align = _ALIGNED if all(a % _ALIGNED == 0 for a in addresses) else 1
+        constants = {"ALIGN": align, "UNIT": self._unit}
+        if self._tables.is_recording(self._device):
+            table = self._spare.pop()
+            self._tables.fill_later(table, addresses)
+            self._stage.launch((table, self._sizes, self._blocks), constants)
+            return
+        if not self._spare:  # not while recording: that memory is written by every replay
+            self._spare.append(torch.empty(len(addresses), dtype=torch.int64, device=self._device))
+        if addresses != self._addresses:
+            self._table, self._addresses = self._tables.of(addresses, self._device), addresses
+        self._stage.launch((self._table, self._sizes, self._blocks), constants)
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A device function with its grid. After the first launch of an alignment, Triton's
+    dispatch (which inspects every argument) is passed by."""
+
+    stage: LaunchStage
+    programs: int
+    compiled: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
+
+    def launch(
+        self, arguments: tuple[Tensor | int, ...], constants: Mapping[str, int] | None = None
+    ) -> None:
+        if not self.programs:
+            return
+        extra = dict(constants or {})
+        key = (*(_alignment(each) for each in arguments), *extra.values())
+        ready = self.compiled.get(key)
+        if ready is not None:
+            ready[(self.programs, 1, 1)](*arguments, *extra.values())
+            return
+        # The printer writes where a product and a sum round once: ``codegen.contraction``.
+        options = {"num_warps": self.stage["warps"], "enable_fp_fusion": False}
+        if self.stage["pipeline"]:
+            options["num_stages"] = self.stage["pipeline"]
+        made = self.stage["jit"][(self.programs,)](*arguments, **extra, **options)
+        if made is not None:  # the interpreter compiles nothing
+            self.compiled[key] = made
+
+
+def _alignment(argument: Tensor | int) -> bool:
+    value = argument.data_ptr() if isinstance(argument, Tensor) else argument
+    return value % _ALIGNED == 0

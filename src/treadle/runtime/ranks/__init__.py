@@ -1,0 +1,1 @@
+"""The other processes of a group."""

@@ -1,0 +1,189 @@
+"""Collectives into memory of ours, and the waits for them.
+
+::
+
+    treadle_c10d::all_reduce.out(x, "sum", "0", out=r)       starts; ``r`` and ``x`` are in use
+    treadle_c10d::wait.out(r, [x], out=r)                    from here on both are as any other
+
+A start returns when the backend has taken the tensors. On a GPU a wait makes the stream wait, and
+not the host. ``x`` stands among the arguments of the wait so that its bytes are nobody else's until
+then.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, distributed
+
+from treadle.compat.collectives import (
+    AVAILABLE,
+    all_gather,
+    collective_op,
+    group_named,
+    reduce_scatter,
+    reduction_named,
+)
+from treadle.compat.custom_op import CustomOp
+from treadle.runtime.ranks.peers import Awaited, Peers, peers_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A collective in flight; ``peers``: with whom, where the host itself waits for them."""
+
+    work: "distributed.Work"
+    awaited: Awaited
+    peers: Peers | None
+
+    @staticmethod
+    def now(
+        out: Tensor, work: "distributed.Work", kind: str, group: "distributed.ProcessGroup"
+    ) -> "_Started":
+        if group.size() == 1:
+            return _Started(work, _ALONE, None)
+        peers = peers_of(group, out.device)
+        awaited = peers.started(f"{kind} of {out.numel()} elements")
+        return _Started(work, awaited, peers if out.is_cpu else None)
+
+    def wait(self) -> None:
+        """Until it is over; ``GroupFailure`` if a rank is gone."""
+        if self.peers is None:
+            self.work.wait()
+        else:
+            self.peers.wait(self.work, self.awaited)
+
+
+_ALONE = Awaited(0, 0, "", 0.0)
+
+
+@final
+class _InFlight:
+    """What was started into memory of ours and not waited for, by where its result will be."""
+
+    def __init__(self) -> None:
+        self._works: dict[int, _Started] = {}
+
+    def add(
+        self,
+        out: Tensor,
+        work: "distributed.Work | None",
+        kind: str,
+        group: "distributed.ProcessGroup",
+    ) -> None:
+        if work is not None and not out.numel():
+            work.wait()  # there is no address to find it by
+        elif work is not None:  # of a rank in the group
+            self._works[out.data_ptr()] = _Started.now(out, work, kind, group)
+
+    def wait(self, started: Tensor) -> None:
+        """For one; what PyTorch allocated waits by PyTorch's own."""
+        found = self._works.pop(started.data_ptr(), None)
+        if found is None:
+            collective_op("wait_tensor")(started)
+        else:
+            found.wait()
+
+    def finish(self) -> None:
+        """For all: before memory is given back that they write to, where a call ends early and
+        will be made again."""
+        works, self._works = self._works, {}
+        for each in works.values():
+            each.wait()
+
+    def abandon(self) -> None:
+        """Nobody will wait for what is in flight: after a failure, which no rank goes on after.
+        What the backend still writes to is its own to keep alive."""
+        self._works = {}
+
+
+IN_FLIGHT = _InFlight()
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The elements in the order of memory: sums do not care for shapes."""
+    return x.as_strided((x.numel(),), (1,)) if x.numel() else x.reshape(0)
+
+
+def _put(x: Tensor, out: Tensor) -> Tensor:
+    """``x`` in the memory of ``out``, flat."""
+    if out.data_ptr() != x.data_ptr():
+        out.copy_(x)
+    return _flat(out)
+
+
+def _all_reduce(x: Tensor, reduce_op: str, group_name: str, *, out: Tensor) -> Tensor:
+    target, group = _put(x, out), group_named(group_name)
+    op = reduction_named(reduce_op)
+    work = distributed.all_reduce(target, op=op, group=group, async_op=True)
+    IN_FLIGHT.add(out, work, "all_reduce", group)
+    return out
+
+
+def _broadcast(x: Tensor, src: int, group_name: str, *, out: Tensor) -> Tensor:
+    target, group = _put(x, out), group_named(group_name)
+    work = distributed.broadcast(target, group=group, group_src=src, async_op=True)
+    IN_FLIGHT.add(out, work, "broadcast", group)
+    return out
+
+
+def _reduce_scatter(
+    x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor
+) -> Tensor:
+    group, op = group_named(group_name), reduction_named(reduce_op)
+    work = reduce_scatter(_flat(out), _flat(x), op=op, group=group, async_op=True)
+    IN_FLIGHT.add(out, work, "reduce_scatter", group)
+    return out
+
+
+def _all_gather(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
+    group = group_named(group_name)
+    work = all_gather(_flat(out), _flat(x), group=group, async_op=True)
+    IN_FLIGHT.add(out, work, "all_gather", group)
+    return out
+
+
+def _all_to_all(
+    x: Tensor,
+    output_sizes: Sequence[int],
+    input_sizes: Sequence[int],
+    group_name: str,
+    *,
+    out: Tensor,
+) -> Tensor:
+    group = group_named(group_name)
+    work = distributed.all_to_all_single(
+        out, x, list(output_sizes), list(input_sizes), group=group, async_op=True
+    )
+    IN_FLIGHT.add(out, work, "all_to_all", group)
+    return out
+
+
+def _wait(started: Tensor, inputs: Sequence[Tensor], *, out: Tensor) -> Tensor:
+    IN_FLIGHT.wait(started)
+    if out.data_ptr() != started.data_ptr():
+        out.copy_(started)
+    return out
+
+
+_KERNELS: Mapping[str, Callable[..., Tensor]] = {
+    "all_reduce.out(Tensor x, str reduce_op, str group_name": _all_reduce,
+    "reduce_scatter_tensor.out(Tensor x, str reduce_op, int group_size, str group_name": (
+        _reduce_scatter
+    ),
+    "all_gather_into_tensor.out(Tensor x, int group_size, str group_name": _all_gather,
+    "broadcast.out(Tensor x, int src, str group_name": _broadcast,
+    "all_to_all_single.out(Tensor x, int[] output_sizes, int[] input_sizes, str group_name": (
+        _all_to_all
+    ),
+    "wait.out(Tensor started, Tensor[] inputs": _wait,
+}
+
+if AVAILABLE:
+    for _start, _kernel in _KERNELS.items():
+        _schema = f"{_start}, *, Tensor(a!) out) -> Tensor(a!)"
+        CustomOp(_schema, kernel=_kernel, namespace="treadle_c10d")
+
+
+__all__ = ["IN_FLIGHT"]

@@ -1,0 +1,1 @@
+"""Launches recorded once and replayed."""

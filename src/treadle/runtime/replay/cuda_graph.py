@@ -1,0 +1,200 @@
+"""Launches recorded as a CUDA graph.
+
+Libraries zero a few bytes before many products and attentions: counters of their own. In a
+recording that is a memset between two kernels, which takes 4.6 us of an H200 (0.8, and waits of
+1.4 before and 2.3 after it) where one more kernel takes 1.6; a step of Llama 271M has 268. So
+small ones are made kernels before a recording is first replayed.
+"""
+
+import ctypes
+import functools
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.replay.recordings import Launches
+
+_MOST = 4096
+"""Bytes of a memset that a kernel of one block does. Of larger ones the driver makes kernels."""
+_EDGES = 12030
+"""The driver, CUDA 12.3, from which edges of graphs carry something."""
+_WORD = 4
+_THREADS = 256
+_FILL = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fill(.param .u64 to, .param .u32 with, .param .u32 words)
+{
+    .reg .pred done;
+    .reg .b32 i, value, count, threads;
+    .reg .b64 first, place;
+    ld.param.u64 first, [to];
+    ld.param.u32 value, [with];
+    ld.param.u32 count, [words];
+    cvta.to.global.u64 first, first;
+    mov.u32 i, %tid.x;
+    mov.u32 threads, %ntid.x;
+next:
+    setp.ge.u32 done, i, count;
+    @done ret;
+    mul.wide.u32 place, i, 4;
+    add.u64 place, first, place;
+    st.global.u32 [place], value;
+    add.u32 i, i, threads;
+    bra next;
+}
+\0"""
+
+
+class CudaRecorder:
+    """Records with CUDA graphs. ``clear``: gives libraries' workspaces back, since those that the
+    recording uses come beside them."""
+
+    def __init__(self, device: torch.device, clear: Callable[[], None]) -> None:
+        self._device = device
+        self._clear = clear
+        self._pool: Any = None
+
+    def timed(self, run: Callable[[], None]) -> tuple[float, float]:
+        """Seconds until everything was launched, and until it was done."""
+        torch.cuda.synchronize(self._device)
+        start = time.perf_counter()
+        run()
+        launched = time.perf_counter()
+        torch.cuda.synchronize(self._device)
+        return launched - start, time.perf_counter() - start
+
+    def start(self) -> None:
+        """Begin a pool of memory for recordings, unless the caller records."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        self._clear()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Record ``run``: what it made, and what replays it."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the caller records launches itself")
+        driver = _driver()
+        graph = torch.cuda.CUDAGraph(keep_graph=driver is not None)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                made = run()
+        except BaseException:
+            self._recover()
+            raise
+        if driver is not None:
+            with torch.cuda.device(self._device):
+                memsets_as_kernels(graph.raw_cuda_graph(), driver)
+            graph.instantiate()
+        return made, graph.replay
+
+    def _recover(self) -> None:
+        """After a recording that failed: another one, which ends well, so that generators and
+        allocator leave the state that they were put into."""
+        torch.cuda.synchronize(self._device)
+        empty = torch.zeros((), device=self._device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            empty.add_(0)
+
+
+def memsets_as_kernels(graph: int, driver: Any) -> int:
+    """Make small memsets of a graph that is not yet instantiated kernels; how many.
+
+    ``graph``: its address. ``driver``: ``cuda.bindings.driver``. Kernels wait for what the memsets
+    waited for, and what waited for these waits for them. ``RuntimeError``, with the driver's word,
+    where it refuses.
+    """
+    handle = driver.CUgraph(graph)
+    _, count = _ask(driver.cuGraphGetNodes, handle)
+    nodes, _ = _ask(driver.cuGraphGetNodes, handle, count)
+    memset = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
+    replaced = 0
+    for node in nodes:
+        (kind,) = _ask(driver.cuGraphNodeGetType, node)
+        if kind != memset:
+            continue
+        (given,) = _ask(driver.cuGraphMemsetNodeGetParams, node)
+        kernel = _kernel_for(given, driver)
+        if kernel is not None:
+            _replace(handle, node, kernel, driver)
+            replaced += 1
+    return replaced
+
+
+def _kernel_for(given: Any, driver: Any) -> Any | None:
+    """The parameters of a kernel that does what this memset does, if it is small and of words."""
+    size, first = int(given.elementSize) * int(given.width), int(given.dst)
+    if int(given.height) != 1 or size > _MOST or size % _WORD or first % _WORD:
+        return None
+    element = int(given.elementSize)
+    repeats = {1: 0x01010101, 2: 0x00010001, 4: 1}[element]
+    value = (int(given.value) & ((1 << 8 * element) - 1)) * repeats
+    kernel = driver.CUDA_KERNEL_NODE_PARAMS()
+    kernel.func = _fill_function(driver, torch.cuda.current_device())
+    kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = 1
+    kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ = _THREADS, 1, 1
+    values = (first, value, size // _WORD)
+    kernel.kernelParams = (values, (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32))
+    return kernel
+
+
+def _replace(graph: Any, node: Any, kernel: Any, driver: Any) -> None:
+    """``kernel`` instead of ``node``, with its edges and what they carry."""
+    before, how_before = _neighbours(driver, "cuGraphNodeGetDependencies", node)
+    after, how_after = _neighbours(driver, "cuGraphNodeGetDependentNodes", node)
+    (made,) = _ask(driver.cuGraphAddKernelNode, graph, None, 0, kernel)
+    connect = _with_edges(driver, "cuGraphAddDependencies")
+    if before:
+        _ask(connect, graph, before, [made] * len(before), how_before, len(before))
+    if after:
+        _ask(connect, graph, [made] * len(after), after, how_after, len(after))
+    _ask(driver.cuGraphDestroyNode, node)
+
+
+def _neighbours(driver: Any, name: str, node: Any) -> tuple[list[Any], list[Any]]:
+    function = _with_edges(driver, name)
+    *_, count = _ask(function, node)
+    if not count:
+        return [], []
+    nodes, edges, _ = _ask(function, node, count)
+    return list(nodes), list(edges)
+
+
+def _with_edges(driver: Any, name: str) -> Callable[..., Any]:
+    """The function that knows what edges carry: bindings of CUDA 13 have no other, those of CUDA 12
+    have it beside one that does not."""
+    return getattr(driver, f"{name}_v2", None) or getattr(driver, name)
+
+
+def _ask(function: Callable[..., Any], *given: Any) -> Sequence[Any]:
+    """What the driver answers."""
+    status, *values = function(*given)
+    if int(status):
+        raise RuntimeError(f"{function.__name__}: {status}")
+    return values
+
+
+@functools.cache
+def _fill_function(driver: Any, device: int) -> Any:
+    """The kernel ``to[:words] = with``, loaded once for each ``device`` (which is current)."""
+    (module,) = _ask(driver.cuModuleLoadData, _FILL)
+    (function,) = _ask(driver.cuModuleGetFunction, module, b"fill")
+    return function
+
+
+@functools.cache
+def _driver() -> Any | None:
+    """``cuda.bindings.driver``, which PyTorch requires where it is built for CUDA on Linux. Without
+    it, or with a driver that does not tell what edges carry, memsets stay as they are."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        return None
+    (version,) = _ask(driver.cuDriverGetVersion)
+    return driver if version >= _EDGES else None

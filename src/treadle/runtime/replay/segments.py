@@ -1,0 +1,171 @@
+"""Steps of which a part cannot be recorded: cut into segments.
+
+Operations that may wait for the host, or that work there, run between the recorded ones, in order.
+Those that depend on nothing recorded come first of all, and those on which nothing recorded depends
+come last::
+
+    a  h1  b  w  c  h2        h*: on the host; w: waits, and takes what b made
+    h1 | a b | w | c | h2
+
+A step moves only past steps with which it shares no memory that either writes or gives back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.compat.operator_facts import Effect, facts_by_name
+from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Launch, Storage
+
+MOST = 12
+"""Segments with which recording still pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps that run one after another, by number. ``reads``: buffers of calls that a recorded
+    segment made and this one, which is not, takes; ``copied``: those that it makes and a recorded
+    one takes, where they were when that was recorded; ``makes``: all that it makes."""
+
+    steps: tuple[int, ...]
+    recorded: bool
+    reads: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+
+
+def split(artifact: Artifact, recorded: Sequence[bool]) -> tuple[Segment, ...]:
+    """The steps of an artifact in segments. ``recorded``: which steps can be."""
+    uses = [_Uses.of(artifact, at) for at in range(len(artifact.steps))]
+    movable = [
+        not can and isinstance(step, CallStep) and _is_calm(step)
+        for can, step in zip(recorded, artifact.steps, strict=True)
+    ]
+    everything = range(len(uses))
+    early, rest = _pulled(everything, uses, movable)
+    late, middle = _pulled(rest[::-1], uses, movable)
+    parts = [(early, False), *_runs(middle[::-1], recorded), (late[::-1], False)]
+    return _linked(artifact, uses, [each for each in parts if each[0]])
+
+
+def _pulled(
+    order: Sequence[int], uses: Sequence["_Uses"], movable: Sequence[bool]
+) -> tuple[list[int], list[int]]:
+    """Steps that may come before all others, and those others."""
+    found: list[int] = []
+    passed: list[int] = []
+    for at in order:
+        free = movable[at] and not any(uses[at].conflicts(uses[other]) for other in passed)
+        (found if free else passed).append(at)
+    return found, passed
+
+
+def _runs(order: Sequence[int], recorded: Sequence[bool]) -> list[tuple[list[int], bool]]:
+    found: list[tuple[list[int], bool]] = []
+    for at in order:
+        if not found or found[-1][1] != recorded[at]:
+            found.append(([], recorded[at]))
+        found[-1][0].append(at)
+    return found
+
+
+def _linked(
+    artifact: Artifact, uses: Sequence["_Uses"], parts: Sequence[tuple[list[int], bool]]
+) -> tuple[Segment, ...]:
+    """What goes from segment to segment in buffers that calls allocate."""
+    made: dict[str, bool] = {}  # by name: whether a recorded segment makes it
+    for steps, recorded in parts:
+        for at in steps:
+            for each in uses[at].writes:
+                if each.place is Storage.CALL:
+                    made.setdefault(each.name, recorded)
+    taken = {
+        each.name
+        for steps, recorded in parts
+        if recorded
+        for at in steps
+        for each in (*uses[at].reads, *uses[at].writes)
+    }
+    found: list[Segment] = []
+    for steps, recorded in parts:
+        touched = {each.name for at in steps for each in (*uses[at].reads, *uses[at].writes)}
+        makes = {name for at in steps for name in uses[at].made if name in made}
+        own = {name for name in makes if not made[name]}
+        reads = () if recorded else sorted(name for name in touched if made.get(name))
+        copied = () if recorded else sorted(own & taken)
+        found.append(
+            Segment(tuple(steps), recorded, tuple(reads), tuple(copied), tuple(sorted(makes)))
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """The memory of a step. To give a buffer back is to write to it."""
+
+    reads: tuple[BufferSpec, ...]
+    writes: tuple[BufferSpec, ...]
+    made: tuple[str, ...]  # that this step fills
+    waits: bool = False  # it may end the call: what comes after it stays there
+
+    @staticmethod
+    def of(artifact: Artifact, at: int) -> "_Uses":
+        step, buffers = artifact.steps[at], artifact.buffers
+        given = artifact.releases[at] if artifact.releases else ()
+        if isinstance(step, Launch):  # what of its buffers it writes is not said
+            names = tuple(dict.fromkeys(name for row in step.buffers for name in row))
+            specs = tuple(buffers[name] for name in names)
+            return _Uses(specs, (*specs, *(buffers[name] for name in given)), names)
+        reads = tuple(buffers[v.buffer] for v in step.views)
+        made = tuple(name for name in step.outputs if name is not None)
+        written = reads if _may_write(step) else ()
+        written = (*written, *(buffers[name] for name in (*made, *given)))
+        return _Uses(reads, written, made, waits=_may_end_the_call(step))
+
+    def conflicts(self, other: "_Uses") -> bool:
+        """Whether the order of the two matters."""
+        return (
+            self.waits
+            or other.waits
+            or _any_shared(self.writes, other.writes)
+            or _any_shared(self.writes, other.reads)
+            or _any_shared(self.reads, other.writes)
+        )
+
+
+def _any_shared(some: Sequence[BufferSpec], others: Sequence[BufferSpec]) -> bool:
+    return any(_shares(a, b) for a in some for b in others)
+
+
+def _shares(one: BufferSpec, other: BufferSpec) -> bool:
+    """Whether two buffers may have memory in common. Inputs of one device may be views of one
+    memory."""
+    if one.name == other.name:
+        return True
+    if one.place is not other.place:
+        return False
+    if one.place is Storage.INPUT:
+        return one.device == other.device
+    if one.place is not Storage.ARENA:
+        return False
+    first, second = sorted((one, other), key=lambda each: each.offset)
+    return first.offset + spec_bytes(first) > second.offset
+
+
+def _may_write(step: CallStep) -> bool:
+    """Whether it may write to its arguments."""
+    return facts_by_name(step.op).writes
+
+
+def _may_end_the_call(step: CallStep) -> bool:
+    """Whether it looks at what the artifact takes for granted, or meets other ranks."""
+    return bool(facts_by_name(step.op).effects & (Effect.CONDITION | Effect.COMMUNICATES))
+
+
+def _is_calm(step: CallStep) -> bool:
+    """Whether it is PyTorch's own, of which it is known what it does, and draws nothing."""
+    facts = facts_by_name(step.op)
+    return facts.native and not facts.draws
+
+
+__all__ = ["MOST", "Segment", "split"]

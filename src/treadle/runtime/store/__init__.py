@@ -1,0 +1,1 @@
+"""Compiled steps as data, and where they are kept."""

@@ -1,0 +1,7 @@
+"""Where treadle's own code is."""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent
+
+__all__ = ["PACKAGE"]
