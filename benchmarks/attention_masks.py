@@ -19,7 +19,7 @@ import transformers
 import treadle
 from treadle.compiler.cleaning import clean
 from treadle.lower.elements import Elements
-from treadle.passes.attention_masks import MaskReport, ProveAttentionMasks, reports
+from treadle.passes.attention.proved_masks import MaskReport, ProveAttentionMasks, reports
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "models"))
 from architectures import ALL, SMALL, tokens

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from treadle.codegen.cpp_draws import DRAWS
+from treadle.codegen.cpp.draws import DRAWS
 from treadle.runtime.kernels.build import build
 from treadle.runtime.kernels.draws import FUNCTION, drawer
 from treadle.runtime.store.cache import Cache

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 import treadle
 from treadle.compiler import cleaning
 from treadle.graph.rewrite.passes import GraphPass
-from treadle.passes.batching import BatchProducts
-from treadle.passes.constructors import CountConstants
-from treadle.passes.joined_products import JoinProducts
-from treadle.passes.joining import JoinPieces
-from treadle.passes.narrow_weights import FoldWeightCast, ScaleInProduct
-from treadle.passes.products import (
+from treadle.passes.cleanup.constructors import CountConstants
+from treadle.passes.products.batching import BatchProducts
+from treadle.passes.products.joined_products import JoinProducts
+from treadle.passes.products.joining import JoinPieces
+from treadle.passes.products.narrow_weights import FoldWeightCast, ScaleInProduct
+from treadle.passes.products.sums import (
     DECOMPOSE_OUTER,
     DECOMPOSE_VECTORS,
     AccumulateProducts,

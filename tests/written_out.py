@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor, fx
 
-from treadle.compat.operators import schema_of
+from treadle.compat.operators.schemas import schema_of
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.types import type_of
 

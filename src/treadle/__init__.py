@@ -14,7 +14,7 @@ from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, 
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.communication import SimulatedStep
 from treadle.report.summary import PhaseSummary, Summary
-from treadle.session.shapes import Dynamic, dynamic
+from treadle.session.variants.shapes import Dynamic, dynamic
 from treadle.util.errors import (
     CaptureError,
     LoweringError,

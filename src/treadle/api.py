@@ -36,11 +36,11 @@ from treadle.session.breaks import known_regions
 from treadle.session.closures import ClosureStep
 from treadle.session.compare import Difference, Tolerance, first_difference
 from treadle.session.data_parallel import rank_group
-from treadle.session.dispatch import Dispatcher
 from treadle.session.saved import Saved, load_saved, save
 from treadle.session.serve import Measuring, profiled, run, serve
-from treadle.session.shapes import Dynamic
 from treadle.session.user_step import UserStep
+from treadle.session.variants.dispatch import Dispatcher
+from treadle.session.variants.shapes import Dynamic
 from treadle.targets.registry import model_for
 from treadle.util.errors import RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output

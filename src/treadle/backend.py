@@ -37,8 +37,8 @@ from treadle.graph.core.operators import has_effect
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options, from_environment
+from treadle.passes.cleanup.memory_order import DrawInMemoryOrder
 from treadle.passes.memory.split import copy_overwritten, reordered, split
-from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
 from treadle.report.stages import Clock

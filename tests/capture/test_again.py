@@ -7,7 +7,7 @@ from torch import nn
 
 import treadle
 from treadle.guards import watching
-from treadle.session.guards import Keys
+from treadle.session.variants.guards import Keys
 
 OPTIONS = treadle.Options(codegen=False)
 SETTINGS = {"scale": 2.0}

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import treadle
 from treadle.capture.integrations.fully_sharded import Reduction, reduction_of
 from treadle.capture.step import capture
-from treadle.compat.fully_sharded import plans_of
+from treadle.compat.distributed.fully_sharded import plans_of
 from treadle.graph.core.collectives import collectives_in
 from treadle.graph.core.signature import Role
 from treadle.graph.core.verify import verify

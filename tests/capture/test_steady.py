@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from treadle.session.guards import Keys
-from treadle.session.steady import Steady, watch_models, watch_optimizers
+from treadle.session.variants.guards import Keys
+from treadle.session.variants.steady import Steady, watch_models, watch_optimizers
 
 
 def model_and_optimizer():

@@ -11,8 +11,8 @@ import triton_run
 from triton_run import Case, buffers_of, rendered, run_cases
 
 import treadle
-from treadle.codegen.cpp import function_text
-from treadle.codegen.cpp_prelude import PRELUDE
+from treadle.codegen.cpp.prelude import PRELUDE
+from treadle.codegen.cpp.text import function_text
 from treadle.loop.expr import ReduceKind
 from treadle.loop.kernel import Kernel, KernelSchedule, LoopForm
 from treadle.runtime.kernels.compilers import compile_cpp, find_cxx, load_functions

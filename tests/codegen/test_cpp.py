@@ -7,7 +7,7 @@ import torch
 
 from schedule.steps import Builder, artifact, at, kernels_of, run_plan
 from treadle.algebra.index import Axis, Index, linear
-from treadle.codegen.cpp import function_text
+from treadle.codegen.cpp.text import function_text
 from treadle.loop.expr import Apply, Const, Load, Position, Reduce, ReduceKind
 from treadle.loop.kernel import KernelKind
 from treadle.loop.nest import split_columns

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton_run import Case, buffers_of, rendered, run_cases
 
 from treadle.algebra.index import Index
-from treadle.codegen.triton_expr import Writer
+from treadle.codegen.triton.expr import Writer
 from treadle.loop.expr import Position, ReduceKind
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
 from treadle.loop.nest import running_sums

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forks import Forks
-from treadle.codegen.triton import TritonPrinter
+from treadle.codegen.triton.text import TritonPrinter
 from treadle.loop.interpret import interpret_kernel
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.nest import live

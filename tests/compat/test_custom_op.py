@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import treadle  # noqa: F401  # with the kernels that runtime has
-from treadle.compat.custom_op import CustomOp, Gradient, implement, no_second_derivative
+from treadle.compat.operators.custom_op import CustomOp, Gradient, implement, no_second_derivative
 from treadle.graph.custom_ops.table import CUSTOM_OPS
 from treadle.util.errors import CaptureError
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor._random import OffsetBasedRNGTracker
 from treadle.compat.names import ALL, ATTRIBUTES, EITHER, KEYWORDS, NAMES, SET
 
 ROOM = Path(__file__).parents[2] / "src" / "treadle" / "compat"
-SOURCES = sorted(path for path in ROOM.glob("*.py") if path.name != "names.py")
+SOURCES = sorted(path for path in ROOM.rglob("*.py") if path.name != "names.py")
 VERSION = ".".join(torch.__version__.split(".")[:2])
 WEIGHT = nn.Parameter(torch.zeros(2))
 

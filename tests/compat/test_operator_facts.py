@@ -8,9 +8,9 @@ from torch import fx
 from torch.fx.node import _side_effectful_functions
 from torch.utils.flop_counter import flop_registry
 
-from treadle.compat import operator_facts
-from treadle.compat.draw_operators import DRAWS
-from treadle.compat.operator_facts import (
+from treadle.compat.operators import operator_facts
+from treadle.compat.operators.draw_operators import DRAWS
+from treadle.compat.operators.operator_facts import (
     IN_ORDER,
     MATTERS,
     CostClass,

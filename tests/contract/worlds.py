@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import treadle
-import treadle.session.dispatch
+import treadle.session.variants.dispatch
 from contract.python_state import LAYERS, Layer, Leaf, Scope
 from contract.python_values import HEADER, LEAVES, SCOPES, WRAPS
 from contract.torch_state import TORCH, TorchState
@@ -226,12 +226,12 @@ def no_compiling() -> Iterator[None]:
     def refuse(*_: object, **__: object) -> Any:
         raise Recompiles
 
-    original = treadle.session.dispatch.capture
-    treadle.session.dispatch.capture = refuse
+    original = treadle.session.variants.dispatch.capture
+    treadle.session.variants.dispatch.capture = refuse
     try:
         yield
     finally:
-        treadle.session.dispatch.capture = original
+        treadle.session.variants.dispatch.capture = original
 
 
 class TooSlow(Exception):

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from forks import Forks
-from treadle.compat.process_groups import store_of
+from treadle.compat.distributed.process_groups import store_of
 
 PROGRAM = Path(__file__).parent / "supervise.py"
 PATIENCE = 1.0

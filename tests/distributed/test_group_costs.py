@@ -12,7 +12,7 @@ from torch import nn
 
 import treadle
 from testing import trace
-from treadle.compat.collectives import collective_op, name_of_group
+from treadle.compat.distributed.collectives import collective_op, name_of_group
 from treadle.compiler.communication import communication_costs
 from treadle.graph.core.collectives import collectives_in
 from treadle.runtime.ranks import group_costs

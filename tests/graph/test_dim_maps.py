@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import fx
 
 from treadle.algebra.extents import Size
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import schema_of
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import schema_of
 from treadle.graph.core import dim_maps
 from treadle.graph.core.dim_maps import DECLARED, MOVES, FactorTable, dim_map
 from treadle.graph.core.node_info import set_value

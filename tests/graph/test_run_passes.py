@@ -19,8 +19,8 @@ from treadle.graph.rewrite.passes import (
 )
 from treadle.graph.rewrite.rules import Rewrite
 from treadle.options import OPTIONAL_PASSES
-from treadle.passes.cse import RemoveCommonSubexpressions
-from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.dce import RemoveDeadCode
 
 X = torch.randn(3)
 

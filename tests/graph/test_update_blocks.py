@@ -14,8 +14,8 @@ from treadle.graph.analysis.update_blocks import update_blocks
 from treadle.graph.core.node_info import info
 from treadle.graph.core.signature import Role
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.noops import RemoveNoOps
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
 
 OPTIM = torch.optim
 OPTIONS = {

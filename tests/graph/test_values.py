@@ -6,7 +6,7 @@ from treadle.graph.core.node_info import info, with_info
 from treadle.graph.core.values import compute, inherit, refresh
 from treadle.graph.core.verify import verify
 from treadle.graph.text.printing import show
-from treadle.passes.noops import RemoveNoOps
+from treadle.passes.cleanup.noops import RemoveNoOps
 
 aten = torch.ops.aten
 X = torch.randn(2, 6)

@@ -27,7 +27,7 @@ from typing import Any
 from treadle.algebra.extents import Size, dims_in, same_sizes
 from treadle.algebra.index import Axis, Value
 from treadle.algebra.strides import contiguous_strides
-from treadle.compat.operator_facts import Effect
+from treadle.compat.operators.operator_facts import Effect
 from treadle.loop.expr import Array, Const, Expr, Load, Local, Position, Reduce
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.printing import FormulaText, dtype_name

@@ -12,7 +12,7 @@ import torch
 from loop.exact_text import USUAL_DEVICE, optional_fields
 from loop.formula_parsing import NAME, FormulaReader
 from treadle.algebra.strides import contiguous_strides
-from treadle.compat.operator_facts import Effect
+from treadle.compat.operators.operator_facts import Effect
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.program import (
     Buffer,

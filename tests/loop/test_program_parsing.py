@@ -13,7 +13,7 @@ from loop.formula_parsing import same_array
 from loop.program_parsing import parse_kernel, parse_program
 from treadle.algebra.extents import Size
 from treadle.algebra.index import Axis, Index
-from treadle.compat.operator_facts import Effect
+from treadle.compat.operators.operator_facts import Effect
 from treadle.compiler.memory import lowered, planned
 from treadle.compiler.request import Target
 from treadle.graph.text.parsing import parse

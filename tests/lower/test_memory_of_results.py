@@ -6,8 +6,8 @@ import pytest
 from lower.lowering_help import trace
 from lower.operator_samples import SAMPLES
 from lower.operator_table import Sample
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.analysis.alias import storages
 
 

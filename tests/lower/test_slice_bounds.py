@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.algebra.extents import Size, at, greater, lesser
-from treadle.lower.scatter import slice_bounds
+from treadle.lower.operators.scatter import slice_bounds
 from treadle.util.errors import VerifyError
 
 PLACES = st.none() | st.integers(-9, 9) | st.just(2**63 - 1)

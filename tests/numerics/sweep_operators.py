@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import treadle.lower.graph  # noqa: F401  # imports all rules
-from treadle.compat.operators import OpOverload, schema_of
+from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.lower.registry import registered
 
 aten = torch.ops.aten

@@ -162,7 +162,7 @@ def upcast(query, key, value):
 SPELLINGS = (plain, flat, filled, chosen, added, upcast)
 SMALL = st.sampled_from([1, 2, 3, 5])
 LONG = st.sampled_from([2, 7, 13, 33])
-"""Products over one element are formulas by then (``passes/products.py``)."""
+"""Products over one element are formulas by then (``passes/products/sums.py``)."""
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,9 +11,9 @@ from testing import check_numbers, show_plain, trace
 from treadle.graph.core.operators import arguments, set_argument
 from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
-from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
-from treadle.passes.cse import RemoveCommonSubexpressions
-from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.attention.proved_masks import ProveAttentionMasks, explain, reports
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.dce import RemoveDeadCode
 from written_out import CUDNN, CUDNN_BACKWARD, layouts, run
 
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ from treadle.compiler.cleaning import cleaning_of
 from treadle.graph.core.operators import arguments, set_argument
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options
-from treadle.passes import attention_kernels
-from treadle.passes.attention_kernels import CallFastestAttention, explain
-from treadle.passes.cse import RemoveCommonSubexpressions
-from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.attention import chosen_kernels as attention_kernels
+from treadle.passes.attention.chosen_kernels import CallFastestAttention, explain
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.targets.cpu import CPU
 from treadle.targets.cuda import CUDA, _Cuda
 from written_out import CUDNN, CUDNN_BACKWARD, FLASH, FLASH_BACKWARD, layouts, run

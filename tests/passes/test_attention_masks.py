@@ -25,9 +25,9 @@ from treadle.graph.core.signature import Input, Output, Role, Signature, StepGra
 from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
 from treadle.options import Options
-from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.mask_patterns import Blocks, Documents, Pairs, Prefix, Window, mask_of
+from treadle.passes.attention.mask_patterns import Blocks, Documents, Pairs, Prefix, Window, mask_of
+from treadle.passes.attention.proved_masks import ProveAttentionMasks, explain, reports
+from treadle.passes.cleanup.dce import RemoveDeadCode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 from architectures import tokens

@@ -19,8 +19,8 @@ from treadle.lower.elements import Elements
 from treadle.passes.attention import fuse
 from treadle.passes.attention.fuse import FuseAttention, explain
 from treadle.passes.attention.kernels import Cudnn
-from treadle.passes.attention_masks import ProveAttentionMasks
-from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.attention.proved_masks import ProveAttentionMasks
+from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.targets.cuda import CUDA, _Cuda
 from written_out import CUDNN, CUDNN_BACKWARD, run
 

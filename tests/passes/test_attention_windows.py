@@ -14,9 +14,9 @@ from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
 from treadle.passes.attention import windows
-from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
-from treadle.passes.cse import RemoveCommonSubexpressions
-from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.attention.proved_masks import ProveAttentionMasks, explain, reports
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.passes.memory.cost import flops_of
 from treadle.targets.cuda import CUDA, _Cuda
 from written_out import (

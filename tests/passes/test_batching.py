@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from testing import check_numbers, check_pass, trace
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.verify import verify
-from treadle.passes.batching import BatchProducts
+from treadle.passes.products.batching import BatchProducts
 
 aten = torch.ops.aten
 X, U, V = torch.randn(4, 6), torch.randn(6, 3), torch.randn(6, 3)

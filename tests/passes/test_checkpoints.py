@@ -9,7 +9,7 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import run_passes
 from treadle.graph.text.printing import show
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
-from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 
 aten = torch.ops.aten
 X, W = torch.randn(4, 4), torch.randn(4, 4)

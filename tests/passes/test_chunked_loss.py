@@ -26,14 +26,14 @@ from treadle.graph.core.node_info import info, tensor_of, value_of, with_info
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options, from_environment
-from treadle.passes import chunked_loss
-from treadle.passes.chunked_loss import ChunkLoss, Logits, explain, largest_logits
+from treadle.passes.chunks import chunked_loss
+from treadle.passes.chunks.chunked_loss import ChunkLoss, Logits, explain, largest_logits
 from treadle.passes.chunks.rows import Grid, RowRange, boxes_of
+from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.cost import flops_of, work_of
 from treadle.passes.memory.fused import traffic
 from treadle.passes.memory.order import facts_of
-from treadle.passes.noops import RemoveNoOps
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
 from treadle.util.errors import PlanError

@@ -10,7 +10,7 @@ from treadle.compat.fake import FakeTensorMode
 from treadle.compiler.cleaning import clean
 from treadle.loop.program import Call
 from treadle.lower.graph import lower
-from treadle.passes.constructors import CountConstants, explain
+from treadle.passes.cleanup.constructors import CountConstants, explain
 
 aten = torch.ops.aten
 X = torch.randn(3, 4)

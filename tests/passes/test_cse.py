@@ -16,7 +16,7 @@ from treadle.graph.analysis.alias import analyse
 from treadle.graph.core.node_info import info, with_info
 from treadle.graph.core.signature import Role
 from treadle.graph.core.verify import verify
-from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.choose import fastest_plan
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200

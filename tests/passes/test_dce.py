@@ -2,7 +2,7 @@ import torch
 
 from testing import check_numbers, node_of, show_plain, trace
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.cleanup.dce import RemoveDeadCode
 
 aten = torch.ops.aten
 

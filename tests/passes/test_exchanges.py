@@ -19,15 +19,15 @@ from treadle.compiler.cleaning import CLEAN, rewritten
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.lower.elements import Elements
-from treadle.passes import chunked_loss
 from treadle.passes.attention.fuse import FuseAttention
-from treadle.passes.attention_masks import ProveAttentionMasks
-from treadle.passes.batching import BatchProducts
-from treadle.passes.chunked_loss import ChunkLoss
+from treadle.passes.attention.proved_masks import ProveAttentionMasks
+from treadle.passes.chunks import chunked_loss
+from treadle.passes.chunks.chunked_loss import ChunkLoss
 from treadle.passes.dropout import ExpandDropout
-from treadle.passes.joined_products import JoinProducts
-from treadle.passes.narrow_weights import FoldWeightCast, ScaleInProduct
-from treadle.passes.products import AccumulateProducts, AddBiasInProduct, SplitBias
+from treadle.passes.products.batching import BatchProducts
+from treadle.passes.products.joined_products import JoinProducts
+from treadle.passes.products.narrow_weights import FoldWeightCast, ScaleInProduct
+from treadle.passes.products.sums import AccumulateProducts, AddBiasInProduct, SplitBias
 
 aten = torch.ops.aten
 PROVE = ProveAttentionMasks(Elements)

@@ -11,11 +11,11 @@ from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options
-from treadle.passes.cse import RemoveCommonSubexpressions
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.grouped_heads import KERNELS, GroupHeads, explain
+from treadle.passes.attention.grouped_heads import KERNELS, GroupHeads, explain
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.memory.cost import flops_of
-from treadle.passes.noops import RemoveNoOps
 from written_out import run
 
 aten = torch.ops.aten

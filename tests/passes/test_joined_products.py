@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from testing import check_numbers, check_pass, node_of, trace
 from treadle.compiler.cleaning import CLEAN, rewritten
 from treadle.graph.core.node_info import with_info
-from treadle.passes.joined_products import JoinProducts, explain
-from treadle.passes.products import AccumulateProducts
+from treadle.passes.products.joined_products import JoinProducts, explain
+from treadle.passes.products.sums import AccumulateProducts
 
 aten = torch.ops.aten
 X, V, W = torch.randn(9, 4), torch.randn(4, 3), torch.randn(4, 5)

@@ -8,10 +8,10 @@ from treadle.graph.analysis.alias import analyse
 from treadle.graph.analysis.pieces import Piece, piece_of
 from treadle.graph.core.node_info import with_info
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.joining import JoinPieces, explain
-from treadle.passes.noops import RemoveNoOps
-from treadle.passes.noops import explain as explain_noop
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
+from treadle.passes.cleanup.noops import explain as explain_noop
+from treadle.passes.products.joining import JoinPieces, explain
 
 aten = torch.ops.aten
 X, Y = torch.randn(4, 6), torch.randn(4, 3)

@@ -14,7 +14,7 @@ from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import with_info
 from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.graph import lower
-from treadle.passes.narrow_weights import (
+from treadle.passes.products.narrow_weights import (
     FoldWeightCast,
     ScaleInProduct,
     explain_cast,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from testing import check_numbers, check_pass, node_of, trace
 from treadle.graph.analysis.alias import analyse
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.noops import RemoveNoOps, explain
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps, explain
 
 aten = torch.ops.aten
 

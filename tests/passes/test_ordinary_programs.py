@@ -12,8 +12,8 @@ import treadle
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import CLEAN, rewritten
-from treadle.passes.joined_products import JoinProducts
-from treadle.passes.products import AccumulateProducts
+from treadle.passes.products.joined_products import JoinProducts
+from treadle.passes.products.sums import AccumulateProducts
 
 
 def clean(step):

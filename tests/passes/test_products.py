@@ -16,10 +16,10 @@ from treadle.graph.core.node_info import with_info
 from treadle.graph.rewrite.passes import run_passes
 from treadle.graph.rewrite.rules import explain as explain_rule
 from treadle.lower.graph import lower
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.joined_products import JoinProducts
-from treadle.passes.noops import RemoveNoOps
-from treadle.passes.products import (
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
+from treadle.passes.products.joined_products import JoinProducts
+from treadle.passes.products.sums import (
     DECOMPOSE_OUTER,
     DECOMPOSE_VECTORS,
     OUTER,

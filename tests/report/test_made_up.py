@@ -10,7 +10,7 @@ import treadle
 from testing import trace
 from treadle import GraphPass, Options
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.report.made_up import NumbersPrinter, made_up_inputs
 
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import treadle
-from treadle.codegen.cpp_draws import DRAWS
+from treadle.codegen.cpp.draws import DRAWS
 from treadle.passes.memory import masks
 from treadle.runtime.kernels import draws
 from treadle.runtime.kernels.build import build

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import treadle
 from treadle.capture.refuse import named_models
-from treadle.session.dispatch import Dispatcher
+from treadle.session.variants.dispatch import Dispatcher
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOLERANCE = 1e-3

@@ -46,9 +46,9 @@ from treadle.capture.tensors.foreign import (
 )
 from treadle.capture.tensors.result_slots import slot_of, slots_in
 from treadle.capture.tensors.rng_guard import seeds
-from treadle.compat.operators import OpOverload
+from treadle.compat.distributed.sharded_tensors import local_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.pytree import TreeSpec
-from treadle.compat.sharded_tensors import local_of
 from treadle.compat.tracing import hold_constants
 from treadle.graph.core.node_info import (
     NodeInfo,

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.tensors.result_slots import fill, slots_in
+from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.hooks import step_hooks
-from treadle.compat.sharded_tensors import layout_of
 from treadle.graph.core.node_info import info
 from treadle.util.errors import CaptureError
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import (
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import (
     argument_types,
     changes_shape,
     filled_arguments,

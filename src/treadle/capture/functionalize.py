@@ -25,10 +25,15 @@ from treadle.capture.functional_forms import (
     reshaping,
 )
 from treadle.capture.tensors.input_memory import bytes_of, separate, spans_of
-from treadle.compat.draw_operators import DRAWS
 from treadle.compat.fake import MISTYPED
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload, changes_shape, returns_written, written_arguments
+from treadle.compat.operators.draw_operators import DRAWS
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import (
+    OpOverload,
+    changes_shape,
+    returns_written,
+    written_arguments,
+)
 from treadle.compat.tensors import storage_key
 from treadle.graph.core.arguments import map_nodes, types_of
 from treadle.graph.core.node_info import (

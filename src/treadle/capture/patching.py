@@ -70,10 +70,10 @@ from treadle.capture.tensors.tensor_effects import (
 )
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
+from treadle.compat.distributed.fully_sharded import resharding_methods, unsharding_methods
+from treadle.compat.distributed.sharded_tensors import draw_methods, sharded_entries
 from treadle.compat.fake import is_traced
-from treadle.compat.fully_sharded import resharding_methods, unsharding_methods
 from treadle.compat.hooks import OURS, backward_inside, global_step_hooks, reducer_methods
-from treadle.compat.sharded_tensors import draw_methods, sharded_entries
 from treadle.compat.tracing import (
     METHOD_FILES,
     flat_weights,

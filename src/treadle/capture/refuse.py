@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
-from treadle.compat.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
+from treadle.compat.distributed.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
 from treadle.compat.hooks import is_initialized
 from treadle.util.errors import CaptureError
 

@@ -95,10 +95,10 @@ from treadle.capture.tensors.tensor_effects import (
     read_attributes,
     refused_storage,
 )
+from treadle.compat.distributed.sharded_tensors import ShardedLayout, layout_of, local_of, placed_as
 from treadle.compat.fake import is_traced, mark_parameter
 from treadle.compat.hooks import copy_hooks, tensor_hooks
 from treadle.compat.pytree import TreeSpec
-from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of, placed_as
 from treadle.compat.switches import switches_kept, uses_onednn
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import outside_modes, traced_nodes, without_functions

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from treadle.capture.python_state.object_graph import Location, Node, Watched
 from treadle.capture.python_state.parts import Entries
 from treadle.capture.symbolic.host_draws import put_states, states
-from treadle.compat.sharded_tensors import layout_of
+from treadle.compat.distributed.sharded_tensors import layout_of
 
 
 class Snapshot:

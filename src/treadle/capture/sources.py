@@ -17,8 +17,13 @@ from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
 from treadle.capture.symbolic.numbers import Number, is_exact
 from treadle.capture.tensors.sparse_gradients import is_sparse
+from treadle.compat.distributed.sharded_tensors import (
+    ShardedLayout,
+    is_sharded,
+    layout_of,
+    local_of,
+)
 from treadle.compat.hooks import note_stepped
-from treadle.compat.sharded_tensors import ShardedLayout, is_sharded, layout_of, local_of
 from treadle.guards.watching import Unchanged, Watches, watch_dicts
 from treadle.targets.registry import target_for
 from treadle.util.expected import NotExpected

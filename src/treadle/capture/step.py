@@ -54,11 +54,11 @@ from treadle.capture.symbolic.computations import Key
 from treadle.capture.symbolic.deferred import AsksNumber
 from treadle.capture.symbolic.number_calls import NumberCalls
 from treadle.capture.tensors.sparse_gradients import is_sparse
-from treadle.compat.draw_operators import TRACED_AS
+from treadle.compat.distributed.fully_sharded import plans_of
+from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import alone
-from treadle.compat.fully_sharded import plans_of
-from treadle.compat.operators import ALL_TRUE
-from treadle.compat.sharded_tensors import layout_of
+from treadle.compat.operators.draw_operators import TRACED_AS
+from treadle.compat.operators.schemas import ALL_TRUE
 from treadle.compat.tracing import TRACING, trace
 from treadle.compat.views import SPLITS
 from treadle.graph.core.signature import Input, Role

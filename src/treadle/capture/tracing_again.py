@@ -19,7 +19,7 @@ from typing import final
 from torch import SymInt, Tensor, fx
 
 from treadle.compat.fake import FakeTensor, fake_like
-from treadle.compat.operators import OpOverload, written_arguments
+from treadle.compat.operators.schemas import OpOverload, written_arguments
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import TraceInProgress, outside_modes
 from treadle.graph.core.arguments import given_of, map_nodes

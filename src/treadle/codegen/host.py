@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from treadle.codegen.cpp_draws import DRAWS
+from treadle.codegen.cpp.draws import DRAWS
 from treadle.codegen.languages import printer_of
-from treadle.compat.operator_facts import Effect, facts_by_name
+from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.loop.kernel import KernelLaunch, KernelPlan
 from treadle.loop.nest import stored
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from treadle.codegen.cpp import CppPrinter
+from treadle.codegen.cpp.text import CppPrinter
 from treadle.codegen.printer import MakePrinter, Printer
-from treadle.codegen.triton import TritonPrinter
+from treadle.codegen.triton.text import TritonPrinter
 from treadle.loop.program import Buffer
 from treadle.targets.cpu import CPP
 from treadle.targets.cuda import TRITON

@@ -21,7 +21,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from treadle.algebra.extents import Size
-from treadle.compat.sharded_tensors import local_of
+from treadle.compat.distributed.sharded_tensors import local_of
 
 aten = torch.ops.aten
 

@@ -23,8 +23,8 @@ from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from treadle.compat.distributed.sharded_tensors import layout_of, local_of
 from treadle.compat.fake import without_words
-from treadle.compat.sharded_tensors import layout_of, local_of
 from treadle.compat.switches import without_onednn
 
 P = ParamSpec("P")

@@ -12,12 +12,12 @@ from treadle.graph.core.node_info import info
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Carry, Options
-from treadle.passes.comm.carry import CarriedSteps, carried
-from treadle.passes.comm.moves import Move, update_moves
-from treadle.passes.comm.scatter_reductions import ScatterReductions
-from treadle.passes.comm.split_updates import SplitUpdates
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.noops import RemoveNoOps
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
+from treadle.passes.comm.carry.carried_nodes import CarriedSteps, carried
+from treadle.passes.comm.carry.moves import Move, update_moves
+from treadle.passes.comm.carry.split_updates import SplitUpdates
+from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions
 from treadle.util.errors import TreadleError
 
 _PLAIN = (ScatterReductions(), RemoveNoOps(), RemoveDeadCode())

@@ -6,7 +6,7 @@ from treadle.compiler.cleaning import rewritten
 from treadle.compiler.request import Target
 from treadle.graph.core.signature import StepGraph
 from treadle.options import Options
-from treadle.passes.chunked_loss import ChunkLoss, Logits, largest_logits
+from treadle.passes.chunks.chunked_loss import ChunkLoss, Logits, largest_logits
 from treadle.passes.memory.choose import Version
 from treadle.targets.model import DeviceModel
 

@@ -8,25 +8,25 @@ from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.graph.rewrite.rules import Rewrite
 from treadle.lower.elements import Elements
 from treadle.options import Options
+from treadle.passes.attention.chosen_kernels import CallFastestAttention
 from treadle.passes.attention.fuse import FuseAttention
-from treadle.passes.attention_kernels import CallFastestAttention
-from treadle.passes.attention_masks import ProveAttentionMasks
-from treadle.passes.batching import BatchProducts
+from treadle.passes.attention.grouped_heads import GroupHeads
+from treadle.passes.attention.proved_masks import ProveAttentionMasks
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
+from treadle.passes.cleanup.constructors import CountConstants
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.comm import communication_passes
-from treadle.passes.comm.gather_again import GatherAgain
-from treadle.passes.comm.scatter_reductions import ScatterReductions
-from treadle.passes.constructors import CountConstants
+from treadle.passes.comm.sharding.gather_again import GatherAgain
+from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions
 from treadle.passes.counter_based_rng import UseCounterBasedRng
-from treadle.passes.cse import RemoveCommonSubexpressions
-from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
-from treadle.passes.grouped_heads import GroupHeads
-from treadle.passes.joined_products import JoinProducts
-from treadle.passes.joining import JoinPieces
-from treadle.passes.narrow_weights import FoldWeightCast, ScaleInProduct
-from treadle.passes.noops import RemoveNoOps
-from treadle.passes.products import (
+from treadle.passes.products.batching import BatchProducts
+from treadle.passes.products.joined_products import JoinProducts
+from treadle.passes.products.joining import JoinPieces
+from treadle.passes.products.narrow_weights import FoldWeightCast, ScaleInProduct
+from treadle.passes.products.sums import (
     DECOMPOSE_OUTER,
     DECOMPOSE_VECTORS,
     AccumulateProducts,

@@ -3,7 +3,7 @@
 import torch
 from torch import distributed
 
-from treadle.compat.collectives import group_named
+from treadle.compat.distributed.collectives import group_named
 from treadle.compiler.cleaning import placing, rewritten, settled
 from treadle.compiler.compiled import Compiled
 from treadle.graph.analysis.dynamic import dims_of_graph
@@ -11,10 +11,10 @@ from treadle.graph.core.collectives import collectives_in, is_same_on_all_ranks
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.text.parsing import parse
 from treadle.options import Options
-from treadle.passes.comm.bucket_bytes import choose_bucket_bytes
+from treadle.passes.comm.bucketing.bucket_bytes import choose_bucket_bytes
 from treadle.passes.comm.cost import CommunicationModel, from_measurements, unmeasured
-from treadle.passes.comm.overlap import OverlapCommunication
-from treadle.passes.comm.pipeline import PipelineProducts
+from treadle.passes.comm.overlap.order import OverlapCommunication
+from treadle.passes.comm.overlap.pipeline import PipelineProducts
 from treadle.report.stages import Watcher
 from treadle.runtime.ranks.group_costs import measured_group
 from treadle.runtime.store.cache import Cache

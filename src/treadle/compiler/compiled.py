@@ -62,7 +62,7 @@ class KeptResults:
 
 @dataclass(frozen=True, slots=True)
 class Carrying:
-    """A step whose updates run in its next call, as three: see ``passes/comm/carry.py``.
+    """A step whose updates run in its next call, as three: see ``passes/comm/carry``.
     ``flushed``: the inputs of the step that ``flush`` takes ahead of what is carried."""
 
     first: "Compiled"

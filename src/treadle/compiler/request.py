@@ -9,7 +9,7 @@ import torch
 
 from treadle.algebra.guards import Guard, GuardSet
 from treadle.algebra.polynomial import to_data
-from treadle.compat.operator_facts import facts_of
+from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.switches import switches
 from treadle.compiler.ceilings import ceilings
 from treadle.compiler.communication import communication_costs

@@ -6,7 +6,7 @@ import torch
 
 from treadle.algebra.extents import dims_in
 from treadle.codegen.host import call_step, spec_of
-from treadle.compat.operator_facts import CostClass, facts_of, follows_seed
+from treadle.compat.operators.operator_facts import CostClass, facts_of, follows_seed
 from treadle.graph.core.operators import arguments_of
 from treadle.loop.program import Call, Program, TensorRef
 from treadle.runtime.execute.executable import resolve

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import torch
 
-from treadle.compat.operator_facts import IN_ORDER, Effect, facts_by_name
+from treadle.compat.operators.operator_facts import IN_ORDER, Effect, facts_by_name
 from treadle.loop.expr import Array, Load, Position, values_of
 from treadle.loop.traverse import buffers_in, rename_buffers, walk
 from treadle.util.nested import Nested, Plain, leaves, map_leaves

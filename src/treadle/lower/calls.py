@@ -9,7 +9,7 @@ from torch import fx
 
 from treadle.algebra.extents import same, surely_less
 from treadle.algebra.strides import is_dense
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.analysis.at_run_time import AtRunTime
 from treadle.graph.analysis.dynamic import layout_of, offset_of
 from treadle.graph.core.arguments import Argument

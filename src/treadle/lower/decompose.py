@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.operators import is_mutable
 from treadle.graph.rewrite.inline import traced_call
 from treadle.lower.library import is_chosen

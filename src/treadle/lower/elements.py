@@ -67,7 +67,7 @@ from treadle.algebra.index import (
 )
 from treadle.algebra.polynomial import Polynomial
 from treadle.algebra.proofs import Prover
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.analysis.dynamic import layout_of, symbols_of_graph
 from treadle.graph.core.constants import constant_of
 from treadle.graph.core.node_info import info, value_of

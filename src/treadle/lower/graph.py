@@ -17,7 +17,9 @@ from treadle.graph.core.node_info import info, known_value, value_of
 from treadle.graph.core.signature import StepGraph
 from treadle.loop.expr import Array
 from treadle.loop.program import IMPORT, BufferKind, Call, Compute, Origin, Program, TensorRef
-from treadle.lower import (
+from treadle.lower.context import Builder, Layouts, LoweringContext
+from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
+from treadle.lower.operators import (
     activations,
     batch_norm,
     creation,
@@ -35,8 +37,6 @@ from treadle.lower import (
     softmax,
     views,
 )
-from treadle.lower.context import Builder, Layouts, LoweringContext
-from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
 from treadle.lower.reuse import LoweredNodes

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.custom_ops.table import CUSTOM_OPS
 from treadle.lower.registry import aten_op
 

@@ -9,19 +9,20 @@ import torch
 from torch import fx
 
 from treadle.algebra.strides import strides_match
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload, schema_of
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.graph.analysis.at_run_time import AtRunTime
 from treadle.graph.core.node_info import info, known_value, value_of
 from treadle.graph.core.types import tensors_in
 from treadle.graph.custom_ops.while_loops import LOOPS
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
-from treadle.lower import calls, collectives, pointwise, views
-from treadle.lower.collectives import is_communication
+from treadle.lower import calls
 from treadle.lower.context import Builder, LoweringContext
 from treadle.lower.decompose import decomposition_of
 from treadle.lower.library import is_chosen
+from treadle.lower.operators import collectives, pointwise, views
+from treadle.lower.operators.collectives import is_communication
 from treadle.lower.registry import (
     Args,
     Kwargs,

@@ -17,12 +17,12 @@ import torch
 from torch import fx
 
 from treadle.algebra.strides import contiguous_strides
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import known_value, tensor_of, value_of
 from treadle.graph.core.signature import StepGraph
-from treadle.lower import views
 from treadle.lower.context import Layout, Layouts
 from treadle.lower.library import PRODUCTS, is_chosen
+from treadle.lower.operators import views
 from treadle.lower.registry import rule_for
 from treadle.targets.record import DeviceTarget
 

@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.loop.expr import Array
 from treadle.loop.program import TensorRef
 from treadle.util.errors import VerifyError, require

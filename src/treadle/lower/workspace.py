@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from treadle.algebra.extents import largest
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.custom_ops.table import CUSTOM_OPS
 from treadle.targets.record import DeviceTarget
 

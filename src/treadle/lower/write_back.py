@@ -16,7 +16,7 @@ writes those into it, and nothing is copied::
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from treadle.compat.operator_facts import may_accumulate
+from treadle.compat.operators.operator_facts import may_accumulate
 from treadle.loop.expr import Array
 from treadle.loop.program import (
     BufferKind,

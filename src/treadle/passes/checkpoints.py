@@ -15,7 +15,7 @@ from treadle.graph.core.node_info import info, with_info
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.rematerialise import rematerialise
 
 

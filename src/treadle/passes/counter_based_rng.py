@@ -15,7 +15,7 @@ from treadle.graph.core.types import type_of
 from treadle.graph.core.values import inherit
 from treadle.graph.custom_ops.masks import counted_mask
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.memory_order import DrawInMemoryOrder
+from treadle.passes.cleanup.memory_order import DrawInMemoryOrder
 
 aten = torch.ops.aten
 

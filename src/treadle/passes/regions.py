@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.algebra.strides import is_dense
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.analysis.at_run_time import AtRunTime, fresh
 from treadle.graph.core.node_info import (
     belong,

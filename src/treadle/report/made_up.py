@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from treadle.compat.operator_facts import Effect
+from treadle.compat.operators.operator_facts import Effect
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import effects_of, is_known
 from treadle.graph.core.signature import StepGraph

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from treadle.algebra.extents import same, sample_of, size_key, surely_less
 from treadle.algebra.index import Axis, Index
-from treadle.compat.operator_facts import writes_strided
+from treadle.compat.operators.operator_facts import writes_strided
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
 from treadle.loop.simplify import simplify

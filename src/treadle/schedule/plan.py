@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from treadle.algebra.extents import largest, same, same_sizes, surely_less
 from treadle.algebra.index import Index
-from treadle.compat.operator_facts import may_accumulate
+from treadle.compat.operators.operator_facts import may_accumulate
 from treadle.loop.expr import Local, Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
 from treadle.loop.nest import AccessSet, kernel_loads, live, stored

@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.refuse import device_of
-from treadle.compat.collectives import collective_op, group_named, name_of_group
-from treadle.compat.data_parallel import plan_of
-from treadle.compat.fully_sharded import plans_of
-from treadle.compat.operator_facts import Effect, facts_by_name
+from treadle.compat.distributed.collectives import collective_op, group_named, name_of_group
+from treadle.compat.distributed.data_parallel import plan_of
+from treadle.compat.distributed.fully_sharded import plans_of
+from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.compiler.compiled import Compiled
 from treadle.graph.core.collectives import collective_of, collectives_in, is_same_on_all_ranks
 from treadle.graph.core.node_info import info

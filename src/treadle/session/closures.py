@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from treadle.capture.eager import why_eager
 from treadle.compiler.compiled import Compiled
 from treadle.session.bind import put_back
-from treadle.session.dispatch import Dispatcher
 from treadle.session.user_step import UserStep
+from treadle.session.variants.dispatch import Dispatcher
 
 Closure = Callable[[], object]
 

@@ -11,9 +11,15 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup, from_first_rank
-from treadle.compat.collectives import everyone, group_named, name_of_group
-from treadle.compat.process_groups import ranks_of
-from treadle.compat.sharded_tensors import gathered, is_sharded, layout_of, local_of, placed_like
+from treadle.compat.distributed.collectives import everyone, group_named, name_of_group
+from treadle.compat.distributed.process_groups import ranks_of
+from treadle.compat.distributed.sharded_tensors import (
+    gathered,
+    is_sharded,
+    layout_of,
+    local_of,
+    placed_like,
+)
 from treadle.options import DataParallel
 from treadle.util.errors import TreadleError
 

@@ -20,10 +20,10 @@ from treadle.session.bind import (
 )
 from treadle.session.carried import Carrier, flush_all
 from treadle.session.closures import Closure, ClosureStep
-from treadle.session.dispatch import Dispatcher, TooManyPaths
 from treadle.session.perform import perform
 from treadle.session.undo import Undo
 from treadle.session.user_step import UserStep
+from treadle.session.variants.dispatch import Dispatcher, TooManyPaths
 from treadle.util.errors import BadIndex, RuntimeFailure
 from treadle.util.expected import NotExpected
 from treadle.util.warn import warn_user

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.python_state.call_arguments import parameter_names
-from treadle.compat.fully_sharded import GatheredModules
+from treadle.compat.distributed.fully_sharded import GatheredModules
 from treadle.session.agreement import agree_on_start
 from treadle.session.bind import without_updates
 from treadle.session.data_parallel import averaging, refuse_other_parts, start_together, whole_state

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from treadle.compat.operator_facts import gives_undefined
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import gives_undefined
+from treadle.compat.operators.schemas import OpOverload
 from treadle.compiler.pipeline import compile_step
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.analysis.reduce import count_of, reduced

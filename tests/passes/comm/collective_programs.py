@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 
 WAIT = collective_op("wait_tensor")
 GROUP = "0"

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from passes.comm.lockstep import LockstepRun, run_ranks
 from testing import show_plain, trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.core.collectives import collectives_in
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass, run_passes
-from treadle.passes.comm.bucket import BucketCollectives
-from treadle.passes.comm.hoist import HoistCollectives
-from treadle.passes.comm.merge import MergeEqualCollectives
+from treadle.passes.comm.bucketing.bucket import BucketCollectives
+from treadle.passes.comm.bucketing.merge import MergeEqualCollectives
+from treadle.passes.comm.overlap.hoist import HoistCollectives
 
 GROUPS = {"0": [[0, 1]], "1": [[0, 1]]}
 

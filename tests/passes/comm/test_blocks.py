@@ -2,7 +2,7 @@ import torch
 
 from passes.comm.communicating import all_gather, all_reduce, wait
 from testing import trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.analysis.dataflow import readers_of
 from treadle.passes.comm.blocks import blocks_in, is_view
 

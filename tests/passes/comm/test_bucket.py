@@ -15,14 +15,14 @@ from passes.comm.communicating import (
 )
 from testing import node_of, refusal, show_plain, trace
 from treadle.algebra.extents import Size
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.analysis.alias import analyse
 from treadle.graph.analysis.dynamic import SampleMode, Symbols, pair
 from treadle.graph.core.collectives import collectives_in, is_wait
 from treadle.graph.core.node_info import set_value, value_of, with_info
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.comm.bucket import BucketCollectives
+from treadle.passes.comm.bucketing.bucket import BucketCollectives
 
 aten = torch.ops.aten
 X, Y, Z = torch.randn(4, 3), torch.randn(6), torch.randn(2, 2)

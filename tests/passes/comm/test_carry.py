@@ -22,10 +22,10 @@ from treadle.graph.core.verify import verify
 from treadle.graph.rewrite.order import restore_order
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Carry, Options
-from treadle.passes.comm.carry import carried
-from treadle.passes.comm.moves import Move, update_moves
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.noops import RemoveNoOps
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
+from treadle.passes.comm.carry.carried_nodes import carried
+from treadle.passes.comm.carry.moves import Move, update_moves
 from treadle.util.errors import TreadleError
 
 ops = torch.ops.test

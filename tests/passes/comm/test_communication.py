@@ -25,7 +25,7 @@ from passes.comm.communicating import (
 )
 from passes.comm.lockstep import run_ranks
 from testing import show_plain, trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.core.collectives import collectives_in, is_wait
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.operators import has_effect, is_in_order
@@ -33,17 +33,17 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.passes import comm
 from treadle.passes.comm import communication_passes
-from treadle.passes.comm.bucket import BucketCollectives
-from treadle.passes.comm.gather_again import GatherAgain
-from treadle.passes.comm.hoist import HoistCollectives
-from treadle.passes.comm.in_flight import spans_of
-from treadle.passes.comm.kept_order import communicates, is_fence
-from treadle.passes.comm.merge import MergeEqualCollectives
-from treadle.passes.comm.overlap import OverlapCommunication
-from treadle.passes.comm.pipeline import PipelineProducts
-from treadle.passes.comm.scatter_reductions import ScatterReductions
-from treadle.passes.comm.sink import SinkWaits
-from treadle.passes.comm.split_updates import SplitUpdates
+from treadle.passes.comm.bucketing.bucket import BucketCollectives
+from treadle.passes.comm.bucketing.merge import MergeEqualCollectives
+from treadle.passes.comm.carry.split_updates import SplitUpdates
+from treadle.passes.comm.overlap.hoist import HoistCollectives
+from treadle.passes.comm.overlap.in_flight import spans_of
+from treadle.passes.comm.overlap.kept_order import communicates, is_fence
+from treadle.passes.comm.overlap.order import OverlapCommunication
+from treadle.passes.comm.overlap.pipeline import PipelineProducts
+from treadle.passes.comm.overlap.sink import SinkWaits
+from treadle.passes.comm.sharding.gather_again import GatherAgain
+from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions
 
 MEBI = 1 << 20
 Instruction = tuple[str, int, int, bool]

@@ -16,7 +16,7 @@ from passes.comm.collective_programs import (
     two_layers,
 )
 from testing import trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.passes.comm.cost import CollectiveCost, CommunicationModel, GroupLinks, unmeasured
 from treadle.passes.comm.simulate import (
     Started,

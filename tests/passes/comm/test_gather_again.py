@@ -18,7 +18,7 @@ from treadle.graph.core.collectives import collective_of, is_wait
 from treadle.graph.core.node_info import info, with_info
 from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm import communication_passes
-from treadle.passes.comm.gather_again import GatherAgain
+from treadle.passes.comm.sharding.gather_again import GatherAgain
 
 X = torch.randn(4, 4)
 PARTS = tuple(torch.randn(2, 4) for _ in range(3))

@@ -11,7 +11,7 @@ from passes.comm.communicating import (
 )
 from testing import trace
 from treadle.graph.core.collectives import collectives_in
-from treadle.passes.comm.hoist import HoistCollectives
+from treadle.passes.comm.overlap.hoist import HoistCollectives
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
 HOIST = HoistCollectives()

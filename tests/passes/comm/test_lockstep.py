@@ -5,7 +5,7 @@ import torch
 
 from passes.comm.lockstep import LockstepError, run_ranks
 from testing import trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 
 BOTH = {"0": [[0, 1]]}
 wait = collective_op("wait_tensor")

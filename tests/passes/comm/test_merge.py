@@ -10,11 +10,11 @@ from passes.comm.communicating import (
     wait,
 )
 from testing import trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.analysis.alias import analyse
 from treadle.graph.core.collectives import collectives_in, is_wait
 from treadle.graph.core.node_info import with_info
-from treadle.passes.comm.merge import MergeEqualCollectives
+from treadle.passes.comm.bucketing.merge import MergeEqualCollectives
 
 X = torch.randn(4, 3)
 MERGE = MergeEqualCollectives()

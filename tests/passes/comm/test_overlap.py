@@ -18,18 +18,18 @@ from passes.comm.collective_programs import (
     two_layers,
 )
 from testing import check_numbers, check_pass, show_plain, trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.core.collectives import collectives_in
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.signature import Role
 from treadle.graph.core.values import inherit
 from treadle.graph.core.verify import verify
 from treadle.graph.rewrite.passes import GraphPass, run_passes
-from treadle.passes.comm.bucket_bytes import SMALLEST, choose_bucket_bytes
+from treadle.passes.comm.bucketing.bucket_bytes import SMALLEST, choose_bucket_bytes
 from treadle.passes.comm.cost import CollectiveCost, CommunicationModel, GroupLinks
-from treadle.passes.comm.list_schedule import Preference, list_schedule
-from treadle.passes.comm.overlap import OverlapCommunication, better_order
-from treadle.passes.comm.precedence import precedence_of
+from treadle.passes.comm.overlap.list_schedule import Preference, list_schedule
+from treadle.passes.comm.overlap.order import OverlapCommunication, better_order
+from treadle.passes.comm.overlap.precedence import precedence_of
 from treadle.passes.comm.simulate import run_order, simulate_communication, work_of
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.links import Link

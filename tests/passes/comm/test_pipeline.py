@@ -17,7 +17,7 @@ from passes.comm.communicating import (
 from passes.comm.lockstep import run_ranks
 from testing import show_plain, trace
 from treadle.algebra.extents import Size
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
 from treadle.compiler.cleaning import cleaning_of
 from treadle.compiler.communication import timed
@@ -28,16 +28,16 @@ from treadle.graph.core.signature import Input, Role, Signature
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options
 from treadle.passes.comm import communication_passes
-from treadle.passes.comm.bucket import BucketCollectives
+from treadle.passes.comm.bucketing.bucket import BucketCollectives
 from treadle.passes.comm.cost import (
     CollectiveCost,
     CommunicationModel,
     GroupLinks,
     from_measurements,
 )
-from treadle.passes.comm.pipeline import PipelineProducts
+from treadle.passes.comm.overlap.pipeline import PipelineProducts
+from treadle.passes.comm.overlap.sink import SinkWaits
 from treadle.passes.comm.simulate import simulate_communication
-from treadle.passes.comm.sink import SinkWaits
 from treadle.report.stages import Watcher
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.links import Curve, GroupMeasurement, Link

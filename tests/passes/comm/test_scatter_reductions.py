@@ -18,8 +18,8 @@ from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Role
 from treadle.graph.core.verify import verify
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.comm.scatter_reductions import ScatterReductions, explain
-from treadle.passes.noops import RemoveNoOps
+from treadle.passes.cleanup.noops import RemoveNoOps
+from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions, explain
 
 aten = torch.ops.aten
 SCATTER = ScatterReductions()

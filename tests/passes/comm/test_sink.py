@@ -10,9 +10,9 @@ from passes.comm.communicating import (
     wait,
 )
 from testing import trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.core.signature import Role
-from treadle.passes.comm.sink import SinkWaits
+from treadle.passes.comm.overlap.sink import SinkWaits
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
 SINK = SinkWaits()

@@ -14,7 +14,7 @@ from treadle.graph.analysis.update_blocks import update_blocks
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import Role
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.comm.split_updates import SplitUpdates, update_groups
+from treadle.passes.comm.carry.split_updates import SplitUpdates, update_groups
 from treadle.util.errors import TreadleError
 
 KINDS = [
@@ -148,8 +148,8 @@ def test_refused_between_gradients_that_are_clipped_together():
 
 
 def test_what_is_split_off_by_lists_can_be_moved():
-    from treadle.passes.comm.carry import carried
-    from treadle.passes.comm.moves import update_moves
+    from treadle.passes.comm.carry.carried_nodes import carried
+    from treadle.passes.comm.carry.moves import update_moves
 
     step = captured(lambda model: None, between=by_lists)
     assert "reads _foreach_mul" in refusal(lambda: carried(step, update_moves(step, ["4.bias"])))

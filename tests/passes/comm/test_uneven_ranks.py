@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from passes.comm.communicating import all_gather, all_reduce, names, reduce_scatter, wait
 from passes.comm.lockstep import run_ranks
 from testing import trace
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.compat.tracing import traced_nodes
 from treadle.compiler.cleaning import CLEAN
 from treadle.graph.core.collectives import collective_of, is_same_on_all_ranks
@@ -16,11 +16,11 @@ from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Input, Role, Signature
 from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm import communication_passes
+from treadle.passes.comm.bucketing.dependence import joined_sequence
 from treadle.passes.comm.cost import unmeasured
-from treadle.passes.comm.dependence import joined_sequence
-from treadle.passes.comm.gather_again import GatherAgain
-from treadle.passes.comm.hoist import HoistCollectives
-from treadle.passes.comm.overlap import OverlapCommunication
+from treadle.passes.comm.overlap.hoist import HoistCollectives
+from treadle.passes.comm.overlap.order import OverlapCommunication
+from treadle.passes.comm.sharding.gather_again import GatherAgain
 from treadle.targets.registry import model_for
 
 RANKS = 3

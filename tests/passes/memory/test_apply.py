@@ -13,7 +13,7 @@ from testing import check_numbers, check_pass, refusal, show_plain, trace
 from treadle.graph.core.node_info import info, with_info
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass, run_passes
-from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.memory import after
 from treadle.passes.memory.apply import Recompute, UpdateEarly, passes_of, require_same
 from treadle.passes.memory.choose import fastest_plan, plan_memory

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import treadle.lower.graph  # noqa: F401  # imports all rules
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload, schema_of
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.lower.registry import _RULES
 
 aten = torch.ops.aten

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
-from treadle.compat.operator_facts import (
+from treadle.compat.operators.operator_facts import (
     Effect,
     call_effects,
     raises_for_zeros,
     sizes_from_values,
     written_names,
 )
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.pytree import tree_leaves
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import DispatchMode, without_functions

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import (
+from treadle.compat.distributed.collectives import (
     collective_op,
     everyone,
     name_of_group,

@@ -13,10 +13,10 @@ from torch import nn
 
 from treadle.capture.explain_errors import Line, here, show_line
 from treadle.capture.failures import refused_communication
-from treadle.compat.collectives import NAMESPACE
+from treadle.compat.distributed.collectives import NAMESPACE
 from treadle.compat.hooks import accumulator_hooks
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import traced_targets
 from treadle.util.errors import CaptureError
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from treadle.capture.explain_errors import here
-from treadle.compat.collectives import collective_op
-from treadle.compat.sharded_tensors import layout_of, local_of
+from treadle.compat.distributed.collectives import collective_op
+from treadle.compat.distributed.sharded_tensors import layout_of, local_of
 from treadle.util.errors import CaptureError
 
 

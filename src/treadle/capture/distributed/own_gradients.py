@@ -14,8 +14,8 @@ where it comes from, whatever way it took.
 from torch import fx
 
 from treadle.capture.distributed.gradient_sync import RankGroup
-from treadle.compat.collectives import group_named
-from treadle.compat.process_groups import ranks_of
+from treadle.compat.distributed.collectives import group_named
+from treadle.compat.distributed.process_groups import ranks_of
 from treadle.graph.analysis.dataflow import operands
 from treadle.graph.core.collectives import collective_of
 from treadle.graph.core.node_info import info, tensor_of

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from treadle.capture.integrations.fully_sharded import group_of_ranks
-from treadle.compat.fully_sharded import ShardedGroupPlan, ShardedStatePlan
+from treadle.compat.distributed.fully_sharded import ShardedGroupPlan, ShardedStatePlan
 from treadle.graph.analysis.dataflow import operands
 from treadle.graph.core.collectives import Collective, CollectiveKind, collective_of
 from treadle.graph.core.node_info import info, known_value

@@ -20,8 +20,8 @@ from torch.distributed import DeviceMesh
 
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.optimizers.registry import OptimizerUpdate
-from treadle.compat.collectives import collective_op, group_named
-from treadle.compat.sharded_tensors import is_sharded, rows_of
+from treadle.compat.distributed.collectives import collective_op, group_named
+from treadle.compat.distributed.sharded_tensors import is_sharded, rows_of
 
 
 @final

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from treadle.capture.distributed.gradient_sync import RankGroup
-from treadle.compat.collectives import collective_op
+from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.core.node_info import tensor_of
 from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import Role, StepGraph

@@ -13,7 +13,7 @@ and where the gradient of ``w`` is final::
 
 (Zhao et al., 2023; Rajbhandari et al., 2020, stage 3.) After a forward the module holds its parts
 again. What is gathered anew for the backward pass (``reshard_after_forward``) is decided on the
-graph, by ``passes/comm/gather_again.py``; here it is noted where each group is gathered.
+graph, by ``passes/comm/sharding/gather_again.py``; here it is noted where each group is gathered.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,8 +27,8 @@ from torch.autograd.function import once_differentiable
 
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.explain_errors import here
-from treadle.compat.collectives import collective_op, name_of_group
-from treadle.compat.fully_sharded import (
+from treadle.compat.distributed.collectives import collective_op, name_of_group
+from treadle.compat.distributed.fully_sharded import (
     ShardedGroupPlan,
     ShardedParameterPlan,
     ShardedStatePlan,
@@ -37,7 +37,7 @@ from treadle.compat.fully_sharded import (
     to_device,
     to_dtype,
 )
-from treadle.compat.sharded_tensors import layout_of, local_of, placed_as
+from treadle.compat.distributed.sharded_tensors import layout_of, local_of, placed_as
 from treadle.compat.tracing import traced_nodes
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError

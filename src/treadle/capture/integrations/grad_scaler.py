@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from treadle.capture.explain_errors import here
 from treadle.capture.failures import of_torch
 from treadle.capture.tensors.sparse_gradients import is_sparse
+from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.grad_scaler import (
     KINDS,
     METHODS,
@@ -32,7 +33,6 @@ from treadle.compat.grad_scaler import (
     is_between,
     scale_and_tracker,
 )
-from treadle.compat.sharded_tensors import layout_of
 from treadle.util.errors import CaptureError
 
 

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup, from_first_rank
 from treadle.capture.explain_errors import here
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
-from treadle.compat.collectives import name_of_group
-from treadle.compat.data_parallel import WrapperPlan, moved, plan_of, sends_buffers
+from treadle.compat.distributed.collectives import name_of_group
+from treadle.compat.distributed.data_parallel import WrapperPlan, moved, plan_of, sends_buffers
 from treadle.util.errors import CaptureError
 
 

@@ -58,8 +58,8 @@ from treadle.capture.symbolic.numbers import as_key, is_stand_in
 from treadle.capture.tensors.rng_guard import PythonRngGuard
 from treadle.compat.fake import is_traced
 from treadle.compat.hooks import tensor_hooks
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
 from treadle.util.errors import CaptureError

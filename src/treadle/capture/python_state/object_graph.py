@@ -22,7 +22,7 @@ from treadle.capture.python_state.parts import (
     Sequenced,
 )
 from treadle.capture.python_state.plain_values import PlainFact, is_plain
-from treadle.compat.sharded_tensors import layout_of
+from treadle.compat.distributed.sharded_tensors import layout_of
 
 TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], object, bool]
 """Dtype, shape, strides, device (of a DTensor with its layout), whether it wants a gradient."""

@@ -57,7 +57,7 @@ from treadle.capture.python_state.read_names import ReadNames, is_memory, is_sea
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses, existing_classes
 from treadle.capture.sweep import Sweep
 from treadle.capture.symbolic.arrays.arrays import span_of
-from treadle.compat.collectives import HANDLES
+from treadle.compat.distributed.collectives import HANDLES
 from treadle.guards.watching import Watches
 
 _IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator, *HANDLES)

@@ -8,8 +8,8 @@ Code that calls ``float``, ``int``, ``len`` or a function of ``math`` by a varia
 name, is given a copy of it while a step is captured, in which the call is one of ours, and where an
 object holds a function of ``math`` stands ours as well. Of a traced tensor it gives the number that
 is known after the launch (``capture/symbolic/deferred``), or a length that values decide; of a
-number that stands in for another one that does so again; of anything else what Python gives. Nothing
-but that name differs.
+number that stands in for another one that does so again; of anything else what Python gives.
+Nothing but that name differs.
 """
 
 import builtins

@@ -11,7 +11,7 @@ from treadle.capture.python_state.reads import Reads
 from treadle.capture.sources import Fixed, Held, Source
 from treadle.capture.symbolic.arrays.arrays import NdArray, overlaps
 from treadle.capture.tensors.sparse_gradients import is_sparse
-from treadle.compat.sharded_tensors import local_of
+from treadle.compat.distributed.sharded_tensors import local_of
 from treadle.graph.core.node_info import info, known_value
 from treadle.graph.core.signature import Input
 from treadle.graph.core.types import tensors_in

@@ -19,7 +19,7 @@ from torch import Tensor
 from treadle.capture.python_state.external import Later
 from treadle.capture.tensors.input_memory import bytes_of
 from treadle.capture.tensors.result_slots import LeafSlot, slot_of
-from treadle.compat.sharded_tensors import layout_of
+from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.tensors import storage_key
 
 Find = Callable[[], object]

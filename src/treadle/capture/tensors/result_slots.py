@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from treadle.capture.python_state.external import Later
 from treadle.capture.tensors.sparse_gradients import SparseLayout, sparse_layout_of
+from treadle.compat.distributed.sharded_tensors import ShardedLayout, layout_of
 from treadle.compat.fake import class_of
-from treadle.compat.sharded_tensors import ShardedLayout, layout_of
 
 
 class ResultSlot:

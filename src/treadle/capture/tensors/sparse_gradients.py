@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import DispatchMode, without_functions
 from treadle.graph.core.operators import arguments_of
 from treadle.util.errors import CaptureError

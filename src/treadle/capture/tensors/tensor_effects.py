@@ -26,9 +26,9 @@ from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.reads import Reads
+from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import MEMOS
 from treadle.compat.hooks import tensor_hooks
-from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import TraceInProgress, held_input
 from treadle.util.errors import CaptureError

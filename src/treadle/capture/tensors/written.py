@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from treadle.compat.operators import OpOverload, schema_of, written_arguments
+from treadle.compat.operators.schemas import OpOverload, schema_of, written_arguments
 from treadle.graph.core.node_info import copy_notes, info, set_value
 from treadle.graph.core.values import compute
 from treadle.runtime.execute.functional import functional_of

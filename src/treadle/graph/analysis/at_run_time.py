@@ -14,7 +14,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import final
 
 from treadle.compat.fake import FakeTensor
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import Value
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from treadle.compat.operator_facts import works_on_each
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import works_on_each
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.operators import is_item
 
 

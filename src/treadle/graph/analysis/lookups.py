@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from treadle.algebra.extents import Size, at
 from treadle.algebra.polynomial import Sizes
-from treadle.compat.operator_facts import may_wait
+from treadle.compat.operators.operator_facts import may_wait
 from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.arguments import Argument, map_argument, map_nodes
 from treadle.graph.core.dim_maps import MOVES

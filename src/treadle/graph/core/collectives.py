@@ -6,7 +6,8 @@
     w = wait_tensor(s)                        ``w`` is what all ranks have
 
 These are PyTorch's functional collectives. They are known by what their operators say of themselves
-(``compat/operator_facts.py``), and never by the names of nodes or by how far apart they stand.
+(``compat/operators/operator_facts.py``), and never by the names of nodes or by how far apart they
+stand.
 """
 
 import enum
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor, fx
 
 from treadle.algebra.extents import size_key
-from treadle.compat.collectives import NAMESPACE
-from treadle.compat.operator_facts import Effect
-from treadle.compat.operators import OpOverload
+from treadle.compat.distributed.collectives import NAMESPACE
+from treadle.compat.operators.operator_facts import Effect
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import arguments, effects_of
 from treadle.graph.core.signature import StepGraph

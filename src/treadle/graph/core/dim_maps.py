@@ -28,8 +28,8 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import divides, is_zero, same, same_sizes, sample_of
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import is_tensor, tensors_in, type_of, type_of_tensor

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.operators import schema_of
+from treadle.compat.operators.schemas import schema_of
 from treadle.graph.core.arguments import Argument
 from treadle.graph.core.node_info import copy_notes, set_value, value_of
 from treadle.graph.core.operators import OpOverload

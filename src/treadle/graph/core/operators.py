@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from treadle.compat.operator_facts import (
+from treadle.compat.operators.operator_facts import (
     IN_ORDER,
     MATTERS,
     Effect,
@@ -15,7 +15,7 @@ from treadle.compat.operator_facts import (
     facts_of,
     written_names,
 )
-from treadle.compat.operators import OpOverload, schema_of
+from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.graph.analysis.at_run_time import AtRunTime
 
 

@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from treadle.compat.custom_op import (
+from treadle.compat.operators.custom_op import (
     CallContext,
     CustomOp,
     Gradient,

@@ -8,7 +8,7 @@ Everything that a step writes is written after it, so a call that meets ``NotExp
 nothing but the state of random generators.
 """
 
-from treadle.compat.custom_op import CustomOp
+from treadle.compat.operators.custom_op import CustomOp
 from treadle.util.expected import require_expected
 
 EXPECT = CustomOp("expect(Tensor holds) -> ()", fake=lambda: None, kernel=require_expected)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from treadle.compat.custom_op import CustomOp
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.custom_op import CustomOp
+from treadle.compat.operators.schemas import OpOverload
 
 aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)

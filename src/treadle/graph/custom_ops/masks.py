@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from treadle.compat.custom_op import CustomOp
+from treadle.compat.operators.custom_op import CustomOp
 
 WORD = 32  # bits of a random number
 LOW = (1 << WORD) - 1

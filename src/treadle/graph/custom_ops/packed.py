@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treadle.compat.custom_op import CallContext, CustomOp, Gradient, Gradients
+from treadle.compat.operators.custom_op import CallContext, CustomOp, Gradient, Gradients
 from treadle.graph.custom_ops.recurrent import (
     LAST,
     RECURSION,

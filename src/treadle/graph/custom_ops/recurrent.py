@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.compat.custom_op import (
+from treadle.compat.operators.custom_op import (
     CallContext,
     CustomOp,
     Gradient,

@@ -19,8 +19,8 @@ from typing import final
 
 from torch import fx
 
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import copy_notes, info
 from treadle.graph.core.operators import is_in_order, is_item
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import Size
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import traced
 from treadle.graph.analysis.dynamic import sample_mode_of, sampled, symbols_of, twin_of
 from treadle.graph.core.arguments import Argument, map_argument, map_nodes, without_generator

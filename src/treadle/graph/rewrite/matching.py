@@ -7,7 +7,7 @@ from typing import Any, final
 from torch import fx
 
 from treadle.algebra.extents import Size, size_key
-from treadle.compat.operator_facts import MATTERS, Effect
+from treadle.compat.operators.operator_facts import MATTERS, Effect
 from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments, effects_of
 from treadle.graph.rewrite.filled import number_everywhere

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, final
 
 from torch import fx
 
-from treadle.compat.operators import schema_of
+from treadle.compat.operators.schemas import schema_of
 from treadle.graph.core.operators import OpOverload, arguments_of, operation_name
 from treadle.util.errors import VerifyError, require
 

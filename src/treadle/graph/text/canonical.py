@@ -26,7 +26,7 @@ from torch import fx, nn
 
 from treadle.algebra.extents import Size
 from treadle.algebra.polynomial import to_data
-from treadle.compat.operators import schema_of
+from treadle.compat.operators.schemas import schema_of
 from treadle.compat.tensors import storage_of
 from treadle.graph.analysis.at_run_time import AtRunTime
 from treadle.graph.analysis.dynamic import layout_of, offset_of

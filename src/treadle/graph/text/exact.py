@@ -24,7 +24,7 @@ from torch import fx, nn
 from treadle.algebra.extents import same_sizes
 from treadle.algebra.strides import contiguous_strides
 from treadle.compat.fake import is_fake
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import NodeInfo
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import TensorType, type_of_tensor

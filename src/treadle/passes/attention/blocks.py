@@ -28,7 +28,7 @@ from treadle.passes.attention.exchange import (
     require_exchangeable,
 )
 from treadle.passes.attention.maker import Maker
-from treadle.passes.mask_patterns import Blocks
+from treadle.passes.attention.mask_patterns import Blocks
 from treadle.util.errors import require
 
 aten = torch.ops.aten

@@ -25,8 +25,8 @@ from treadle.passes.attention.rows import (
     leaves_something,
     stays_finite,
 )
-from treadle.passes.dce import RemoveDeadCode
-from treadle.passes.noops import RemoveNoOps
+from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.util.errors import require
 
 aten = torch.ops.aten

@@ -14,8 +14,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
-from treadle.compat.operator_facts import gives_undefined
-from treadle.compat.operators import OpOverload
+from treadle.compat.operators.operator_facts import gives_undefined
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.arguments import given_of
 from treadle.graph.core.constants import constant_of
 from treadle.graph.core.node_info import value_of

@@ -29,7 +29,7 @@ from treadle.passes.attention.exchange import (
     require_exchangeable,
 )
 from treadle.passes.attention.maker import Maker
-from treadle.passes.mask_patterns import Window
+from treadle.passes.attention.mask_patterns import Window
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
 

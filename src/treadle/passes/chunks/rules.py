@@ -18,8 +18,8 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from treadle.compat.operator_facts import facts_of
-from treadle.compat.operators import schema_of
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.schemas import schema_of
 from treadle.graph.analysis.pieces import first_of
 from treadle.graph.core.arguments import map_argument
 from treadle.graph.core.dim_maps import (

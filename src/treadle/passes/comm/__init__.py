@@ -1,10 +1,10 @@
 """Passes over collectives: each once, started early, several as one, waited for late."""
 
 from treadle.graph.rewrite.passes import GraphPass
-from treadle.passes.comm.bucket import BucketCollectives
-from treadle.passes.comm.hoist import HoistCollectives
-from treadle.passes.comm.merge import MergeEqualCollectives
-from treadle.passes.comm.sink import SinkWaits
+from treadle.passes.comm.bucketing.bucket import BucketCollectives
+from treadle.passes.comm.bucketing.merge import MergeEqualCollectives
+from treadle.passes.comm.overlap.hoist import HoistCollectives
+from treadle.passes.comm.overlap.sink import SinkWaits
 
 
 def communication_passes(

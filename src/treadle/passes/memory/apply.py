@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.order import arrange
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.after import passes_after
 from treadle.passes.memory.masks import ReadMasksAsBytes
 from treadle.passes.memory.order import as_traced, facts_of

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
-from treadle.compat.operators import schema_of
+from treadle.compat.operators.operator_facts import MATTERS, CostClass, Effect, facts_of
+from treadle.compat.operators.schemas import schema_of
 from treadle.graph.analysis.alias import storages
 from treadle.graph.core.arguments import given_of
 from treadle.graph.core.node_info import info, value_of

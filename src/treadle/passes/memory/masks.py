@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from treadle.compat.draw_operators import BERNOULLI
+from treadle.compat.operators.draw_operators import BERNOULLI
 from treadle.graph.core.draws import is_zero_or_one, zero_one_draw
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.core.values import inherit
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.memory_order import DrawInMemoryOrder
+from treadle.passes.cleanup.memory_order import DrawInMemoryOrder
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten

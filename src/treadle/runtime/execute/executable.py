@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import treadle.runtime.kernels.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from treadle.compat.operator_facts import Effect, facts_by_name
+from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.compat.tensors import is_zerotensor
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.bindings import (

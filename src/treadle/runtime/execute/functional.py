@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.compat.custom_op import CustomOp
-from treadle.compat.operators import OpOverload, overload_of, schema_of, written_arguments
+from treadle.compat.operators.custom_op import CustomOp
+from treadle.compat.operators.schemas import OpOverload, overload_of, schema_of, written_arguments
 
 NAMESPACE = "treadle_functional"
 

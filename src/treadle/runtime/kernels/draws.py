@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from treadle.compat import draw_operators
+from treadle.compat.operators import draw_operators
 from treadle.util.errors import RuntimeFailure
 
 LIBRARY = draw_operators.DRAWS

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from treadle.compat.custom_op import implement
+from treadle.compat.operators.custom_op import implement
 from treadle.runtime.kernels.recurrent import LAYERS, gradients
 from treadle.util.errors import RuntimeFailure
 

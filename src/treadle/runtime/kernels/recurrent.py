@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treadle.compat.custom_op import implement
+from treadle.compat.operators.custom_op import implement
 from treadle.util.errors import RuntimeFailure
 
 aten = torch.ops.aten

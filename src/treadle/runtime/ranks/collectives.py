@@ -16,7 +16,7 @@ from typing import final
 
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import (
+from treadle.compat.distributed.collectives import (
     AVAILABLE,
     all_gather,
     collective_op,
@@ -24,7 +24,7 @@ from treadle.compat.collectives import (
     reduce_scatter,
     reduction_named,
 )
-from treadle.compat.custom_op import CustomOp
+from treadle.compat.operators.custom_op import CustomOp
 from treadle.runtime.ranks.peers import Awaited, Peers, peers_of
 
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import collective_op, name_of_group
+from treadle.compat.distributed.collectives import collective_op, name_of_group
 from treadle.runtime.machine import hardware_of
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.links import (

@@ -32,8 +32,8 @@ from typing import final
 import torch
 from torch import distributed
 
-from treadle.compat.collectives import name_of_group
-from treadle.compat.process_groups import host_of, ranks_of, store_of, timeout_of
+from treadle.compat.distributed.collectives import name_of_group
+from treadle.compat.distributed.process_groups import host_of, ranks_of, store_of, timeout_of
 from treadle.runtime.ranks.liveness import Liveness, ProcessAddress, listening
 from treadle.runtime.ranks.votes import VariantText, Votes
 from treadle.util.errors import GroupFailure

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from treadle.compat.operator_facts import may_wait
+from treadle.compat.operators.operator_facts import may_wait
 from treadle.runtime.execute.bindings import same_strides, spec_bytes
 from treadle.runtime.execute.incoming import imported
 from treadle.runtime.replay.segments import MOST, Segment, split

@@ -13,7 +13,7 @@ A step moves only past steps with which it shares no memory that either writes o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.compat.operator_facts import Effect, facts_by_name
+from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.runtime.execute.bindings import spec_bytes
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Launch, Storage
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import MEMOS, class_of
-from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tensors import storage_key
 
 _MEMORIES = "tensors by their memory"

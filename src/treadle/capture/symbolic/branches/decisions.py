@@ -6,8 +6,8 @@
 
 A variant takes its answers for granted and looks at them before anything is written, as at checks
 that only raise (``capture/symbolic/branches/expected``). A call that takes another path has changed
-nothing: the questions of the variant are computed alone, on the tensors of this call, up to the first answer
-that differs, and a variant of the path that begins so serves the call.
+nothing: the questions of the variant are computed alone, on the tensors of this call, up to the
+first answer that differs, and a variant of the path that begins so serves the call.
 """
 
 from collections.abc import Sequence

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.symbolic.literals import is_copied
-from treadle.compat.operator_facts import Effect, facts_of
-from treadle.compat.operators import OpOverload, written_arguments
+from treadle.compat.operators.operator_facts import Effect, facts_of
+from treadle.compat.operators.schemas import OpOverload, written_arguments
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import TraceInProgress, held_input, outside_modes
 from treadle.graph.core.node_info import has_value, known_value

@@ -1,0 +1,1 @@
+"""Process groups, collectives, and what wrappers of PyTorch's are going to do."""

@@ -1,0 +1,106 @@
+"""``treadle::normal`` and its like: what PyTorch draws in place, as a function of a layout.
+
+::
+
+    x.normal_(0.0, 1.0)      x of 4 x 3, strides (1, 4)
+    treadle::normal([4, 3], [1, 4], float32, cpu, 0.0, 1.0)
+
+Random numbers are drawn in the order of memory, and some kernels draw differently where memory is
+contiguous: the numbers are a function of the strides. PyTorch's own functional forms give results
+of other strides than what was written in place, so that they put the same numbers elsewhere.
+"""
+
+import keyword
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.compat.operators.custom_op import CustomOp
+from treadle.compat.operators.schemas import OpOverload, schema_of
+
+aten = torch.ops.aten
+
+_IN_PLACE: tuple[OpOverload, ...] = (
+    aten.bernoulli_.float,
+    aten.bernoulli_.Tensor,
+    aten.cauchy_.default,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.log_normal_.default,
+    aten.normal_.default,
+    getattr(aten.random_, "from"),  # a word of Python's
+    aten.random_.default,
+    aten.random_.to,
+    aten.uniform_.default,
+)
+"""Operators that overwrite a tensor with random numbers, whatever was in it."""
+
+
+def _defined(op: OpOverload) -> OpOverload:
+    """Our operator for the in-place ``op``, with the same name but for the underscore."""
+    schema = schema_of(op)
+    name = schema.name.removeprefix("aten::").removesuffix("_")
+    overload = schema.overload_name
+    if keyword.iskeyword(overload):  # such an operator cannot stand in a traced graph
+        overload += "_"
+    rest = str(schema).partition("self")[2].rpartition(") ->")[0]
+    rest = rest.replace(" from", " start").replace(" to", " end")  # words of Python's
+    dotted = f"{name}.{overload}" if overload else name
+    layout = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
+
+    def draw(size: Any, stride: Any, dtype: Any, device: Any, *rest: Any, **named: Any) -> Tensor:
+        made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return op(made, *rest, **named)
+
+    def fake(size: Any, stride: Any, dtype: Any, device: Any) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    schema = f"{dotted}({layout}{rest}) -> Tensor"
+    return CustomOp(schema, fake=fake, kernel=draw, tags=_TAGS).op
+
+
+_TAGS = (torch.Tag.nondeterministic_seeded,)
+
+DRAWS: Mapping[OpOverload, OpOverload] = {op: _defined(op) for op in _IN_PLACE}
+"""Our operator for each of PyTorch's that draws in place."""
+
+BERNOULLI = DRAWS[aten.bernoulli_.float]
+
+_FUNCTIONAL: Mapping[OpOverload, OpOverload] = {
+    aten.bernoulli.Tensor: aten.bernoulli_.Tensor,
+    aten.cauchy.default: aten.cauchy_.default,
+    aten.exponential.default: aten.exponential_.default,
+    aten.geometric.default: aten.geometric_.default,
+    aten.log_normal.default: aten.log_normal_.default,
+    aten.normal_functional.default: aten.normal_.default,
+    getattr(aten.random, "from"): getattr(aten.random_, "from"),
+    aten.random.default: aten.random_.default,
+    aten.random.to: aten.random_.to,
+    aten.uniform.default: aten.uniform_.default,
+}
+
+FUNCTIONAL: Mapping[OpOverload, OpOverload] = {
+    functional: DRAWS[in_place] for functional, in_place in _FUNCTIONAL.items()
+}
+"""Our operator for each of PyTorch's that only functionalization calls, never a user."""
+
+
+def _written(in_place: OpOverload) -> Any:
+    draw = DRAWS[in_place]
+
+    def write(tensor: Tensor, *args: object, **kwargs: object) -> Tensor:
+        layout = list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device
+        return tensor.copy_(draw(*layout, *args, **kwargs))
+
+    return write
+
+
+TRACED_AS: Mapping[OpOverload, Any] = {
+    op: _written(op) for op in _IN_PLACE if keyword.iskeyword(schema_of(op).overload_name)
+}
+"""Operators whose name is a word of Python's: what to trace instead."""
+
+
+__all__ = ["BERNOULLI", "DRAWS", "FUNCTIONAL", "TRACED_AS"]

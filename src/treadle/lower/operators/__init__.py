@@ -1,0 +1,1 @@
+"""Rules, a family of operators per file."""

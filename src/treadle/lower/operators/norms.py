@@ -1,0 +1,229 @@
+"""Layer, RMS and group norms: ``(x - mean) * rstd * weight + bias``, and their derivatives."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from treadle.loop.expr import ReduceKind
+from treadle.lower.context import LoweringContext
+from treadle.lower.operators.pointwise import pointwise
+from treadle.lower.operators.reductions import finish, mean_and_spread, reduced, step
+from treadle.lower.operators.views import reshaped
+from treadle.lower.registry import Value, lowers
+from treadle.lower.scalars import ScalarExpr, compute_dtype
+
+aten = torch.ops.aten
+SUM = ReduceKind.SUM
+
+
+@lowers(aten.native_layer_norm.default)
+def layer_norm(
+    context: LoweringContext,
+    x: Value,
+    normalized: Sequence[int],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """``(x - mean) * rstd * weight + bias``, with ``rstd = 1 / sqrt(variance + eps)``."""
+    out = context.element_context(0)
+    wide = compute_dtype(x.dtype)
+    dims = tuple(range(len(x.shape) - len(normalized), len(x.shape)))
+    average, spread, count = mean_and_spread(context, x, dims, wide)
+    rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
+    operands = [operand for operand in (weight, bias) if operand is not None]
+
+    def formula(
+        x: ScalarExpr, average: ScalarExpr, rstd: ScalarExpr, *affine: ScalarExpr
+    ) -> ScalarExpr:
+        result = (x - average) * rstd
+        if weight is not None:
+            result = result * affine[0]
+        return result + affine[-1] if bias is not None else result
+
+    value = pointwise(out, formula, x, average, rstd, *operands, common=x.dtype)
+    return (
+        value,
+        finish(context.element_context(1), average),
+        finish(context.element_context(2), rstd),
+    )
+
+
+@lowers(aten.native_layer_norm_backward.default)
+def layer_norm_backward(
+    context: LoweringContext,
+    grad: Value,
+    x: Value,
+    normalized: Sequence[int],
+    average: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    wanted: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    """``dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`` with ``g = grad * weight``."""
+    wide = compute_dtype(x.dtype)
+    first = len(x.shape) - len(normalized)
+    inner, outer = tuple(range(first, len(x.shape))), tuple(range(first))
+    xhat = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, x, average, rstd)
+    results: list[Value | None] = [None, None, None]
+    if wanted[0]:
+        scaled = grad
+        if weight is not None:
+            scaled = step(context, "scaled", wide, lambda g, w: g * w, grad, weight)
+        results[0] = _centred_gradient(context, scaled, xhat, rstd, inner, wide)
+    if wanted[1]:
+        product = step(context, "product", wide, lambda g, x: g * x, grad, xhat)
+        total = reduced(context, "dweight", SUM, product, outer, wide)
+        results[1] = finish(context.element_context(1), total)
+    if wanted[2]:
+        total = reduced(context, "dbias", SUM, grad, outer, wide)
+        results[2] = finish(context.element_context(2), total)
+    return tuple(results)
+
+
+def _centred_gradient(
+    context: LoweringContext,
+    scaled: Value,
+    xhat: Value,
+    rstd: Value,
+    dims: Sequence[int],
+    wide: torch.dtype,
+) -> Value:
+    """``rstd * (g - mean(g) - xhat * mean(g * xhat))`` over ``dims``."""
+    count = max(math.prod(scaled.shape[dim] for dim in dims), 1)
+    along = step(context, "along", wide, lambda g, x: g * x, scaled, xhat)
+    total = reduced(context, "sum_grad", SUM, scaled, dims, wide)
+    aligned = reduced(context, "sum_along", SUM, along, dims, wide)
+
+    def formula(
+        g: ScalarExpr, xhat: ScalarExpr, rstd: ScalarExpr, total: ScalarExpr, aligned: ScalarExpr
+    ) -> ScalarExpr:
+        return rstd * (g - total / count - xhat * (aligned / count))
+
+    return pointwise(
+        context.element_context(0), formula, scaled, xhat, rstd, total, aligned, common=wide
+    )
+
+
+@lowers(aten._fused_rms_norm.default)
+def rms_norm(
+    context: LoweringContext,
+    x: Value,
+    normalized: Sequence[int],
+    weight: Value | None,
+    eps: float | None,
+) -> tuple[Value, Value]:
+    """``x * rstd * weight``, with ``rstd = 1 / sqrt(mean(x^2) + eps)``."""
+    wide = compute_dtype(x.dtype)
+    dims = tuple(range(len(x.shape) - len(normalized), len(x.shape)))
+    count = max(math.prod(normalized), 1)
+    small = torch.finfo(wide).eps if eps is None else eps
+    squares = reduced(context, "squares", SUM, x, dims, wide, lambda t: t * t)
+    rstd = step(context, "rstd", wide, lambda s: (s / count + small).fn("rsqrt"), squares)
+    if weight is None:
+        value = pointwise(context.element_context(0), lambda x, r: x * r, x, rstd)
+    else:
+        value = pointwise(context.element_context(0), lambda x, r, w: x * r * w, x, rstd, weight)
+    return value, finish(context.element_context(1), rstd)
+
+
+@lowers(aten._fused_rms_norm_backward.default)
+def rms_norm_backward(
+    context: LoweringContext,
+    grad: Value,
+    x: Value,
+    normalized: Sequence[int],
+    rstd: Value,
+    weight: Value | None,
+    wanted: Sequence[bool],
+) -> tuple[Value | None, Value | None]:
+    """``dx = rstd * (g - xhat * mean(g * xhat))`` with ``g = grad * weight``."""
+    wide = compute_dtype(x.dtype)
+    first = len(x.shape) - len(normalized)
+    inner, outer = tuple(range(first, len(x.shape))), tuple(range(first))
+    count = max(math.prod(normalized), 1)
+    xhat = step(context, "xhat", wide, lambda x, r: x * r, x, rstd)
+    dx: Value | None = None
+    dweight: Value | None = None
+    if wanted[0]:
+        scaled = grad
+        if weight is not None:
+            scaled = step(context, "scaled", wide, lambda g, w: g * w, grad, weight)
+        along = step(context, "along", wide, lambda g, x: g * x, scaled, xhat)
+        total = reduced(context, "sum_along", SUM, along, inner, wide)
+        dx = pointwise(
+            context.element_context(0), lambda g, x, r, t: r * (g - x * (t / count)),
+            scaled, xhat, rstd, total, common=wide,
+        )  # fmt: skip
+    if wanted[1] and weight is not None:
+        product = step(context, "product", wide, lambda g, x: g * x, grad, xhat)
+        dweight = finish(
+            context.element_context(1), reduced(context, "dweight", SUM, product, outer, wide)
+        )
+    return dx, dweight
+
+
+@lowers(aten.native_group_norm.default)
+def group_norm(
+    context: LoweringContext,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    batch: int,
+    channels: int,
+    plane: int,
+    groups: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """As layer norm's, over the ``channels / groups * plane`` elements of each group."""
+    wide = compute_dtype(x.dtype)
+    grouped = reshaped(context, x, (batch, groups, channels // max(groups, 1) * plane))
+    average, spread, count = mean_and_spread(context, grouped, (2,), wide)
+    rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
+    normal = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, grouped, average, rstd)
+    rank = len(x.shape)
+    affine = [per_channel(context, each, rank) for each in (weight, bias) if each is not None]
+
+    def formula(xhat: ScalarExpr, *affine: ScalarExpr) -> ScalarExpr:
+        result = xhat * affine[0] if weight is not None else xhat
+        return result + affine[-1] if bias is not None else result
+
+    out = pointwise(
+        context.element_context(0),
+        formula,
+        reshaped(context, normal, x.shape),
+        *affine,
+        common=x.dtype,
+    )
+    return (
+        out,
+        finish(context.element_context(1), average),
+        finish(context.element_context(2), rstd),
+    )
+
+
+def per_channel(context: LoweringContext, value: Value, rank: int) -> Value:
+    """``[C]`` as ``[1, C, 1, ...]``."""
+    return reshaped(context, value, (1, value.shape[0], *(1,) * (rank - 2)))
+
+
+@lowers(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    context: LoweringContext, grad: Value, v: Value, g: Value, norms: Value, dim: int
+) -> tuple[Value, Value]:
+    """``dg = sum(grad * v) / n``, ``dv = g / n * (grad - v * dg / n)`` with ``n = norm(v)``."""
+    wide = compute_dtype(v.dtype)
+    dims = tuple(d for d in range(len(v.shape)) if d != dim % len(v.shape))
+    product = step(context, "product", wide, lambda x, y: x * y, grad, v)
+    total = reduced(context, "total", SUM, product, dims, wide)
+
+    def slope(
+        grad: ScalarExpr, v: ScalarExpr, g: ScalarExpr, n: ScalarExpr, total: ScalarExpr
+    ) -> ScalarExpr:
+        return g / n * (grad - v * (total / (n * n)))
+
+    dv = pointwise(context.element_context(0), slope, grad, v, g, norms, total, common=wide)
+    dg = pointwise(context.element_context(1), lambda t, n: t / n, total, norms, common=wide)
+    return dv, dg

@@ -1,0 +1,206 @@
+"""Pooling by maximum: the largest of each window and its place, and the derivative by places."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.index import Axis, Index, linear, unflatten
+from treadle.algebra.strides import contiguous_strides
+from treadle.loop.expr import Array, Position, Reduce, ReduceKind
+from treadle.lower.context import LoweringContext, element
+from treadle.lower.operators.bands import Band, Row, within
+from treadle.lower.operators.indexing import masked
+from treadle.lower.operators.resize import spread
+from treadle.lower.registry import Value, aten_op, lowers
+from treadle.lower.scalars import ScalarExpr, cast, compute_dtype
+
+aten = torch.ops.aten
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Output ``j`` looks at ``(j * slope + shift) // unit + gap * k`` for ``k < size``, inside
+    ``extent``; an adaptive one stops before ``ceil((j + 1) * slope / unit)``."""
+
+    extent: int
+    outputs: int
+    size: int
+    slope: int
+    shift: int = 0
+    unit: int = 1
+    gap: int = 1
+    adaptive: bool = False
+
+    def place(self, output: Axis, k: Index) -> Index:
+        return (Index.of(output) * self.slope + self.shift) // self.unit + k * self.gap
+
+    def holds(self, output: Axis, k: Index, guards: GuardSet) -> ScalarExpr | None:
+        place = self.place(output, k)
+        inside = within(place, self.extent, guards)
+        if not self.adaptive or self.slope % self.unit == 0:
+            return inside
+        end = ((Index.of(output) + 1) * self.slope + (self.unit - 1)) // self.unit
+        before = ScalarExpr(Position(place)).fn("lt", ScalarExpr(Position(end)))
+        return before if inside is None else inside.fn("and", before)
+
+    def band(self) -> Band:
+        """Which outputs look at an input."""
+        rows: list[Row] = []
+        for j in range(self.outputs):
+            start = (j * self.slope + self.shift) // self.unit
+            stop = -(-(j + 1) * self.slope // self.unit) if self.adaptive else self.extent
+            places = [start + k * self.gap for k in range(self.size)]
+            rows.append({place: 1.0 for place in places if 0 <= place < min(stop, self.extent)})
+        return Band.of(self.extent, rows).transposed()
+
+
+def _strided(
+    shape: Sequence[int],
+    out: Sequence[int],
+    rank: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[_Window]:
+    sizes = spread(kernel, rank)
+    steps = spread(stride, rank, sizes)
+    pads, gaps = spread(padding, rank, (0,)), spread(dilation, rank, (1,))
+    parts = zip(shape[-rank:], out[-rank:], sizes, steps, pads, gaps, strict=True)
+    return [_Window(n, m, k, s, -p, 1, gap) for n, m, k, s, p, gap in parts]
+
+
+def _adaptive(shape: Sequence[int], out: Sequence[int], rank: int) -> list[_Window]:
+    windows: list[_Window] = []
+    for n, m in zip(shape[-rank:], out[-rank:], strict=True):
+        sizes = [-(-(j + 1) * n // m) - j * n // m for j in range(m)]
+        windows.append(_Window(n, m, max(sizes, default=1), n, 0, max(m, 1), adaptive=True))
+    return windows
+
+
+def _largest(context: LoweringContext, x: Value, windows: Sequence[_Window]) -> tuple[Value, Value]:
+    """``out[j] = max{k} x[place(j, k)]``, and the flat place in the plane of the first one."""
+    values, places = context.element_context(0), context.element_context(1)
+    axes, rank = values.axes(), len(windows)
+    sizes = [window.size for window in windows]
+    cell = Axis(math.prod(sizes))
+    coordinates = unflatten(Index.of(cell), sizes)
+    at, mask = _cells(axes[-rank:], coordinates, windows, context.builder.guards)
+    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    spot = (*axes[:-rank], *at)
+    read = element(x, spot) if mask is None else masked(x, spot, mask.expr, lowest)
+    best = Array(axes, Reduce(ReduceKind.MAX, (cell,), read))
+    winner = context.temp("winner", Array(axes, Reduce(ReduceKind.ARGMAX, (cell,), read)))
+    return values.result(best), _flat_place(places, x, winner, windows)
+
+
+def _cells(
+    axes: Sequence[Axis], cell: Sequence[Index], windows: Sequence[_Window], guards: GuardSet
+) -> tuple[list[Index], ScalarExpr | None]:
+    places: list[Index] = []
+    mask: ScalarExpr | None = None
+    for window, axis, k in zip(windows, axes, cell, strict=True):
+        places.append(window.place(axis, k))
+        held = window.holds(axis, k, guards)
+        if held is not None:
+            mask = held if mask is None else mask.fn("and", held)
+    return places, mask
+
+
+def _flat_place(
+    context: LoweringContext, x: Value, winner: Value, windows: Sequence[_Window]
+) -> Array:
+    """The winner of each window as its offset into the plane."""
+    axes, rank = context.axes(), len(windows)
+    steps = contiguous_strides([window.size for window in windows])
+    strides = contiguous_strides(x.shape[-rank:])
+    won = ScalarExpr(element(winner, axes))
+    start = linear(
+        [window.place(a, Index.of(0)) for window, a in zip(windows, axes[-rank:], strict=True)],
+        strides,
+    )
+    flat = ScalarExpr(Position(start))
+    for window, step, stride in zip(windows, steps, strides, strict=True):
+        k = won.fn("floordiv", step).fn("mod", window.size)
+        flat = flat + k * (window.gap * stride)
+    return Array(axes, flat.expr)
+
+
+def _chosen(
+    context: LoweringContext, grad: Value, x: Value, places: Value, windows: Sequence[_Window]
+) -> Value:
+    """``out[i] = sum{k} grad[j] if places[j] == i``, over the windows ``j`` that look at ``i``."""
+    axes, rank = context.axes(), len(windows)
+    bands = [window.band() for window in windows]
+    sizes = [band.width for band in bands]
+    cover = Axis(math.prod(sizes))
+    at: list[Index] = []
+    mask: ScalarExpr | None = None
+    for band, axis, k in zip(bands, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True):
+        at.append(band.first(axis) + k)
+        held = within(at[-1], band.extent, context.builder.guards)
+        if held is not None:
+            mask = held if mask is None else mask.fn("and", held)
+    spot = (*axes[:-rank], *at)
+    here = ScalarExpr(Position(linear(axes[-rank:], contiguous_strides(x.shape[-rank:]))))
+    if mask is None:
+        chosen, given = ScalarExpr(element(places, spot)).fn("eq", here), element(grad, spot)
+    else:
+        chosen = ScalarExpr(masked(places, spot, mask.expr, -1)).fn("eq", here)
+        given = masked(grad, spot, mask.expr, 0)
+    wide = compute_dtype(context.dtype)
+    body = chosen.choose(ScalarExpr(cast(given, wide)), 0).expr
+    total = Array(axes, Reduce(ReduceKind.SUM, (cover,), body))
+    if wide is context.dtype:
+        return total
+    stored, fresh = context.temp("total", total), context.axes()
+    return Array(fresh, cast(element(stored, fresh), context.dtype))
+
+
+def _register(rank: int) -> None:
+    @lowers(aten_op(f"max_pool{rank}d_with_indices.default"))
+    def forward(
+        context: LoweringContext,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:
+        """``out[j] = max{k} x[j * stride - pad + dilation * k]``."""
+        out = context.val[0].shape
+        return _largest(context, x, _strided(x.shape, out, rank, kernel, stride, padding, dilation))
+
+    @lowers(aten_op(f"max_pool{rank}d_with_indices_backward.default"))
+    def backward(
+        context: LoweringContext,
+        grad: Value,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        places: Value,
+    ) -> Value:
+        windows = _strided(x.shape, grad.shape, rank, kernel, stride, padding, dilation)
+        return _chosen(context, grad, x, places, windows)
+
+    @lowers(aten_op(f"adaptive_max_pool{rank}d.default"))
+    def adaptive(context: LoweringContext, x: Value, size: Sequence[int]) -> tuple[Value, Value]:
+        """``out[j] = max x[j * n // m ... ceil((j + 1) * n / m)]``."""
+        return _largest(context, x, _adaptive(x.shape, context.val[0].shape, rank))
+
+    @lowers(aten_op(f"adaptive_max_pool{rank}d_backward.default"))
+    def adaptive_backward(context: LoweringContext, grad: Value, x: Value, places: Value) -> Value:
+        return _chosen(context, grad, x, places, _adaptive(x.shape, grad.shape, rank))
+
+
+for _rank in (2, 3):
+    _register(_rank)

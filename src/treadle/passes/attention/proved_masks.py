@@ -1,0 +1,285 @@
+"""Masks of attention that are proved to be a flag of the kernel, or nothing at all."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias, final
+
+import torch
+from torch import fx
+
+from treadle.algebra.extents import size_key
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import arguments, is_item, operation_name, set_argument
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import is_tensor
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.rules import NoMatch
+from treadle.passes.attention import blocks, windows
+from treadle.passes.attention.blocks import BlockedCall, blocked
+from treadle.passes.attention.exchange import gradients_of, require_masks_after_scaling
+from treadle.passes.attention.mask_patterns import (
+    Blocks,
+    ElementReader,
+    Mask,
+    Pairs,
+    Window,
+    mask_of,
+)
+from treadle.passes.attention.windows import WindowedCall
+from treadle.util.errors import VerifyError, require
+
+aten = torch.ops.aten
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """A kernel of attention, forward or backward: how it calls its mask, whether it ``rounds`` in
+    another place without one, up to which number a mask stands for ``never``, and whether the
+    kernel with ``windows`` may take its place. All take ``query``, ``key`` and ``is_causal``."""
+
+    mask: str
+    is_backward: bool
+    rounds: bool
+    never: float = -math.inf
+    windows: bool = False
+
+
+_CUDNN_NEVER = -65504.0
+"""What PyTorch hands cuDNN's kernel where a mask of truth values is false, in all dtypes."""
+
+
+KERNELS: Mapping[object, AttentionKernel] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: AttentionKernel(
+        "attn_mask", False, False
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: AttentionKernel(
+        "attn_mask", True, False
+    ),
+    aten._scaled_dot_product_efficient_attention.default: AttentionKernel(
+        "attn_bias", False, True, windows=True
+    ),
+    aten._scaled_dot_product_efficient_attention_backward.default: AttentionKernel(
+        "attn_bias", True, True, windows=True
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: AttentionKernel(
+        "attn_bias", False, True, _CUDNN_NEVER, windows=True
+    ),
+    aten._scaled_dot_product_cudnn_attention_backward.default: AttentionKernel(
+        "attn_bias", True, True, _CUDNN_NEVER, windows=True
+    ),
+}
+"""The calls that are looked at."""
+
+
+@dataclass(frozen=True)
+class ProveAttentionMasks(GraphPass):
+    """Let attention skip what a mask of positions hides, forward and backward alike.
+
+    before:  m = where(arange(9)[None] <= arange(9)[:, None], 0, -inf); y = attention(q, k, v, m)
+    after:   y = attention(q, k, v, is_causal=True)
+
+    A mask that is proved to let every pair through goes; one that is proved to be causal, of as
+    many queries as keys, becomes the flag; one that is proved to be a window becomes, on GPUs, the
+    two bounds of a kernel that skips what is outside of it; one that is proved to be of blocks of
+    positions goes, and each block is a batch of its own. The function is the same while scores are
+    finite (and smaller than half of the number that a mask adds, where that is not -inf: 32,752
+    is the least such half, since PyTorch gives cuDNN -65504 for a mask of truth values). CPUs give
+    the same bits, but for blocks. On GPUs the kernel rounds in another place, so there nothing
+    changes where rounding is to be ``eager``'s.
+    """
+
+    contract: ClassVar[Contract] = Contract()
+
+    read: Callable[[], ElementReader] = field(repr=False)
+    eager: bool = False
+
+    def run(self, step: StepGraph) -> int:
+        proved = _proved(step, self)
+        for node, found in proved.items():
+            if not isinstance(found, Window):
+                continue
+            set_argument(node, KERNELS[node.target].mask, None)
+            if found.is_causal:
+                set_argument(node, "is_causal", True)
+        for call in dict.fromkeys(proved.values()):
+            if isinstance(call, WindowedCall):
+                windows.replace(call)
+            elif isinstance(call, BlockedCall):
+                blocks.replace(call)
+        return len(proved)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MaskReport:
+    """One call of attention. ``mask``: what it is proved to be, empty if it is not; ``becomes``:
+    what the pass does with the call; ``reason``: why not more."""
+
+    call: str
+    where: str
+    mask: str
+    becomes: str
+    reason: str
+
+
+_Becomes: TypeAlias = Window | WindowedCall | BlockedCall
+"""A window that is a flag, or nothing; or other calls."""
+
+
+def reports(step: StepGraph, by: ProveAttentionMasks) -> tuple[MaskReport, ...]:
+    """What the pass ``by`` finds, one report for each call of attention. Changes nothing."""
+    decisions = _Decisions(by)
+    return tuple(_report(decisions, node) for node in _calls(step))
+
+
+def explain(step: StepGraph, node: fx.Node, by: ProveAttentionMasks) -> str:
+    """What becomes of the mask of ``node``, a call of attention of ``step``, and why, in words."""
+    if node not in set(_calls(step)):
+        return f"{node} is no call of attention that takes a mask"
+    found = _report(_Decisions(by), node)
+    return "; ".join(each for each in (found.mask, found.becomes, found.reason) if each)
+
+
+def _calls(step: StepGraph) -> Iterator[fx.Node]:
+    for node in step.graph.nodes:
+        if node.target in KERNELS:
+            yield node
+
+
+def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, _Becomes]:
+    """The calls whose mask is a flag, or nothing, or two bounds."""
+    decisions, found = _Decisions(by), dict[fx.Node, _Becomes]()
+    for node in _calls(step):
+        try:
+            found[node] = decisions.becomes(node)
+        except NoMatch:
+            continue
+    return found
+
+
+def _report(decisions: "_Decisions", node: fx.Node) -> MaskReport:
+    mask, becomes, reason = "", "stays", ""
+    try:
+        mask = str(decisions.mask(node).pattern)
+        becomes = _words(decisions.becomes(node))
+    except NoMatch as miss:
+        reason = miss.message
+    name = operation_name(node.target)
+    return MaskReport(f"{node} ({name})", info(node).where, mask, becomes, reason)
+
+
+def _words(found: _Becomes) -> str:
+    match found:
+        case WindowedCall():
+            return f"a window of {found.left} before and {found.right} after"
+        case BlockedCall():
+            return f"batches of {found.size}, {'is_causal' if found.causal else 'no mask'}"
+        case Window():
+            return "is_causal" if found.is_causal else "no mask"
+
+
+@dataclass(frozen=True)
+class _Decisions:
+    """What masks were found to be so far; layers of a model share theirs."""
+
+    by: ProveAttentionMasks
+    known: dict[tuple[object, ...], Mask | NoMatch] = field(
+        default_factory=dict[tuple[object, ...], Mask | NoMatch]
+    )
+
+    def mask(self, node: fx.Node) -> Mask:
+        """The pattern of the mask of a call; ``NoMatch`` in words."""
+        given = arguments(node)
+        bias, query, key = given[KERNELS[node.target].mask], given["query"], given["key"]
+        require(bias is not None, NoMatch, f"{node} has no mask")
+        require(is_tensor(bias), NoMatch, f"the mask of {node} is no tensor")
+        pairs = Pairs.of(query, key)
+        never = KERNELS[node.target].never
+        at = (bias, never, *(size_key(each.extent) for each in pairs.axes))
+        if at not in self.known:
+            self.known[at] = _tried(bias, pairs, self.by.read(), never)
+        found = self.known[at]
+        if isinstance(found, NoMatch):
+            raise found
+        return found
+
+    def becomes(self, node: fx.Node) -> _Becomes:
+        """The window that the kernel has a flag for, or the call of the kernel that takes its
+        bounds; ``NoMatch`` in words."""
+        pattern = self.mask(node).pattern
+        given = arguments(node)
+        kernel = KERNELS[node.target]
+        bias = given[kernel.mask]
+        if isinstance(pattern, Blocks):
+            return self._blocks(node, bias, pattern)
+        message = f"{bias} is {pattern}: no kernel to call takes that"
+        require(isinstance(pattern, Window), NoMatch, message)
+        assert isinstance(pattern, Window)
+        flag = pattern.is_everything or pattern.is_causal
+        require(flag or kernel.windows, NoMatch, message)
+        square = pattern.is_everything or Pairs.of(given["query"], given["key"]).is_square
+        require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
+        self._check(node, bias)
+        if not pattern.is_everything:
+            require_masks_after_scaling(node)
+        if flag:
+            return pattern
+        forward = _forward(node)
+        return windows.windowed(forward, _backward(forward), pattern)
+
+    def _blocks(self, node: fx.Node, bias: fx.Node, pattern: Blocks) -> BlockedCall:
+        given = arguments(node)
+        square = Pairs.of(given["query"], given["key"]).is_square
+        require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
+        require(not self.by.eager, NoMatch, f"in blocks {node} rounds elsewhere")
+        self._check(node, bias)
+        if not pattern.within.is_everything:
+            require_masks_after_scaling(node)
+        forward = _forward(node)
+        return blocked(forward, _backward(forward), KERNELS[node.target].mask, pattern)
+
+    def _check(self, node: fx.Node, bias: fx.Node) -> None:
+        """What must hold of a call whose mask goes."""
+        given, rounds = arguments(node), KERNELS[node.target].rounds
+        require(not (rounds and self.by.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
+        drawn = f"{node} drops out: that it draws the same without {bias} is not known"
+        require(not (rounds and given["dropout_p"]), NoMatch, drawn)
+        for each in (node, *_backward(node)):
+            require(not _wants_bias(each), NoMatch, f"{each} gives a gradient of {bias}")
+
+
+def _tried(bias: fx.Node, pairs: Pairs, reader: ElementReader, never: float) -> Mask | NoMatch:
+    try:
+        return mask_of(bias, pairs, reader, never)
+    except NoMatch as miss:
+        return miss
+    except VerifyError as fault:  # sizes whose signs nobody knows
+        return NoMatch(fault.message)
+    except RecursionError:
+        return NoMatch(f"{bias} is made in too many steps")
+
+
+def _forward(node: fx.Node) -> fx.Node:
+    """The call of which ``node`` computes the gradients, or ``node`` itself."""
+    if not KERNELS[node.target].is_backward:
+        return node
+    result = arguments(node)["out"]
+    made = is_item(result) and result.args[0].target in KERNELS
+    require(made, NoMatch, f"the result whose gradients {node} computes is made elsewhere")
+    return result.args[0]
+
+
+def _backward(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The calls that compute the gradients of ``node``."""
+    return gradients_of(node, (each for each, kernel in KERNELS.items() if kernel.is_backward))
+
+
+def _wants_bias(node: fx.Node) -> bool:
+    """Whether a gradient of the mask is computed."""
+    wanted: Any = arguments(node).get("grad_input_mask")  # cuDNN's kernel never computes one
+    return wanted is not None and bool(wanted[3])
+
+
+__all__ = ["MaskReport", "ProveAttentionMasks", "explain", "reports"]

@@ -1,0 +1,83 @@
+"""Draws in place, which functionalization put elsewhere, in the order of memory again."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.compat.operators.draw_operators import BERNOULLI, FUNCTIONAL
+from treadle.graph.core.node_info import tensor_of, value_of
+from treadle.graph.core.operators import OpOverload, arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import same_types
+from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.passes import Contract, GraphPass
+
+aten = torch.ops.aten
+
+_EMPTY = frozenset({
+    aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
+    aten.new_empty_strided,
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DrawInMemoryOrder(GraphPass):
+    """For graphs that PyTorch functionalized: its functional draws are contiguous.
+
+    before:  e = empty_like(t); d = bernoulli.p(e, 0.9)           t: f32[4, 3], strides (1, 4)
+    after:   d = treadle.bernoulli([4, 3], [1, 4], f32, cpu, 0.9)
+
+    The user wrote ``e.bernoulli_(0.9)``, which draws in the order of the memory of ``e``. Memory
+    that nobody wrote to is what tells it from ``torch.bernoulli(t, 0.9)``, which gives a contiguous
+    tensor; the other functional forms are PyTorch's own.
+    """
+
+    contract = Contract()
+
+    def run(self, step: StepGraph) -> int:
+        found = [node for node in step.graph.nodes if _is_misplaced(node)]
+        for node in found:
+            _replace(node)
+        return len(found)
+
+
+def _is_misplaced(node: fx.Node) -> bool:
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    like = node.args[0]
+    in_place = node.target in FUNCTIONAL
+    if node.target is aten.bernoulli.p:
+        in_place = isinstance(like.target, OpOverload) and like.target.overloadpacket in _EMPTY
+    return in_place and not tensor_of(like).is_contiguous()
+
+
+def _replace(node: fx.Node) -> None:
+    given: Any = arguments(node)
+    like = tensor_of(given.pop("self"))
+    target = BERNOULLI if node.target is aten.bernoulli.p else FUNCTIONAL[node.target]  # type: ignore[index]
+    layout = list(like.shape), list(like.stride()), like.dtype, like.device
+    named = {"generator": given.pop("generator")}
+    graph = node.graph
+    with graph.inserting_before(node):
+        made = graph.call_function(target, (*layout, *given.values()), named)
+        inherit(made, node)
+    if not same_types(value_of(made), value_of(node)):
+        made = _laid_out(made, node)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+    refresh(graph, [made])
+
+
+def _laid_out(draw: fx.Node, old: fx.Node) -> fx.Node:
+    """The numbers in the strides that ``old`` had, which its readers were traced with."""
+    contiguous = tensor_of(old).is_contiguous()
+    form = torch.contiguous_format if contiguous else torch.preserve_format
+    with draw.graph.inserting_before(old):
+        copy = draw.graph.call_function(aten.clone.default, (draw,), {"memory_format": form})
+        inherit(copy, old)
+    return copy
+
+
+__all__ = ["DrawInMemoryOrder"]

@@ -1,0 +1,1 @@
+"""Several collectives as one, and one instead of two."""

@@ -1,0 +1,1 @@
+"""What runs inside of the next call."""

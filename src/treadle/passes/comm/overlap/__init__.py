@@ -1,0 +1,1 @@
+"""Collectives early, waits late, and products cut into pieces between them."""

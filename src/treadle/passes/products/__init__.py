@@ -1,0 +1,1 @@
+"""Products of matrices: summed, joined, batched, of weights in few bits."""

@@ -1,0 +1,130 @@
+"""Compiled steps that serve many shapes, and the variants made from them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from treadle.capture.dynamic import Dims
+from treadle.compiler.compiled import Compiled
+from treadle.graph.analysis.lookups import IndexCheck
+from treadle.runtime.execute.executable import Executable
+from treadle.runtime.kernels.build import Build
+from treadle.session.variants.guards import GuardKey, Ignored
+from treadle.session.variants.shapes import Dynamic, Found, sampled_dims
+from treadle.util.errors import LoweringError, VerifyError
+
+
+@dataclass(slots=True)
+class Specializations:
+    """The patterns of one step, by what they depend on beside the dynamic sizes."""
+
+    spec: Dynamic
+    notes: list[str]
+    _known: list[tuple[GuardKey, Compiled]] = field(default_factory=list[tuple[GuardKey, Compiled]])
+    _failed: set[GuardKey] = field(default_factory=set[GuardKey])
+
+    def variant(
+        self, key: GuardKey, found: Found, numbers: set[int], make: Callable[[Dims], Compiled]
+    ) -> Compiled | None:
+        """The variant for this call from a pattern; ``None`` where its size goes by itself.
+
+        ``numbers``: sizes of the step that do not change, which no sample should be; ``make``
+        compiles a pattern.
+        """
+        sizes = found.sizes.items()
+        fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
+        while len(fixed) < len(found.sizes):
+            general = _general(key, found, fixed, self.spec)
+            if general is None:
+                return None
+            pattern = self._valid(general) or self._made(general, found, fixed, numbers, make)
+            if pattern is None:
+                return None
+            broken = [guard for guard in pattern.artifact.guards if not guard.holds(found.sizes)]
+            if not broken:
+                return _instance(pattern, found)
+            fixed |= {dim.name for guard in broken for dim in guard.formula.dims}
+        return None
+
+    def _valid(self, general: GuardKey) -> Compiled | None:
+        """A pattern that read outside of the step what is there now."""
+        return next(
+            (
+                made
+                for key, made in self._known
+                if general.as_seen_by(key) == key and made.captured.holds()
+            ),
+            None,
+        )
+
+    def _made(
+        self,
+        general: GuardKey,
+        found: Found,
+        fixed: frozenset[str],
+        taken: set[int],
+        make: Callable[[Dims], Compiled],
+    ) -> Compiled | None:
+        if general in self._failed:
+            return None
+        dims = sampled_dims(self.spec, found, fixed, taken)
+        try:
+            made = make(dims)
+        except (VerifyError, LoweringError) as error:
+            self._failed.add(general)
+            self.notes.append(f"each size is compiled by itself: {error.message}")
+            return None
+        self._known.append((general.of(None, Ignored.of(made.captured)), made))
+        kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
+        open_ = ", ".join(
+            "{} in {}..{}".format(name, *self.spec.bucket(name, size))
+            for name, size in found.sizes.items()
+            if name not in fixed
+        )
+        self.notes.append(f"compiled for {open_}" + (f", with {kept}" if kept else ""))
+        return made
+
+
+def _general(key: GuardKey, found: Found, fixed: frozenset[str], spec: Dynamic) -> GuardKey | None:
+    """The key with buckets for dynamic sizes; ``None`` if such an argument is not contiguous."""
+    arguments = list(key.arguments)
+    for at, dims in found.leaves.items():
+        path, (dtype, shape, strides, *rest) = arguments[at]
+        if strides != _contiguous(shape):
+            return None
+        named = list(shape)
+        for dim, name in dims:
+            size = named[dim]
+            named[dim] = size if name in fixed else (name, spec.bucket(name, size))
+        arguments[at] = path, (dtype, tuple(named), "contiguous", *rest)
+    return replace(key, arguments=tuple(arguments))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _instance(pattern: Compiled, found: Found) -> Compiled:
+    artifact = pattern.artifact.at_sizes(found.sizes)
+    build = Build.without_compiler()  # unused: the code is the pattern's
+    checks = IndexCheck(pattern.captured.step, found.sizes)
+    executable = Executable(artifact, build, like=pattern.executable, first=checks.launch)
+    return replace(
+        pattern,
+        artifact=artifact,
+        executable=executable,
+        checks=checks,
+        pattern=pattern.artifact,
+        has_run=False,
+    )
+
+
+def fixed_numbers(tensors: Iterable[Tensor]) -> set[int]:
+    """The sizes of tensors whose shapes stay."""
+    return {int(size) for tensor in tensors for size in tensor.shape}

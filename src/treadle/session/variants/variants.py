@@ -1,0 +1,191 @@
+"""The compiled variants of a step, by what each of them depends on."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from treadle.capture.python_state.object_graph import Location
+from treadle.capture.symbolic.branches.decisions import Answers
+from treadle.compiler.compiled import Compiled
+from treadle.guards.watching import Watches
+from treadle.session.variants.guards import (
+    Called,
+    GuardKey,
+    Ignored,
+    Keys,
+    differing_arguments,
+    differing_numbers,
+    explain_difference,
+    names_of,
+)
+from treadle.util.warn import warn_user
+
+_SHARED = 8  # variants of patterns kept per variant of its own
+
+
+MANY_RECOMPILES = 4
+
+
+def warn_of_recompiles(reasons: Sequence[str], known: int) -> None:
+    """One warning at the user's call, when a step is compiled again for the fourth time; ``known``:
+    how many reasons there were before this call."""
+    if known < MANY_RECOMPILES <= len(reasons):
+        warn_user(
+            f"the step is compiled again for the {MANY_RECOMPILES}th time: {reasons[-1]}. "
+            "step.recompiles has every reason. Sizes that vary are declared with treadle.dynamic; "
+            "tensors, numbers that only scale them and what the step does not read may change "
+            "freely; what else changes at every call belongs outside of the step"
+        )
+
+
+def warn_of_recaptures(reasons: Sequence[str], known: int) -> None:
+    """Likewise, when a step is captured again for the fourth time for what makes no difference."""
+    if known < MANY_RECOMPILES <= len(reasons):
+        warn_user(
+            f"the step is captured again for the {MANY_RECOMPILES}th time: {reasons[-1]}. Nothing "
+            "was compiled, since what changed makes no difference; but each change of it takes the "
+            "time of a capture. step.recaptures has every reason"
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """What served the last call, and everything that has to be as it was for the next one."""
+
+    compiled: Compiled
+    called: Called
+    watches: Watches
+
+
+class Variants:
+    """At most ``limit`` variants with code of their own; the least recently used one goes first.
+
+    A call's key does not say what a step reads outside, which is only known of captured ones: a
+    variant serves a call if that is as it was.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: OrderedDict[GuardKey, Compiled] = OrderedDict()
+        self._parted = False  # whether the last search gave a variant up
+        self._recent: tuple[GuardKey, Compiled] | None = None  # the newest one
+        self._again: _Again | None = None  # likewise, once more
+
+    def __iter__(self) -> Iterator[Compiled]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def runs(self, compiled: Compiled) -> bool:
+        """Whether one of them runs the program of ``compiled``."""
+        return any(each.executable is compiled.executable for each in self)
+
+    def again(self, called: Called) -> Compiled | None:
+        """The variant of the last call, if nothing at all differs; that is looked at in one pass,
+        and says nothing of what differs."""
+        last = self._again
+        if last is not None and last.called == called and last.watches.is_same():
+            return last.compiled
+        self._again = None  # what it knows may be other objects' soon
+        return None
+
+    def note(self, compiled: Compiled, called: Called, keys: Keys) -> None:
+        """``compiled``, which ``get`` has given, serves such calls while all is as it was then."""
+        watches = Watches()
+        if keys.join(watches) and compiled.captured.join(watches):
+            self._again = _Again(compiled, called, watches.settle())
+
+    def get(self, key: GuardKey, path: Answers = ()) -> Compiled | None:
+        """The variant for a call; it counts as used. ``path``: the answers that the call is known
+        to give; without, the path that was taken last."""
+        self._parted = False
+        recent = self._recent
+        if recent is not None and recent[0] == key and not path:
+            compiled = recent[1]
+            if compiled.captured.holds() and compiled.captured.agrees():
+                return compiled
+        found = self._search(key, path)
+        self._recent = None if found is None else (key, found)
+        return found
+
+    def _search(self, key: GuardKey, path: Answers) -> Compiled | None:
+        kinds = dict.fromkeys((each.outside, each.ignored) for each in reversed(self._known))
+        for kind in kinds:
+            whole = key.of(*kind)
+            found = self._known.get(whole)
+            if found is None or not found.captured.holds():
+                continue
+            if found.captured.path.answers[: len(path)] != path:
+                continue
+            if found.captured.agrees():
+                self._known.move_to_end(whole)
+                return found
+            self._parted = True
+            self._known.pop(whole).release()
+            return None
+        return None
+
+    def add(self, key: GuardKey, compiled: Compiled) -> None:
+        """``key``: that of the call which ``compiled`` was made for."""
+        captured = compiled.captured
+        self._recent = self._again = None
+        self._known[key.of(captured.reads, Ignored.of(captured))] = compiled
+        self._evict()
+
+    def changed_numbers(self, key: GuardKey) -> list[str | Location]:
+        """Numbers that kept a variant from serving a call: of an argument its label, of others
+        where they are."""
+        found: list[str | Location] = []
+        for each in self._known:
+            if each.structure != key.structure:
+                continue  # its places among the arguments are not there
+            found += [] if each.outside is None else each.outside.other_numbers()
+            found += [f"argument {at}" for at in differing_numbers(each, key)]
+        return found
+
+    def why_not(self, key: GuardKey, models: Mapping[str, nn.Module]) -> list[str]:
+        """Why there was none for a call, in words; nothing where there is none at all."""
+        if self._parted:
+            return ["step counts of an optimizer's parameters came apart"]
+        keys = list(reversed(self._known))
+        alike = [each for each in keys if key.as_seen_by(each) == each]
+        names = names_of(models)
+        if alike:  # all but what they read outside: the one that comes nearest
+            found = [self._known[each].captured.changed() for each in alike]
+            return [min(found, key=len)[0]] if all(found) else []
+        nearest = sorted(keys, key=lambda each: differing_arguments(each, key))[:1]
+        return [explain_difference(each, key, names) for each in nearest]
+
+    def forget_replaced(self, key: GuardKey) -> bool:
+        """Variants for parameters that the model no longer has go; whether there were any."""
+        stale = [old for old in self._known if old.identity != key.identity]
+        self._recent, self._again = (None, None) if stale else (self._recent, self._again)
+        for old in stale:
+            self._known.pop(old).release()
+        return bool(stale)
+
+    def drop(self, compiled: Compiled) -> None:
+        """This one goes, since it no longer fits what its key stands for."""
+        self._recent = self._again = None
+        for key in [key for key, each in self._known.items() if each is compiled]:
+            self._known.pop(key).release()
+
+    def _evict(self) -> None:
+        """Those of a pattern are small, and those that run the program of a newer one: they share
+        its code and its arena."""
+        newest = {id(each.executable): key for key, each in self._known.items()}
+        own = [
+            key
+            for key, each in self._known.items()
+            if each.pattern is None and newest[id(each.executable)] is key
+        ]
+        shared = [key for key in self._known if key not in own]
+        for key in own[: max(0, len(own) - self._limit)]:
+            self._known.pop(key).release()
+        for key in shared[: max(0, len(shared) - _SHARED * self._limit)]:
+            del self._known[key]
