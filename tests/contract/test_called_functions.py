@@ -115,4 +115,5 @@ def test_functions_of_numbers_wherever_they_are(name):
         torch.testing.assert_close(ours(x, n), step(x, n))
         assert model.act is math.exp
         assert model.acts == {"cos": math.cos, "all": [math.sin, math.tanh]}
-    assert len(ours.recompiles) + len(ours.recaptures) == 1
+    decides = name == "named"  # what every call decides alike
+    assert len(ours.recompiles) + len(ours.recaptures) == (0 if decides else 1)

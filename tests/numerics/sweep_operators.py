@@ -15,7 +15,7 @@ from treadle.lower.registry import registered
 aten = torch.ops.aten
 
 MOVES = frozenset(
-    f"treadle.lower.{room}"
+    f"treadle.lower.operators.{room}"
     for room in ("views", "creation", "indexing", "scatter", "resize", "pooling", "recurrent")
 )
 """Rooms of rules that move elements, make constants, or add elements with weights of their own."""

@@ -498,6 +498,7 @@ class TraceRecorder:
         """Let go of the run: hooks of traced nodes, which stay, know this object."""
         self.listen = self.after_backward = lambda: None
         self.memory, self.masks = frozenset, KnownMasks()
+        self.mode, self.numbers.uses.mode = contextlib.nullcontext, None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

@@ -252,8 +252,9 @@ class Run:
         self.trace = Trace(TraceRecorder(models, self.sync, updates=update))
         self.trace.watch.conditions.path = path
         self.trace.uses.of_size = self.trace.watch.numbers.of_size
-        for uses in (self.trace.uses, self.trace.watch.numbers.uses):
-            uses.mode = lambda: self.trace.watch.mode()
+        watch = self.trace.watch
+        for uses in (self.trace.uses, watch.numbers.uses):
+            uses.mode = lambda: watch.mode()
         self.trace.uses.membership_asked = membership_asked
         self.trace.uses.place_asked = place_asked
         self.failed: Exception | None = None  # after a guess
@@ -361,6 +362,7 @@ class Run:
                     without_functions(self._note_tensors)(table)
             finally:
                 watch.ends()
+                self.trace.uses.mode = None
         return self._returned(result)
 
     def _may_be_wrong(self, error: Exception) -> bool:

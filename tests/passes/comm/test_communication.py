@@ -263,8 +263,8 @@ def test_ranks_stay_equal_over_several_steps():
 
 def all_passes() -> list[type[GraphPass]]:
     modules = [
-        importlib.import_module(f"{comm.__name__}.{each.name}")
-        for each in pkgutil.iter_modules(comm.__path__)
+        importlib.import_module(each.name)
+        for each in pkgutil.walk_packages(comm.__path__, f"{comm.__name__}.")
     ]
     found = {value for each in modules for value in vars(each).values() if isinstance(value, type)}
     ours = {each for each in found if each.__module__.startswith(comm.__name__)}
