@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, final
 
+from treadle.util.frame_variables import variables
+
 _MOST = 4000
 """Instructions that are followed before it counts as not told."""
 _NOTHING = frozenset({"NOP", "CACHE", "EXTENDED_ARG", "NOT_TAKEN", "RESUME", "TO_BOOL"})
@@ -187,7 +189,7 @@ def called_name(frame: FrameType) -> str:
 
 def _known(frame: FrameType) -> dict[str, Known]:
     """Which of the variables of a frame are true."""
-    return {key: each for key, each in frame.f_locals.items() if isinstance(each, bool)}
+    return {key: each for key, each in variables(frame).items() if isinstance(each, bool)}
 
 
 def _top(stack: tuple[Known, ...]) -> Known:

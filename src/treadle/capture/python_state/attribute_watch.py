@@ -20,6 +20,7 @@ from treadle.capture.python_state.code.frames import NUMPY, Whose, is_of_logs, w
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.python_state.ownership import LOADED, is_machinery_class, owner_of
 from treadle.capture.python_state.parts import MISSING
+from treadle.util.frame_variables import variables
 
 _IN_PART = (ModuleType, logging.Filterer)
 _CACHED = functools.cached_property.__get__.__code__  # takes a whole __dict__ for one name
@@ -231,7 +232,7 @@ class AttributeWatch:
             steps = self._steps[id(code)] = Instructions(code)
         at = steps.at(frame.f_lasti)
         key = steps.key_of(at) if steps.makes(at, makers) else None
-        return key and value_of(key, frame.f_locals, {})
+        return key and value_of(key, variables(frame), {})
 
     def stop(self) -> None:
         """Classes and modules read their attributes as before."""

@@ -15,6 +15,7 @@ from typing import Any, final
 
 from treadle.capture.python_state.code.bytecode import Instructions
 from treadle.capture.python_state.plain_values import is_plain
+from treadle.util.frame_variables import variables
 
 _LOOKS = (dict.__contains__, set.__contains__, frozenset.__contains__)
 
@@ -62,8 +63,8 @@ def _operand(steps: Instructions, at: int, frame: FrameType) -> tuple[Any, int]:
     match steps.op(at):
         case "LOAD_CONST":
             return arg, at - 1
-        case "LOAD_FAST" | "LOAD_DEREF" if arg in frame.f_locals:
-            return frame.f_locals[arg], at - 1
+        case "LOAD_FAST" | "LOAD_DEREF" if arg in variables(frame):
+            return variables(frame)[arg], at - 1
         case "LOAD_GLOBAL" if arg in frame.f_globals or arg in vars(builtins):
             return frame.f_globals.get(arg, vars(builtins).get(arg)), at - 1
         case "LOAD_ATTR":

@@ -39,6 +39,7 @@ from treadle.capture.symbolic.texts.texts import TEXTS
 from treadle.compat.fake import class_of, is_traced
 from treadle.compat.tracing import works_for
 from treadle.compat.unsized import is_unsized, length_of
+from treadle.util.frame_variables import variables
 
 _MOST_NAMES = 1 << 7
 """Of a code object: an instruction names the first of them without a prefix."""
@@ -193,7 +194,7 @@ class _Scope:
         known = self.asked if cell is None else id(_content(cell)) in self.instead
 
         def call(*args: Any, **kwargs: Any) -> object:
-            function: Any = sys._getframe(1).f_locals[name]
+            function: Any = variables(sys._getframe(1))[name]
             return self.instead.get(id(function), function)(*args, **kwargs)
 
         return call if known else None

@@ -29,6 +29,7 @@ from treadle.capture.python_state.system import is_aside, name_of_question
 from treadle.capture.python_state.threads import Threads
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
+from treadle.util.frame_variables import variables
 from treadle.util.package import PACKAGE
 
 P = ParamSpec("P")
@@ -218,7 +219,7 @@ class FrameRecorder:
         if resumable:
             self._resumes(frame)
         if owner >= Whose.INSTALLED:
-            given = frame.f_locals
+            given = variables(frame)
             found = self._mentioned(code)
             self._asks_types(found, given, owner)
             if found.calls_type and id(code) not in self.entered.calls_type:
@@ -256,7 +257,7 @@ class FrameRecorder:
     def _calls_type(self, frame: FrameType, owner: Whose) -> None:
         """A traced tensor is of another class than the user's own. Installed code has it from its
         arguments."""
-        if owner is Whose.USER or any(map(_is_traced_tensor, frame.f_locals.values())):
+        if owner is Whose.USER or any(map(_is_traced_tensor, variables(frame).values())):
             around = tuple(each.f_code for each in callers(frame))
             self.entered.calls_type[id(frame.f_code)] = around
 

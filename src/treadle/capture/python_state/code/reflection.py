@@ -24,6 +24,7 @@ from treadle.capture.python_state.attribute_watch import AttributeWatch
 from treadle.capture.python_state.code.bytecode import ReflectiveRead, value_of
 from treadle.capture.python_state.code.frames import Entered, Whose, callers, file_of, whose
 from treadle.capture.python_state.ownership import BUILTINS
+from treadle.util.frame_variables import variables
 
 _OPTIMIZED = 0x1  # a flag of code whose local variables are not in its globals
 _REPLACED = ("getattr", "hasattr", "vars", "dir")
@@ -104,15 +105,15 @@ class Reflection:
     def enters(self, frame: FrameType) -> None:
         """Functions of Python's library that read an attribute past what hears it."""
         if frame.f_code is _STATIC:
-            given = frame.f_locals
+            given = variables(frame)
             self._attribute(given["obj"], given["attr"])
 
     def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: Whose) -> None:
         """Code begins that takes a ``__dict__`` as a whole, say."""
-        given, variables = frame.f_locals, frame.f_globals
+        given, globals_ = variables(frame), frame.f_globals
         for site in found:
-            of = site.owner and value_of(site.owner, given, variables)
-            name = site.name and value_of(site.name, given, variables)
+            of = site.owner and value_of(site.owner, given, globals_)
+            name = site.name and value_of(site.name, given, globals_)
             match site.kind:
                 case "dict" if site.owner is not None:
                     if not self._watch.hears(of):

@@ -1,0 +1,34 @@
+"""The variables of a frame that runs."""
+
+import functools
+import sys
+from collections.abc import Mapping
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType, FrameType
+from typing import Any
+
+_IS_UNSAFE = sys.version_info[:2] == (3, 13)
+
+
+def variables(frame: FrameType) -> Mapping[str, Any]:
+    """``frame.f_locals``. On CPython 3.13 without those names that are a comprehension's own and
+    that a function in it reads: until 3.13.2 looking at one ends the process (CPython issue
+    128396)."""
+    hidden = _hidden(frame.f_code) if _IS_UNSAFE else ()
+    found = frame.f_locals
+    if not hidden:
+        return found
+    code = frame.f_code
+    names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}.difference(hidden)
+    return {each: found[each] for each in names if each in found}
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _hidden(code: CodeType) -> tuple[str, ...]:
+    """Cells among the local variables that are no parameters."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    return tuple(each for each in code.co_varnames[count:] if each in code.co_cellvars)
+
+
+__all__ = ["variables"]
