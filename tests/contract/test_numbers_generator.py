@@ -101,7 +101,7 @@ FORMS = {
     "ranking": "F.margin_ranking_loss(t[0], t[1], torch.ones(3), margin=float(v))",
     "triplet": "F.triplet_margin_loss(t, t.detach() * 2, t - 1, margin=v + 0.1, swap=True)",
     "hinge": "F.hinge_embedding_loss(t, torch.ones(3), margin=v + 1.0)",
-    "smoothing": "F.cross_entropy(t, torch.tensor([0, 1, 2, 1]), label_smoothing=float(v) / 9)",
+    "smoothing": "F.cross_entropy(t, torch.tensor([0, 1, 2, 1]), label_smoothing=(v + 1.0) / 9)",
     "padding": "F.pad(t, (1, 0, 0, 2), value=float(v))",
     "gumbel": "F.softmax(t / (v + 1.0), dim=1) + F.normalize(t, eps=v + 1.0)",
     "batch norm": "averages(t, v / 9)",
