@@ -373,6 +373,36 @@ def test_numbers_that_draws_and_losses_refuse_are_eager_s():
     assert len(compiled.recompiles) <= 6, compiled.recompiles
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.index_fill(x, k % 2, torch.tensor([0]), v)",
+        "F.pad(x, (k % 2, 0), value=v)",
+        "torch.constant_pad_nd(x, [k % 2, 0], v)",
+        "torch.linspace(0, v, k % 2 + 2)",
+        "F.cross_entropy(x, torch.tensor([0, 1]), ignore_index=k % 2, label_smoothing=v / 9)",
+        "F.scaled_dot_product_attention(x[None], x[None], x[None], None, 0.0 * v, scale=v)",
+    ],
+)
+def test_sizes_and_dims_beside_a_number_are_those_of_a_variant(body):
+    """What a form hands on to its own function is no number that stands in."""
+    step = eval(f"lambda x, v, k: {body}", {"torch": torch, "F": F})
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    for k in range(6):
+        x, v = torch.randn(2, 3), 0.5 + k / 9
+        torch.testing.assert_close(compiled(x, v, k), step(x, v, k), equal_nan=True)
+    assert len(compiled.recompiles) <= 5, compiled.recompiles
+
+
+def test_a_dim_that_a_tensor_decides_is_refused_in_words():
+    def step(x):
+        return torch.index_fill(x, int(x[0, 0] > 0), torch.tensor([0]), 1.0)
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    with pytest.raises(treadle.CaptureError, match="TR-102"):
+        compiled(torch.randn(2, 3))
+
+
 def test_entries_are_those_that_the_list_has_at_the_call():
     table, names, array = [0.5, 1.5, 2.5, 3.5], {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, np.arange(4.0)
 

@@ -5,7 +5,7 @@
     lr = schedule[step]     ->    lr = entry(schedule, step)
 
 Python asks for the number itself to find an entry, and what it finds would be part of the graph.
-``text_calls`` puts the call where that was asked. What the list holds when a call is made counts.
+``source_rewriting`` puts the call where that was asked. What the list holds at a call counts.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.capture.python_state.code.bytecode import Instructions
 from treadle.capture.python_state.plain_values import is_real
-from treadle.capture.symbolic.numbers import Number, is_number
+from treadle.capture.symbolic.numbers import Number, is_number, value_now
 
 Place = tuple[str, int | None, int | None, int | None, int | None]
 """Where an expression stands: its file, first and last line, first and last column."""
@@ -86,23 +86,20 @@ def entry(container: Any, key: Any) -> Any:
     except (LookupError, TypeError):
         return looked_up(container, key)  # it raises an error
     if is_number(found):
-        return _among(container, key, found)
+        return _among(container, key, type(found.value))
     if not is_real(found):
         return looked_up(container, key)
     lookup = _Lookup(container, type(found))
-    return key.derived(lookup) if key.decided(_Has(lookup), (key,)) else found
+    key.decided(_Has(lookup), (key,))  # a call in which it finds none is another variant's
+    return key.derived(lookup)
 
 
-def _among(container: Any, key: Number, found: Number) -> Any:
-    """An entry of a list that the step makes of numbers which stand in."""
-    kind = type(found.value)
+def _among(container: Any, key: Number, kind: type) -> Any:
+    """An entry of a list that the step makes of numbers which stand in, all of type ``kind``."""
     values = container if type(container) in (list, tuple) else ()
-    numbers = [each for each in values if is_number(each) or is_real(each)]
-    same = all(type(each.value if is_number(each) else each) is kind for each in numbers)
-    if not values or len(numbers) != len(values) or not same:
+    if not values or not all(type(value_now(each)) is kind for each in values):
         return looked_up(container, key)
-    if not key.decided(_IsWithin(len(values)), (key,)):
-        return found
+    key.decided(_IsWithin(len(values)), (key,))
     return Number.of(_picked, (key, *values))
 
 

@@ -34,7 +34,7 @@ from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in
 from treadle.capture.symbolic.entries import Place
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
 from treadle.capture.symbolic.numbers import Text, is_number
-from treadle.capture.symbolic.texts.text_calls import text_functions, with_texts
+from treadle.capture.symbolic.source_rewriting import called_functions, rewritten_source
 from treadle.capture.symbolic.texts.texts import TEXTS
 from treadle.compat.fake import class_of, is_traced
 from treadle.compat.tracing import works_for
@@ -106,8 +106,8 @@ class NumberCalls:
             for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
                 scope = _Scope.of(function, instead, asked=function in self._asked)
-                code = with_texts(function.__code__, function.__globals__, self._places)
-                given |= text_functions() if code is not function.__code__ else {}
+                code = rewritten_source(function.__code__, function.__globals__, self._places)
+                given |= called_functions() if code is not function.__code__ else {}
                 function.__code__ = _rewritten(code, scope, given)
             for name, call in given.items():
                 setattr(builtins, name, call)
@@ -272,7 +272,7 @@ def _calls_any(function: FunctionType, places: frozenset[Place], *, asked: bool)
     """Whether it calls a function of real numbers, or may do so if it ``asked`` for one."""
     scope = _Scope.of(function, _all_instead(), asked=asked)
     given: dict[str, Callable[..., object]] = {}
-    if with_texts(function.__code__, function.__globals__, places) is not function.__code__:
+    if rewritten_source(function.__code__, function.__globals__, places) is not function.__code__:
         return True
     return _rewritten(function.__code__, scope, given) != function.__code__
 

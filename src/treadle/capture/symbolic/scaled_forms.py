@@ -7,7 +7,8 @@
     cross_entropy(..., a)    cross_entropy(..., 0) * (1 - a) + cross_entropy(..., 1) * a
 
 Operands and defaults are those of torch's functions. A branch that is not taken gets numbers at
-which it has a gradient, since ``where`` multiplies the one that it would have by zero.
+which it has a gradient, since ``where`` multiplies the one that it would have by zero. What a form
+hands on to the function that it stands for has no number that stands in: that would come back here.
 """
 
 import operator
@@ -54,8 +55,7 @@ def _sub(input: Tensor, other: Operand, *, alpha: Operand = 1) -> Tensor:
 
 
 def _lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
-    by = beside(input, weight)
-    return torch.lerp(input, end, by.to(input.dtype) if isinstance(by, Tensor) else by)
+    return torch.lerp(input, end, _as(input, weight))
 
 
 def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Operand = 1) -> Tensor:
@@ -167,7 +167,7 @@ def _nan_to_num(
 
 
 def _index_fill(input: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
-    return torch.index_fill(input, dim, index, _as(input, value))
+    return torch.index_fill(input, plain(dim), index, _as(input, value))
 
 
 # -- products and what adds to them -----------------------------------------------------------
@@ -179,7 +179,7 @@ def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Form:
     ) -> Tensor:
         made = product(one, other) * beside(one, alpha)
         if not is_number(beta) and beta == 0:
-            return made.expand(made.shape)
+            return made  # whatever is in ``input``, as in PyTorch
         return input * beside(input, beta) + made
 
     return form
@@ -200,10 +200,10 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _attention(query: Tensor, *args: Any, scale: Operand | None = None, **kwargs: Any) -> Tensor:
     """A scale of the scores is one of the queries."""
-    attend = F.scaled_dot_product_attention
-    if scale is None:
-        return attend(query, *args, **kwargs)
-    return attend((query * beside(query, scale)).to(query.dtype), *args, scale=1.0, **kwargs)
+    if is_number(scale):
+        query, scale = (query * beside(query, scale)).to(query.dtype), 1.0
+    attend: Any = F.scaled_dot_product_attention
+    return attend(query, *plain(args), scale=scale, **plain(kwargs))
 
 
 # -- losses -----------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _cross_entropy(
             input,
             target,
             weight,
-            ignore_index=ignore_index,
+            ignore_index=plain(ignore_index),
             reduction=_REDUCTIONS[reduction],
             label_smoothing=share,
         )
@@ -299,8 +299,8 @@ def _is_share(value: PlainNumber) -> bool:
 
 def _pad(input: Tensor, pad: Any, mode: str = "constant", value: Operand | None = None) -> Tensor:
     if mode != "constant" or not is_number(value):
-        return F.pad(input, pad, mode, plain(value))
-    added = torch.zeros_like(input, dtype=torch.bool)
+        return F.pad(input, plain(pad), mode, plain(value))
+    added, pad = torch.zeros_like(input, dtype=torch.bool), plain(pad)
     usual = torch.constant_pad_nd(input, pad, 0)
     return torch.where(torch.constant_pad_nd(added, pad, 1), beside(usual, value), usual)
 
@@ -358,7 +358,8 @@ def _normal(mean: Any, std: Any = 1.0, *size: Any, **rest: Any) -> Tensor:
 
 def _linspace(start: Any, end: Any, steps: int, **rest: Any) -> Tensor:
     """From both ends to the middle, as PyTorch counts."""
-    at = torch.arange(steps, **rest)
+    steps = plain(steps)
+    at = torch.arange(steps, **plain(rest))
     if not at.is_floating_point() and "dtype" not in rest:
         at = at.to(torch.get_default_dtype())
     first, last = (_as(at, each) for each in (start, end))

@@ -7,7 +7,8 @@
 
 They may be joined, printed, returned and stored, as numbers that stand in may. What needs the text
 itself while the step is captured depends on it: TR-102 where it is known after the launch only.
-The functions here give what Python's do, but for such values; ``text_calls`` has code call them.
+The functions here give what Python's do, but for such values; ``source_rewriting`` has code call
+them.
 """
 
 import functools

@@ -49,10 +49,10 @@ _FUTURE = functools.reduce(
 )
 
 
-def with_texts(
+def rewritten_source(
     code: CodeType, variables: dict[str, Any], places: frozenset[Place] = frozenset()
 ) -> CodeType:
-    """``code`` with our calls, which stand among ``text_functions()``; itself where there are none.
+    """``code`` with our calls, which stand among ``called_functions()``; itself where it has none.
     ``variables``: its globals; ``places``: where entries are looked for."""
     file = code.co_filename
     places = frozenset(each for each in places if each[0] == file)
@@ -62,7 +62,7 @@ def with_texts(
     return _codes(source, file, code.co_flags & _FUTURE, places).get(code, code)
 
 
-def text_functions() -> dict[str, Callable[..., Any]]:
+def called_functions() -> dict[str, Callable[..., Any]]:
     """By their names what rewritten code calls."""
     return _CALLED
 
@@ -132,4 +132,4 @@ def _call(name: str, place: ast.expr, *args: ast.expr) -> ast.expr:
     return ast.copy_location(ast.Call(function, list(args), []), place)
 
 
-__all__ = ["text_functions", "with_texts"]
+__all__ = ["called_functions", "rewritten_source"]
