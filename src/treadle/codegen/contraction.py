@@ -40,6 +40,3 @@ def _is_sum(expr: Expr) -> bool:
     if not isinstance(expr, Apply) or expr.fn not in ("add", "sub"):
         return False
     return expr.operands[0] != expr.operands[1]
-
-
-__all__ = ["CONTRACTED", "only_summed"]

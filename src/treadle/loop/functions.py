@@ -14,5 +14,3 @@ DIVIDES = frozenset(["div", "floordiv", "sqrt", "rsqrt"])
 WORTH_KEEPING = EXPENSIVE | DIVIDES
 """Functions whose result a loop keeps for a second pass over a row, instead of computing it
 again."""
-
-__all__ = ["DIVIDES", "EXPENSIVE", "WORTH_KEEPING"]

@@ -223,11 +223,6 @@ class Call:
         return bool(self.effects & (IN_ORDER | Effect.COMMUNICATES))
 
     @property
-    def is_condition(self) -> bool:
-        """Whether nothing may be written to an input before what it looks at is known to hold."""
-        return Effect.CONDITION in self.effects
-
-    @property
     def may_end_the_call(self) -> bool:
         """Whether nothing may be written to an input before it is over: a condition may not hold,
         and another rank may have ended. Then the call leaves everything as it was."""

@@ -83,7 +83,7 @@ def pointwise_nest(
     best = (group.nest, group.placed)
     best_cost = nest_cost(*best)
     total = group.nest.elements
-    for cols in _splits(group, steps):
+    for cols in _splits(group):
         if best_cost == 0:
             break
         nest = nests.plain(total // cols, cols)
@@ -96,7 +96,7 @@ def pointwise_nest(
     return best
 
 
-def _splits(group: Group, steps: tuple[Step, ...]) -> list[int]:
+def _splits(group: Group) -> list[int]:
     """Column counts to try: the products of the inner dims of each member, largest first."""
     found: set[int] = set()
     for step in (each.compute for each in group.placed):

@@ -304,6 +304,3 @@ def _is_matrix(strides: Sequence[int]) -> bool:
     """Whether a library writes such a result itself, and no copy of it: in each matrix, rows or
     columns have no gaps between their elements."""
     return any(same(stride, 1) for stride in strides[-2:])
-
-
-__all__ = ["write_where_joined"]

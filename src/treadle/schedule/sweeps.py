@@ -82,6 +82,3 @@ def _over_rows(group: Group) -> list[Reduce]:
     assert group.nest is not None
     exprs = [each.place.expr for each in group.placed if each.over(group.nest.rows)]
     return [each for each in exprs if isinstance(each, Reduce)]
-
-
-__all__ = ["reduce_both_ways"]

@@ -127,19 +127,3 @@ def measurement_from_words(words: Mapping[str, object]) -> GroupMeasurement:
     ranks, hosts = int(str(words["ranks"])), int(str(words["hosts"]))
     hidden = float(str(words["hidden"]))
     return GroupMeasurement(str(words["backend"]), ranks, hosts, curves, hidden)
-
-
-__all__ = [
-    "ETHERNET",
-    "HDR",
-    "LOOPBACK",
-    "NDR",
-    "NVLINK3",
-    "NVLINK4",
-    "PCIE4",
-    "Curve",
-    "GroupMeasurement",
-    "Link",
-    "measurement_from_words",
-    "measurement_to_words",
-]

@@ -15,6 +15,7 @@ from passes.comm.collective_programs import (
     start_all_reduce,
     two_layers,
 )
+from passes.memory.traced_steps import simulate
 from testing import trace
 from treadle.compat.distributed.collectives import collective_op
 from treadle.passes.comm.cost import CollectiveCost, CommunicationModel, GroupLinks, unmeasured
@@ -30,7 +31,6 @@ from treadle.passes.comm.simulate import (
     without,
     work_of,
 )
-from treadle.passes.memory.simulate import simulate
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.links import Link
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.memory.traced_steps import perceptron, traced, transformer
+from passes.memory.traced_steps import perceptron, simulate, traced, transformer
 from testing import check_numbers, check_pass, refusal, show_plain, trace
 from treadle.graph.core.node_info import info, with_info
 from treadle.graph.core.signature import StepGraph
@@ -22,7 +22,6 @@ from treadle.passes.memory.masks import ReadMasksAsBytes
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import rematerialise
 from treadle.passes.memory.search import candidates
-from treadle.passes.memory.simulate import simulate
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
 

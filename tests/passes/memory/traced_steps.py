@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.passes.memory.order import as_traced, facts_of
+from treadle.passes.memory.simulate import LiveBytes, timeline
 
 aten = torch.ops.aten
 _FUNCTIONAL = {
@@ -122,3 +124,8 @@ def transformer(
 
 def is_getitem(node: fx.Node) -> bool:
     return node.target is operator.getitem
+
+
+def simulate(step: StepGraph) -> LiveBytes:
+    """The bytes alive in the order of the graph."""
+    return timeline(as_traced(facts_of(step)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from treadle.codegen.cpp.expr import VALUE_TYPES, literal, stored
+from treadle.codegen.cpp.expr import VALUE_TYPES, literal
 from treadle.loop.expr import Reduce, ReduceKind
 
 
@@ -130,6 +130,3 @@ def _highest(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return f"({VALUE_TYPES[dtype]})INFINITY"
     return f"std::numeric_limits<{VALUE_TYPES[dtype]}>::max()"
-
-
-__all__ = ["Accumulator", "fold_of", "stored"]

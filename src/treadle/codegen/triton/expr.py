@@ -265,8 +265,6 @@ class Writer:
             return text
         if target is torch.bool:
             return self.name(f"{text} != 0")
-        if source is torch.bool and not target.is_floating_point:
-            return self.name(f"{text}.to({TYPES[target]})")
         return self.name(f"{text}.to({TYPES[target]})")
 
     def index(self, index: Index, done: Mapping[int, Named]) -> Named:

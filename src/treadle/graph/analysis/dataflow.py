@@ -81,6 +81,3 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
             yield user
             continue
         yield from (each for each in user.users if node in operands(each))
-
-
-__all__ = ["ancestors", "is_list_call", "list_call", "operands", "readers"]

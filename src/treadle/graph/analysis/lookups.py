@@ -336,6 +336,3 @@ def _assert_on_device(each: Lookup, value: Tensor, low: int, high: int) -> None:
     if each.ignored is not None:
         inside |= value == each.ignored
     aten._assert_async.msg(inside.all(), f"TR-407: {each.operation} takes {low} to {high}")
-
-
-__all__ = ["IndexCheck", "Lookup", "lookups_in", "unchecked_lookups", "unmoved"]

@@ -354,5 +354,3 @@ _MOVES: tuple[tuple[str, Callable[[_Search], None]], ...] = (
     ("inputs", _simpler_operands),
     ("sizes", _smaller_sizes),  # last: of what is left
 )
-
-__all__ = ["Count", "Fails", "Heard", "count_of", "ddmin", "reduced"]

@@ -60,6 +60,3 @@ def _argument(given: Any, old: int, new: int) -> Any:
     if not isinstance(given, tuple | list):
         return given
     return map_argument(lambda each: new if type(each) is int and each == old else each, given)
-
-
-__all__ = ["resized", "sizes_of"]

@@ -260,6 +260,3 @@ def made_of_scalars(step: StepGraph) -> set[fx.Node]:
 def _is_late(node: fx.Node) -> bool:
     """Whether it comes after the backward pass."""
     return node.op == "call_function" and info(node).phase == "optimizer"
-
-
-__all__ = ["Coupling", "UpdateBlock", "UpdateBlocks", "made_of_scalars", "update_blocks"]

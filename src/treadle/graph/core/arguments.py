@@ -63,14 +63,3 @@ def types_of(node: fx.Node) -> Given:
 def without_generator(leaf: object) -> object:
     """``None`` for a generator."""
     return None if isinstance(leaf, GeneratorRef) else leaf
-
-
-__all__ = [
-    "Argument",
-    "Given",
-    "given_of",
-    "map_argument",
-    "map_nodes",
-    "types_of",
-    "without_generator",
-]

@@ -184,16 +184,3 @@ def _name_of(node: fx.Node) -> str:
     if not isinstance(target, OpOverload) or target.namespace != NAMESPACE:
         return ""
     return target.overloadpacket.__name__
-
-
-__all__ = [
-    "Collective",
-    "CollectiveKind",
-    "collective_of",
-    "collectives_in",
-    "communicates_otherwise",
-    "has_equal_parts",
-    "is_same_on_all_ranks",
-    "is_wait",
-    "started_by",
-]

@@ -15,6 +15,3 @@ def constant_of(node: fx.Node) -> Tensor | None:
     found = operator.attrgetter(str(node.target))(node.graph.owning_module)
     known = isinstance(found, Tensor) and not isinstance(found, FakeTensor) and not found.is_meta
     return found if known else None
-
-
-__all__ = ["constant_of"]

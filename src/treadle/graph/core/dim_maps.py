@@ -390,27 +390,3 @@ _DECLARED: Mapping[object, _Declaration] = {
 }
 DECLARED = frozenset(_DECLARED)
 """Operators that say what they do to dims, besides those that work element by element."""
-
-__all__ = [
-    "ALONG_DIM",
-    "CASTS",
-    "CONVERSIONS",
-    "COPIES",
-    "DECLARED",
-    "EXPANDS",
-    "JOINS",
-    "MOVES",
-    "PARTS",
-    "REDUCTIONS",
-    "RESHAPES",
-    "SPLITS",
-    "SQUEEZES",
-    "SWAPS",
-    "DimMap",
-    "Dims",
-    "FactorTable",
-    "Factors",
-    "dim_map",
-    "permutation",
-    "with_columns",
-]

@@ -42,6 +42,3 @@ def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
         return None
     given = arguments(node)
     return ZeroOneDraw(*layout_of(value_of(node)), given["p"], given["generator"])
-
-
-__all__ = ["ZeroOneDraw", "is_zero_or_one", "zero_one_draw"]

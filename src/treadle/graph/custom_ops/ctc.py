@@ -104,5 +104,3 @@ OPERATORS = (
     ),
 )
 ctc_loss, ctc_loss_backward = (each.op for each in OPERATORS)
-
-__all__ = ["OPERATORS", "ctc_loss", "ctc_loss_backward"]

@@ -13,5 +13,3 @@ from treadle.util.expected import require_expected
 
 EXPECT = CustomOp("expect(Tensor holds) -> ()", fake=lambda: None, kernel=require_expected)
 expect = EXPECT.op
-
-__all__ = ["EXPECT", "expect"]

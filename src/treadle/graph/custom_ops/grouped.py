@@ -132,5 +132,3 @@ OPERATORS = (
 
 GROUPED: Mapping[OpOverload, Callable[..., Tensor]] = {aten._grouped_mm.default: _traced}
 """What to trace instead of PyTorch's operator."""
-
-__all__ = ["GROUPED", "OPERATORS", "grouped_mm"]

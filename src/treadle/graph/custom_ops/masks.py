@@ -49,5 +49,3 @@ COUNTED_MASK = CustomOp(
     tags=(torch.Tag.pointwise,),
 )
 counted_mask = COUNTED_MASK.op
-
-__all__ = ["COUNTED_MASK", "LOW", "ROUNDS", "WORD", "counted_mask", "limit"]

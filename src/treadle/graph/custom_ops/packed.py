@@ -103,13 +103,3 @@ OPERATORS = (
     ),
 )
 packed_layer, packed_layer_backward, unpacked = (each.op for each in OPERATORS)
-
-__all__ = [
-    "ANY",
-    "AT_MOST",
-    "EQUAL",
-    "OPERATORS",
-    "packed_layer",
-    "packed_layer_backward",
-    "unpacked",
-]

@@ -244,24 +244,3 @@ OPERATORS = (
     cudnn_rnn,
     cudnn_rnn_backward,
 ) = (each.op for each in OPERATORS)
-
-__all__ = [
-    "GRU",
-    "LAST",
-    "LSTM",
-    "OPERATORS",
-    "RECURSION",
-    "RELU",
-    "TANH",
-    "Shape",
-    "cudnn_rnn",
-    "cudnn_rnn_backward",
-    "flops_of_layer",
-    "flops_with_gates",
-    "gradients_like",
-    "onednn_lstm",
-    "onednn_lstm_backward",
-    "recurrent_layer",
-    "recurrent_layer_backward",
-    "results_of_layer",
-]

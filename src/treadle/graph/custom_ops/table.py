@@ -11,5 +11,3 @@ CUSTOM_OPS = (
     masks.COUNTED_MASK,
     expect.EXPECT,
 )
-
-__all__ = ["CUSTOM_OPS"]

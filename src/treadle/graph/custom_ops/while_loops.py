@@ -192,13 +192,3 @@ WHILE_LOOP_BACKWARD = CustomOp(
 OPERATORS = (LOOP_VALUE, WHILE_LOOP, WHILE_LOOP_BACKWARD)
 loop_value, while_loop, while_loop_backward = (each.op for each in OPERATORS)
 LOOPS = while_loop, while_loop_backward
-
-__all__ = [
-    "LOOPS",
-    "OPERATORS",
-    "bytes_of_round",
-    "function_of",
-    "loop_value",
-    "while_loop",
-    "while_loop_backward",
-]

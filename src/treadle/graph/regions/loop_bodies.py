@@ -98,6 +98,3 @@ def _contiguous(graph: fx.Graph, output: fx.Node, result: fx.Node) -> fx.Node:
         made = graph.call_function(aten.clone.default, (result,), form)
     describe(made, aten.clone.default(value, **form), _KNOWN)
     return made
-
-
-__all__ = ["LoopBody", "bodies_of"]

@@ -106,14 +106,3 @@ _DEFINED: dict[str, CompiledRegion] = {}
 def compiled_region(name: str) -> CompiledRegion:
     """What the operator of that name calls."""
     return _DEFINED[name]
-
-
-__all__ = [
-    "CompiledRegion",
-    "RegionCompiler",
-    "compiled_region",
-    "compiler_of",
-    "define",
-    "region_compiler",
-    "register_region_compiler",
-]

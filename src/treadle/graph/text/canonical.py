@@ -226,6 +226,3 @@ def text_of_value(value: object) -> str:
             return "{" + ", ".join(sorted(map(text_of_value, value))) + "}"
         case _:
             raise VerifyError(f"{type(value).__qualname__} has no canonical text: {value!r}")
-
-
-__all__ = ["CanonicalStep", "SourceLines", "canonical", "text_of_value"]

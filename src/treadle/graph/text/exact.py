@@ -159,16 +159,3 @@ def constant_text(owner: nn.Module | None, path: str) -> str:
         return path
     numbers = numbers_text(value)
     return f"{path} {numbers}" if numbers else path
-
-
-__all__ = [
-    "NOTES",
-    "USUAL_DEVICE",
-    "constant_text",
-    "name_text",
-    "note_text",
-    "operation_of",
-    "operation_text",
-    "type_text",
-    "value_text",
-]

@@ -300,6 +300,3 @@ def _put(owner: nn.Module, path: str, value: Tensor) -> None:
             owner.add_module(each, nn.Module())
         owner = owner.get_submodule(each)
     owner.register_buffer(name, value)
-
-
-__all__ = ["parse"]

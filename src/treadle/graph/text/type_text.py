@@ -96,6 +96,3 @@ class TypeReader:
             text = "a size that each call decides has no number here; capture the step without it"
             raise self.scanner.error(text, at)
         return size
-
-
-__all__ = ["TensorText", "TypeReader", "TypeText", "fits"]

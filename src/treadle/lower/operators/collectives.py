@@ -108,6 +108,3 @@ def _emit(
     context.builder.steps.append(
         Call(str(op), args, {}, outputs, context.origin, out, effects=effects)
     )
-
-
-__all__ = ["is_communication", "lowered"]

@@ -57,6 +57,3 @@ def _formula(
     if context.builder.target.on_host and context.dtype is torch.float16:
         return _PRODUCTS.get(value)
     return _PRODUCTS.get(value) or _ROOTS.get(value)
-
-
-__all__ = ["power"]

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def _hit(
-    context: LoweringContext, axes: Sequence[Axis], x: Value, dim: int, indices: Value
+    axes: Sequence[Axis], x: Value, dim: int, indices: Value
 ) -> tuple[ScalarExpr, list[Coordinate]]:
     """Whether ``axes`` is the one written place of its line, and where ``indices`` says so."""
     if not x.shape or indices.shape[dim] != 1:
@@ -40,7 +40,7 @@ def scatter(context: LoweringContext, x: Value, dim: int, indices: Value, source
     """``out[i, j] = source[i] if j == indices[i] else x[i, j]``: one write a line."""
     axes = context.axes()
     dim %= max(len(x.shape), 1)
-    hit, at = _hit(context, axes, x, dim, indices)
+    hit, at = _hit(axes, x, dim, indices)
     old = ScalarExpr(element(x, axes))
     if isinstance(source, Number):
         return Array(axes, where(hit.expr, number(source, context.dtype), old.expr))
@@ -54,7 +54,7 @@ def scatter_add(
     """``out[i, j] = x[i, j] + (source[i] if j == indices[i] else 0)``: one write a line."""
     axes = context.axes()
     dim %= max(len(x.shape), 1)
-    hit, at = _hit(context, axes, x, dim, indices)
+    hit, at = _hit(axes, x, dim, indices)
     added = where(hit.expr, element(source, at), const(0, context.dtype))
     total = context.term(x, axes, context.dtype) + ScalarExpr(cast(added, context.dtype)).to(
         context.term(x, axes, context.dtype).expr.dtype

@@ -164,6 +164,3 @@ def _found(root: fx.Node, most: int) -> _Found:
     empty = any(low >= high for box in boxes for low, high in map(box.inside, spans))
     require(not empty, NoMatch, f"{root}: a chunk would have no rows")
     return _Found(root, region, boxes, "")
-
-
-__all__ = ["SMALLEST_VOCABULARY", "ChunkLoss", "Finding", "Logits", "explain", "largest_logits"]

@@ -445,6 +445,3 @@ def _template_of(each: Exit) -> Any:
             return partial
         case Contraction(left=left, right=right):
             return (left, right)
-
-
-__all__ = ["LossRegion", "read_by_kernels", "region_of", "wide_dtype"]

@@ -383,15 +383,3 @@ def _one_number(site: Site) -> Member:
     value = bool(number) if like.dtype is torch.bool else number
     kwargs = (("dtype", like.dtype), ("device", like.device))
     return site.member(MadeRows(aten.full.default, (site.sizes(site.shape()), value), kwargs))
-
-
-__all__ = [
-    "Fetch",
-    "OtherGrid",
-    "Site",
-    "in_chunks",
-    "made",
-    "nll_loss_of_rows",
-    "number_of",
-    "row_rule",
-]

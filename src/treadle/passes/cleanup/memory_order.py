@@ -78,6 +78,3 @@ def _laid_out(draw: fx.Node, old: fx.Node) -> fx.Node:
         copy = draw.graph.call_function(aten.clone.default, (draw,), {"memory_format": form})
         inherit(copy, old)
     return copy
-
-
-__all__ = ["DrawInMemoryOrder"]

@@ -21,6 +21,3 @@ def communication_passes(
         *((BucketCollectives(bucket_bytes, first_bucket_bytes),) if joins else ()),
         SinkWaits(in_flight_bytes),  # after buckets: the waits that are left
     )
-
-
-__all__ = ["communication_passes"]

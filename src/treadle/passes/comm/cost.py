@@ -225,13 +225,3 @@ def from_measurements(
 
 def _links(ranks: int, hosts: int, device: DeviceModel) -> GroupLinks:
     return GroupLinks(ranks, hosts, device.link, device.network)
-
-
-__all__ = [
-    "CollectiveCost",
-    "CommunicationModel",
-    "GroupLinks",
-    "from_measurements",
-    "share",
-    "unmeasured",
-]

@@ -388,20 +388,3 @@ def _beside(work: Work, run: TimedOrder, start: float, end: float) -> tuple[tupl
             name = operation_name(work.facts.nodes[i].target)
             found[name] = found.get(name, 0.0) + both
     return tuple(sorted(found.items(), key=lambda each: (-each[1], each[0]))[:_BESIDE])
-
-
-__all__ = [
-    "CollectiveSpan",
-    "CommunicationTimeline",
-    "ComputeSpan",
-    "Started",
-    "TimedOrder",
-    "Work",
-    "collective_awaited",
-    "peak_of",
-    "run_order",
-    "simulate_communication",
-    "timeline_from_data",
-    "timeline_of",
-    "work_of",
-]

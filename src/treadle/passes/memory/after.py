@@ -23,6 +23,3 @@ def finished(step: StepGraph) -> StepGraph:
     if passes:
         run_passes(step, passes)
     return step
-
-
-__all__ = ["AFTER", "finished", "passes_after"]

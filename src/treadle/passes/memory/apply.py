@@ -109,6 +109,3 @@ def require_same(made: StepGraph, judged: StepGraph) -> None:
             raise VerifyError(f"the plan was judged with {other}, and runs with {one}")
     if len(made.graph.nodes) != len(judged.graph.nodes):
         raise VerifyError("the plan was judged with another number of nodes than it runs with")
-
-
-__all__ = ["Recompute", "UpdateEarly", "passes_of", "require_same"]

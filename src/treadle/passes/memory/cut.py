@@ -27,14 +27,11 @@ from treadle.util.errors import VerifyError
 _LIMIT = 1 << 29  # scipy's capacities are int32: everything finite together stays below
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """``removed``: a value that fusion would never store costs that many times its bytes.
-    ``age``: the first value of the forward pass costs ``1 + age`` times its bytes, the last one
-    1 time: what is close to backward is kept for less long."""
-
-    removed: float = 2.0
-    age: float = 0.05
+_REMOVED = 2.0
+"""A value that fusion would never store costs that many times its bytes."""
+_AGE = 0.05
+"""The first value of the forward pass costs ``1 + _AGE`` times its bytes, the last one 1 time: what
+is close to backward is kept for less long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,6 @@ def cheapest_cut(
     prices: Sequence[float],
     *,
     products: bool = False,
-    weights: Weights = Weights(),
     stored: Sequence[bool] | None = None,
 ) -> frozenset[int]:
     """The candidates to keep. ``prices[i]``: bytes it is worth not to compute ``i`` again;
@@ -68,7 +64,7 @@ def cheapest_cut(
         return frozenset()
     place = {i: 2 + 2 * k for k, i in enumerate(members)}  # in; out = in + 1
     edges = Edges([], [], [])
-    costs = _keeping_costs(facts, members, weights, stored or stored_anyway(facts))
+    costs = _keeping_costs(facts, members, stored or stored_anyway(facts))
     for i in members:
         inner = place[i]
         banned = must_save(facts, i, products=products)
@@ -83,7 +79,7 @@ def cheapest_cut(
 
 
 def _keeping_costs(
-    facts: Facts, members: Iterable[int], weights: Weights, stored: Sequence[bool]
+    facts: Facts, members: Iterable[int], stored: Sequence[bool]
 ) -> dict[int, float]:
     """Bytes, weighted. Views and containers are never kept themselves; what leaves the step
     anyway is kept for nothing."""
@@ -98,8 +94,8 @@ def _keeping_costs(
         elif i in leaving:
             costs[i] = 0.0
         else:
-            weight = 1.0 if stored[i] else weights.removed
-            costs[i] = size * weight * (1 + weights.age * (1 - i / last))
+            weight = 1.0 if stored[i] else _REMOVED
+            costs[i] = size * weight * (1 + _AGE * (1 - i / last))
         if info(facts.nodes[i]).asked == "must_recompute" and not _is_drawn(facts, i):
             costs[i] = math.inf
     return costs

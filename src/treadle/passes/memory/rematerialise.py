@@ -173,6 +173,3 @@ def _value(node: fx.Node, *, view: bool) -> Any:
 def extra_seconds(order: Order, seconds: tuple[float, ...]) -> float:
     """Time for what is computed a second time."""
     return sum(seconds[i] for i, again in zip(order.origin, order.again, strict=True) if again)
-
-
-__all__ = ["build", "extra_seconds", "prune", "recompute", "rematerialise"]

@@ -3,7 +3,7 @@
 Inputs are alive all the time. Every other storage is counted once, from the operation that
 fills it to the last one that reads it or any view of it; results live to the end.
 
-Two rules stand for what scheduling does later, each with a switch in ``Model``:
+Two rules stand for what scheduling does later:
 
 - *fusion*: a fusible value is never stored if everything that reads it is fusible, in its own
   phase, and on one **level**: the number of unfusible operations on the longest path to it.
@@ -15,37 +15,21 @@ Two rules stand for what scheduling does later, each with a switch in ``Model``:
 """
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import fx
-
-from treadle.graph.core.signature import StepGraph
 from treadle.passes.memory.cost import Kind
-from treadle.passes.memory.order import PHASE, Order, as_traced, facts_of
+from treadle.passes.memory.order import PHASE, Order
 
 _FAR = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What scheduling is expected to do."""
-
-    fusion: bool = True
-    in_place: bool = True
-
-
 @dataclass(frozen=True)
 class LiveBytes:
-    """``live[k]``: bytes alive during operation ``k``, inputs included.
-
-    ``at_peak``: the largest values of the peak first, as ``(bytes, operation)``.
-    """
+    """``at_peak``: the largest values of the peak first, as ``(bytes, operation)``."""
 
     order: Order
     peak_bytes: int
     peak: int
-    live: tuple[int, ...]
     peak_table: tuple[tuple[int, int], ...]
 
     @property
@@ -55,21 +39,9 @@ class LiveBytes:
         return [(size, str(facts.nodes[origin[k]])) for size, k in self.peak_table]
 
 
-def simulate(
-    step: StepGraph, *, order: Sequence[fx.Node] | None = None, model: Model = Model()
-) -> LiveBytes:
-    """The timeline of a step, in graph order unless another order of its nodes is given."""
-    facts = facts_of(step)
-    traced = as_traced(facts)
-    if order is not None:
-        index = {node: i for i, node in enumerate(facts.nodes)}
-        traced = traced.permuted(index[node] for node in order)
-    return timeline(traced, model)
-
-
-def timeline(order: Order, model: Model = Model()) -> LiveBytes:
+def timeline(order: Order) -> LiveBytes:
     """The bytes alive at each place of an order."""
-    place, stored = _fuse(order) if model.fusion else _unfused(order)
+    place, stored = _fuse(order)
     slots, start, size, owner = _storages(order, place, stored)
     end = list(start)
     for k, operands in enumerate(order.operands):
@@ -78,13 +50,8 @@ def timeline(order: Order, model: Model = Model()) -> LiveBytes:
             for slot in slots[operand]:
                 if end[slot] < here:
                     end[slot] = here
-    _keep_results(order, slots, place, end, size, model)
+    _keep_results(order, slots, place, end, size)
     return _sweep(order, start, end, size, owner)
-
-
-def _unfused(order: Order) -> tuple[list[int], list[bool]]:
-    count = len(order.origin)
-    return list(range(count)), [True] * count
 
 
 def _fuse(order: Order) -> tuple[list[int], list[bool]]:
@@ -168,7 +135,6 @@ def _keep_results(
     place: list[int],
     end: list[int],
     size: list[int],
-    model: Model,
 ) -> None:
     """Results live to the end, except those that can be filled into the input they replace."""
     position = {i: k for k, i in enumerate(order.origin) if order.facts.kinds[i] is Kind.INPUT}
@@ -177,7 +143,7 @@ def _keep_results(
             continue
         target = order.facts.writes.get(number)
         held = slots[result]
-        if target is not None and model.in_place and len(held) == 1:
+        if target is not None and len(held) == 1:
             old = slots[position[target]]
             if all(end[slot] <= place[result] for slot in old):
                 size[held[0]] = 0
@@ -196,7 +162,7 @@ def _sweep(
         delta[final + 1] -= nbytes
     fixed = order.facts.fixed_bytes
     if not count:
-        return LiveBytes(order, fixed, 0, (), ())
+        return LiveBytes(order, fixed, 0, ())
     delta[0] += fixed
     live = list(itertools.accumulate(delta[:count]))
     peak = live.index(max(live))
@@ -204,4 +170,4 @@ def _sweep(
         (size[s], owner[s]) for s in range(len(size)) if size[s] and start[s] <= peak <= end[s]
     ]
     table.sort(key=lambda row: (-row[0], row[1]))
-    return LiveBytes(order, live[peak], peak, tuple(live), tuple(table))
+    return LiveBytes(order, live[peak], peak, tuple(table))

@@ -169,6 +169,3 @@ def _loaded(group: Group, steps: tuple[Step, ...]) -> frozenset[str]:
     if group.nest is None:
         return frozenset(name for m in group.members for name in read_buffers(steps[m]))
     return group.loaded
-
-
-__all__ = ["KernelRecompute"]

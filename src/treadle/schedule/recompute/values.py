@@ -120,6 +120,3 @@ class Values:
     def is_small(self, size: int, beside: int) -> bool:
         """Whether ``size`` is next to nothing beside another number."""
         return size * _SMALL <= beside
-
-
-__all__ = ["COPIED", "GATHERED", "REORDERED", "FormulaLimit", "Values"]

@@ -241,6 +241,3 @@ def _renamed(earlier: Earlier, moved: dict[fx.Node, fx.Node]) -> dict[fx.Node, l
         found = renamed.setdefault(moved.get(node, node), [])
         found += [moved.get(each, each) for each in others]
     return renamed
-
-
-__all__ = ["BucketChoice", "BucketCollectives"]

@@ -37,6 +37,3 @@ def _caps(total: int) -> list[int]:
     while caps[-1] < total:
         caps.append(2 * caps[-1])
     return caps
-
-
-__all__ = ["SMALLEST", "choose_bucket_bytes"]

@@ -82,6 +82,3 @@ def _first_phase(wait: fx.Node) -> int:
     that the backward pass goes on with does not wait for gradients that the optimizer reads."""
     phases = [info(each).phase or PHASES[-1] for each in readers_of(wait, rearranges)]
     return min(map(PHASES.index, phases), default=len(PHASES))
-
-
-__all__ = ["JoinCandidate", "candidates_in"]

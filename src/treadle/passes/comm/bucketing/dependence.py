@@ -122,6 +122,3 @@ def joined_sequence(
 def _bits_of(number: int) -> list[int]:
     """``0b1010`` -> ``[1, 3]``."""
     return [at for at in range(number.bit_length()) if number >> at & 1]
-
-
-__all__ = ["Dependence", "joined_sequence"]

@@ -141,6 +141,3 @@ def _shown(node: fx.Node) -> list[torch.Tensor]:
         found |= dict.fromkeys(views)
         pending += views
     return [tensor for each in found for tensor in tensors_in(value_of(each))]
-
-
-__all__ = ["packed", "unpacked"]

@@ -92,6 +92,3 @@ def _is_returned(node: fx.Node) -> bool:
 
 def _waits_behind(node: fx.Node) -> tuple[fx.Node, ...]:
     return (node,) if is_wait(node) else tuple([user for user in node.users if is_wait(user)])
-
-
-__all__ = ["MergeEqualCollectives"]

@@ -323,6 +323,3 @@ def _copied(graph: fx.Graph, node: fx.Node, *, plain: bool) -> fx.Node:
     inherit(new, node)
     with_info(new, phase="optimizer")
     return new
-
-
-__all__ = ["CarriedSteps", "carried"]

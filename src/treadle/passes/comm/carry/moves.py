@@ -394,6 +394,3 @@ def _refuse(
         where="" if node is None else info(node).where,
         remedy=remedy or "docs/howto/carry.md says what can be moved",
     )
-
-
-__all__ = ["Move", "MovedSet", "moved_sets", "update_moves"]

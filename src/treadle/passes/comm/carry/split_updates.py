@@ -46,27 +46,6 @@ class SplitUpdates(GraphPass):
         return len(lists) + len(scalars)
 
 
-def update_groups(step: StepGraph) -> tuple[tuple[str, ...], ...]:
-    """The names of parameters whose updates share a node: of one optimizer's group, before it is
-    split."""
-    groups: list[tuple[set[fx.Node], tuple[str, ...]]] = []
-    scalars = made_of_scalars(step)
-    for block in update_blocks(step).blocks:
-        nodes, names = set(_reach(block, scalars)), (block.name,)
-        for other in [each for each in groups if each[0] & nodes]:
-            groups.remove(other)
-            nodes, names = nodes | other[0], (*other[1], *names)
-        groups.append((nodes, names))
-    return tuple(names for _, names in groups)
-
-
-def _reach(block: UpdateBlock, scalars: set[fx.Node]) -> set[fx.Node]:
-    """The nodes of a block, what of scalars it is made with, and its operations on lists."""
-    found = {*block.nodes, *_calls_of_scalars(block, scalars)}
-    lists = {each for node in found for each in node.all_input_nodes if is_list_call(each)}
-    return found | lists
-
-
 def _calls_of_scalars(block: UpdateBlock, scalars: set[fx.Node]) -> set[fx.Node]:
     found = ancestors(block.shared, scalars.__contains__)
     return {node for node in found if node.op == "call_function"}
@@ -213,6 +192,3 @@ def _made_twice(step: StepGraph, nodes: list[fx.Node], readers: set[fx.Node]) ->
 
 def _is_late(node: fx.Node) -> bool:
     return node.op == "call_function" and info(node).phase == "optimizer"
-
-
-__all__ = ["SplitUpdates", "update_groups"]

@@ -118,6 +118,3 @@ def _companions(graph: fx.Graph) -> set[fx.Node]:
             serving.add(node)
             found.add(node)
     return found
-
-
-__all__ = ["HoistCollectives"]

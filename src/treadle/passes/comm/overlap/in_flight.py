@@ -91,6 +91,3 @@ def spans_of(graph: fx.Graph) -> dict[fx.Node, Span]:
 def _span_of(each: Collective, position: dict[fx.Node, int]) -> Span:
     end = max((position[wait] for wait in each.waits), default=inf)
     return Span(position[each.node], end, each.nbytes)
-
-
-__all__ = ["InFlight", "Span", "spans_of"]

@@ -65,6 +65,3 @@ def updates_in(step: StepGraph) -> list[fx.Node]:
         and step.signature.inputs[output.writes].role in (Role.PARAMETER, Role.STATE)
     }
     return [node for node in step.graph.nodes if node in written and node.op == "call_function"]
-
-
-__all__ = ["communicates", "is_fence", "kept_order", "updates_in"]

@@ -169,6 +169,3 @@ class _Placing:
 def moved(order: Sequence[int]) -> int:
     """How many nodes stand elsewhere than before."""
     return sum(at != i for at, i in enumerate(order))
-
-
-__all__ = ["Preference", "list_schedule", "moved", "ways_to_end"]

@@ -127,6 +127,3 @@ def _preferences(work: Work, in_flight_bytes: int) -> Iterator[Preference]:
     for reach in (*(each for each in _REACH if each < count), count):
         for longest_first, in_sequence in itertools.product((False, True), repeat=2):
             yield Preference(reach, longest_first, in_sequence, in_flight_bytes)
-
-
-__all__ = ["OverlapCommunication", "better_order"]

@@ -239,6 +239,3 @@ def _sent(site: ScatterSite, calls: _Calls, rows: _Rows, made: fx.Node) -> fx.No
         made = calls.permuted(made, has, wanted, start)
     first, *rest = rows.sizes(site.local)
     return calls.shaped(made, [prod(rows.sizes(site.ranks)) * first, *rest], start)
-
-
-__all__ = ["cut"]

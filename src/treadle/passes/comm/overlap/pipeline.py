@@ -187,6 +187,3 @@ class _Trial:
     pieces: int
     seconds: float
     peak_bytes: int
-
-
-__all__ = ["PipelineChoice", "PipelineProducts"]

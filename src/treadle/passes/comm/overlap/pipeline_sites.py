@@ -321,16 +321,3 @@ def _only_wait(each: Collective) -> fx.Node:
 def _require_plain(node: fx.Node, kind: TensorType) -> None:
     require(not dims_in(kind.shape), NoMatch, f"{node} has sizes that each call decides")
     require(kind.numel > 0, NoMatch, f"{node} sends nothing")
-
-
-__all__ = [
-    "GatherSite",
-    "ScatterSite",
-    "Site",
-    "casts_of",
-    "cut_factor",
-    "likeness",
-    "nodes_of",
-    "row_arguments",
-    "sites_in",
-]

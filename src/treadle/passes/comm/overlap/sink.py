@@ -154,6 +154,3 @@ def _wanted(graph: fx.Graph) -> dict[fx.Node, int]:
         elif is_fence(node):
             fence = position[node]
     return first
-
-
-__all__ = ["SinkWaits"]

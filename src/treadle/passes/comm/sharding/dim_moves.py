@@ -63,6 +63,3 @@ def split_behind(join: fx.Node) -> fx.Node | None:
         return None
     whole = [each.args[1] for each in pieces] == [*range(len(value_of(split)))]
     return split if whole and set(split.users) == set(pieces) else None
-
-
-__all__ = ["moved", "rejoined", "split_behind"]

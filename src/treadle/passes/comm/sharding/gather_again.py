@@ -247,6 +247,3 @@ def _runs_of(group: _Group, position: Mapping[fx.Node, int]) -> Iterator[_Run]:
     ordered = sorted(readers, key=position.__getitem__)
     for _, run in groupby(ordered, key=lambda node: info(node).phase):
         yield _Run(group, list(run))
-
-
-__all__ = ["GatherAgain"]

@@ -286,6 +286,3 @@ def _padded(emit: Emit, given: fx.Node, ranks: int) -> fx.Node:
     if found.is_contiguous:
         return given
     return emit(aten.clone.default, given, memory_format=torch.contiguous_format)
-
-
-__all__ = ["RowComputation"]

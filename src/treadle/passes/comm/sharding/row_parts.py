@@ -162,5 +162,3 @@ PARTS: dict[Any, Callable[[fx.Node], Combined]] = {
     aten.all.default: partial(_truth, _LEAST, 1.0),
 }
 """By operator: how one number is made of rows. ``NoMatch`` where the call makes several."""
-
-__all__ = ["PARTS", "Combined", "Emit"]

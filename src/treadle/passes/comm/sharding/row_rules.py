@@ -82,6 +82,3 @@ def _is_by_element(call: fx.Node) -> bool:
     if is_list_call(call):
         return elementwise_on_each(call.target)
     return facts_of(call.target).elementwise or call.target is aten.copy.default
-
-
-__all__ = ["ByElement", "OwnRows", "Use", "use_of"]

@@ -49,6 +49,3 @@ def _is_own(node: fx.Node) -> bool:
         return False
     apart = Effect.DRAWS | Effect.READS_OUTSIDE | Effect.UNKNOWN
     return info(node).own_rows is not None or bool(effects_of(node) & apart)
-
-
-__all__ = ["may_differ"]

@@ -171,6 +171,3 @@ def _is_by_element(reader: fx.Node, node: fx.Node) -> bool:
         return isinstance(use_of(reader, node), ByElement)
     except NoMatch:
         return False
-
-
-__all__ = ["ScatterReductions", "explain"]
