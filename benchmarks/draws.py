@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from treadle.codegen.cpp.draws import DRAWS
+from treadle.codegen.cpp.rng import DRAWS
 from treadle.runtime.kernels.build import build
-from treadle.runtime.kernels.draws import FUNCTION, drawer
+from treadle.runtime.kernels.rng import FUNCTION, drawer
 from treadle.runtime.store.cache import Cache
 
 

@@ -18,7 +18,7 @@ import torch
 from language_models import PRESETS, make_optimizer, make_step
 
 from treadle.capture.step import capture
-from treadle.compiler.cleaning import settled
+from treadle.compiler.cleaning import cleaned
 from treadle.compiler.memory import applied, plan_within, planned
 from treadle.compiler.request import Target
 from treadle.loop.kernel import Kernel, KernelPlan
@@ -60,7 +60,7 @@ def main() -> None:
         place=torch.device("cpu"),
     )
     options = Options()
-    step = settled(captured.step, options)
+    step = cleaned(captured.step, options)
     for name, again, sweeps in VARIANTS:
         chosen = replace(workers.PROGRAMS, computes_again=again, sweeps=sweeps)
         with mock.patch.dict(workers.WORKERS, {"programs": chosen}):

@@ -284,7 +284,7 @@ TABLE = {"compat/operators/operator_facts.py", "compat/operators/schemas.py"}
 """Who asks PyTorch what an operator does. All others ask the table."""
 MAKES = {
     "compat/operators/custom_op.py": {"tags"},
-    "compat/operators/draw_operators.py": {"nondeterministic_seeded"},
+    "compat/operators/rng_operators.py": {"nondeterministic_seeded"},
     "runtime/execute/functional.py": {"alias_info"},
 }
 """Who makes operators of ours, with tags of their own or of another, or after its schema."""

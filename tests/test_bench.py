@@ -14,7 +14,7 @@ from testing import forget_progress_settings
 from treadle.tools.bench import WARMUP, Contestant, _figures, _gap, _random, bench, eager_peak
 from treadle.tools.cli import main
 from treadle.tools.commands import progress
-from treadle.tools.entry_point import EntryPoint, Job
+from treadle.tools.entry_point import EntryPoint, TrainingJob
 
 SCRIPT = """
 import torch
@@ -135,7 +135,7 @@ def test_one_model_for_two_is_refused(script, capsys):
 
 
 def seen(name, seconds, losses, gaps):
-    job = Job(lambda: None, None, None, ())
+    job = TrainingJob(lambda: None, None, None, ())
     made = Contestant(name, job, job.step, _random(), seconds, losses)
     made.gaps = [torch.tensor(gap, dtype=torch.float64) for gap in gaps]
     return made

@@ -103,7 +103,7 @@ def test_other_arguments_are_looked_at(keys):
 
 
 @pytest.mark.skipif(
-    watching.watch_dicts([{}]).__class__ is watching.AskedDicts, reason="dicts are asked"
+    watching.watch_dicts([{}]).__class__ is watching.PolledDicts, reason="dicts are asked"
 )
 def test_the_same_again_is_one_pass(keys):
     compiled, _, optimizer = made()
@@ -153,7 +153,7 @@ changed = compiled(torch.ones(2, 3))
 
 
 @pytest.mark.skipif(
-    watching.watch_dicts([{}]).__class__ is watching.AskedDicts, reason="dicts are asked"
+    watching.watch_dicts([{}]).__class__ is watching.PolledDicts, reason="dicts are asked"
 )
 @pytest.mark.parametrize(
     ("change", "again"), [("factor = 3.0", 1), ("max = lambda a, b: a + b", 1), ("beside = 1", 0)]

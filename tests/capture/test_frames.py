@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from treadle.capture.python_state.code.frames import Entered, FrameRecorder
+from treadle.capture.python_state.code.frames import ExecutionRecord, FrameRecorder
 
 
 class Silent:
@@ -26,7 +26,7 @@ class Silent:
 
 
 def recorder():
-    return FrameRecorder(Entered(), lambda frame: None, Silent(), Silent())
+    return FrameRecorder(ExecutionRecord(), lambda frame: None, Silent(), Silent())
 
 
 class Value:
@@ -87,5 +87,5 @@ def test_only_a_generator_that_was_there_before_is_resumed(tracing):
             next(old)
     finally:
         sys.settrace(before)
-    assert new.entered.resumed == ""
-    assert (advanced.entered.resumed, again.entered.resumed) == ("values", "values")
+    assert new.executed.resumed == ""
+    assert (advanced.executed.resumed, again.executed.resumed) == ("values", "values")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from treadle.capture.symbolic.number_forms import form_of, is_apart, is_close
+from treadle.capture.symbolic.number_forms import graph_form, is_apart, is_close
 
 _VALUES = (
     0.0, -0.0, 1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.125, 0.575, 2.675, 1.005, 1e-300, 3e200, -7.25,
@@ -26,7 +26,7 @@ _OF_TWO = (
 
 
 def agrees(function, *values):
-    form = form_of(function, values)
+    form = graph_form(function, values)
     made = [torch.tensor(each, dtype=torch.float64) for each in values]
     found = form.compute(*made)
     if form.holds is not None and not form.holds(found, *made):
@@ -45,7 +45,7 @@ def test_of_one_number(function):
 
 @pytest.mark.parametrize("function", _OF_TWO, ids=lambda f: f.__name__)
 def test_of_two_numbers(function):
-    form = form_of(function, (1.0, 2.0))
+    form = graph_form(function, (1.0, 2.0))
     pairs = [
         pair
         for pair in itertools.product(_VALUES, _VALUES)
@@ -61,7 +61,7 @@ def test_rounding(digits):
 
 
 def test_rounding_holds_mostly():
-    form = form_of(round, (0.0, 2))
+    form = graph_form(round, (0.0, 2))
     values = torch.arange(1000, dtype=torch.float64) / 1000
     assert form.holds(form.compute(values), values).sum() == 900  # all but halves
 
@@ -75,7 +75,7 @@ def test_functions_of_two(other):
 
 @pytest.mark.parametrize("tolerances", [(1e-9, 0.0), (0.3, 0.0), (0.0, 0.5), (0.0, 0.0)])
 def test_closeness(tolerances):
-    form = form_of(is_close, (1.0, 1.0, *tolerances))
+    form = graph_form(is_close, (1.0, 1.0, *tolerances))
     numbers = [*_VALUES, 1.0, 1.0 + 1e-10, 1.25, -1.0]
     for one, other in itertools.product(numbers, numbers):
         want = is_close(one, other, *tolerances)
@@ -84,14 +84,14 @@ def test_closeness(tolerances):
 
 
 def test_what_is_whole():
-    form = form_of(float.is_integer, (1.0,))
+    form = graph_form(float.is_integer, (1.0,))
     for each in (*_VALUES, 3.0, -2.0, 2.5):
         assert bool(form.compute(torch.tensor(each, dtype=torch.float64))) is each.is_integer()
 
 
 def test_what_has_no_form():
-    assert form_of(operator.pow, (2, 3)) is None  # 2 ** -3 is a float
-    assert form_of(round, (2.0, -1)) is None
+    assert graph_form(operator.pow, (2, 3)) is None  # 2 ** -3 is a float
+    assert graph_form(round, (2.0, -1)) is None
 
 
 def test_last_bits_do_not_compare():

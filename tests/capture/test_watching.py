@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from treadle.capture.identity_guards import IdentityGuards
 from treadle.capture.python_state.introspect import parts_of, slots_of
 from treadle.capture.python_state.parts import OfFunction, Sequenced, Slots, Variable
-from treadle.capture.sweep import Sweep
-from treadle.guards import dict_words, watching
-from treadle.guards import memory_words as words
-from treadle.guards.dict_words import DictLayout, dict_layout
+from treadle.guards import dict_fingerprint, watching
+from treadle.guards import memory_fingerprint as words
+from treadle.guards.dict_fingerprint import DictLayout, dict_layout
 from treadle.guards.first_difference import COMPILERS, first_difference
-from treadle.guards.tensor_words import grad_word, no_grad, of_tensor
-from treadle.guards.watching import Watches, WordWatch, watch_dicts, watch_tensors
+from treadle.guards.tensor_fingerprint import grad_word, no_grad, of_tensor
+from treadle.guards.watching import FingerprintWatch, Watches, watch_dicts, watch_tensors
 
 WAYS = ("compiled", "contents", "gathered", "asked")
 
@@ -44,12 +44,12 @@ def choose(name, patch):
         contents = replace(dict_layout(), own=False)
         if not contents.contents:
             pytest.skip("writes to dicts are counted")
-        patch.setattr(dict_words, "dict_layout", lambda: contents)
+        patch.setattr(dict_fingerprint, "dict_layout", lambda: contents)
     if name == "asked":
         patch.setattr(words, "layout", lambda: None)
         nothing = DictLayout(own=False, every=False, contents=False)
-        patch.setattr(dict_words, "layout", lambda: None)
-        patch.setattr(dict_words, "dict_layout", lambda: nothing)
+        patch.setattr(dict_fingerprint, "layout", lambda: None)
+        patch.setattr(dict_fingerprint, "dict_layout", lambda: nothing)
         patch.setattr(watching, "of_tensor", lambda tensor: None)
 
 
@@ -161,7 +161,7 @@ CONTENTS = "cell_contents"
 
 def swept(values):
     """Every part of these objects; those that cannot be swept are given back."""
-    sweep, parts, others = Sweep(), [], []
+    sweep, parts, others = IdentityGuards(), [], []
     for value in values:
         sweep.add_type(value)
         held = [value, *(value.__closure__ or ())] if callable(value) else [value]
@@ -206,7 +206,7 @@ def test_what_was_accepted_is_what_counts(seed, way):
     pool = [object() for _ in range(3)]
     kinds = ("dict", "list", "set", "cell", "slots")
     values = [MAKERS[chance.choice(kinds)](chance.choice(pool)) for _ in range(30)]
-    sweep = Sweep()
+    sweep = IdentityGuards()
     parts = []
     for value in values:
         (part,) = parts_of(value, "").parts
@@ -272,7 +272,7 @@ def test_what_was_found_and_taken_back_is_not_accepted(way):
     """Another variant looks at the change; then it is undone, and this one is called again."""
     dicts, cell = [{"x": 1}], CellType(one := object())
     found = watch_dicts(dicts)
-    watch = WordWatch()
+    watch = FingerprintWatch()
     is_watched = watch.add(partial(words.of_cell, cell))
     watch.settle()
     for _ in range(2):
@@ -292,13 +292,13 @@ def test_what_was_found_and_taken_back_is_not_accepted(way):
 
 def test_several_watches_are_one(way):
     dicts, cell, asked = [{"x": 1}, {}], CellType(one := object()), [True]
-    first, second = watch_dicts(dicts), WordWatch()
+    first, second = watch_dicts(dicts), FingerprintWatch()
     is_watched = second.add(partial(words.of_cell, cell))
     second.settle()
     several = Watches()
     several.add(first)
     several.add(second)
-    several.asked.append(lambda: asked[0])
+    several.polled.append(lambda: asked[0])
     several.settle()
     assert several.is_same()
     asked[0] = False
@@ -316,7 +316,7 @@ def test_several_watches_are_one(way):
 def test_what_a_watch_was_told_since_counts():
     """Words that it had before may be of objects that are gone."""
     held = [[1], [2]]
-    watch = WordWatch()
+    watch = FingerprintWatch()
     if not all(watch.add(partial(words.of_list, each)) for each in held):
         pytest.skip("lists are asked")
     several = Watches()
@@ -333,7 +333,7 @@ def test_what_a_watch_was_told_since_counts():
 def test_flags_are_looked_at_after_all_words():
     tensors = [a_tensor() for _ in range(3)]
     words_of_grads = [grad_word(each) for each in tensors]
-    flags, others = WordWatch(), WordWatch()
+    flags, others = FingerprintWatch(), FingerprintWatch()
     assert all(flags.add(partial(of_tensor, each)) for each in tensors)
     flags.settle([each for each in words_of_grads if each], no_grad())
     assert others.add(partial(words.of_class, a_slotted(1)))
@@ -434,7 +434,7 @@ def test_what_is_not_dense_is_not_watched(way):
 
 def test_without_a_compiler_only_words_in_objects_are_read(monkeypatch):
     monkeypatch.setattr(watching, "comparison", lambda: None)
-    found = WordWatch()
+    found = FingerprintWatch()
     assert not found.add(partial(words.of_list, [1]))
     assert not found.add(partial(words.of_set, {1}))
     assert found.add(partial(words.of_cell, CellType(1))) is (words.layout() is not None)
@@ -448,6 +448,8 @@ def test_no_compiler_is_no_error(monkeypatch, tmp_path):
 def test_parts_that_are_swept_are_these(way):
     known = [OfFunction("", a_function(1)), Slots("", a_slotted(1), slots_of(Slotted))]
     owners = [known[0].function, known[1].owner]
-    added = [Sweep().add(part, owner, 0) for part, owner in zip(known, owners, strict=True)]
+    added = [
+        IdentityGuards().add(part, owner, 0) for part, owner in zip(known, owners, strict=True)
+    ]
     assert added == [way != "asked"] * 2
-    assert Sweep().add(Sequenced("", [1]), [1], 0) is (way in ("compiled", "contents"))
+    assert IdentityGuards().add(Sequenced("", [1]), [1], 0) is (way in ("compiled", "contents"))

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton_run import Case, buffers_of, rendered, run_cases
 
 from treadle.algebra.index import Index
-from treadle.codegen.triton.expr import Writer
+from treadle.codegen.triton.expr import TritonWriter
 from treadle.loop.expr import Position, ReduceKind
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
 from treadle.loop.nest import running_sums
@@ -305,7 +305,7 @@ def test_a_sum_beside_a_running_one(cols, tmp_path, monkeypatch, interpreted):
 def test_a_place_that_is_one_number_is_compared_as_such(wide):
     """Of an axis of one element nothing but its place is left."""
     same = make.fn("eq", make.load("n", 0, torch.int64), Position(Index.of(0)))
-    writer = Writer({}, {"n": "b0"}, {}, frozenset(), wide=wide)
+    writer = TritonWriter({}, {"n": "b0"}, {}, frozenset(), wide=wide)
     writer.evaluate(same)
     here = "tl.full((), 0, tl.int32)" if wide else "(0)"
     assert writer.lines[-1].endswith(f"= {here} == x1")

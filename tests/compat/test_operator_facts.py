@@ -9,7 +9,6 @@ from torch.fx.node import _side_effectful_functions
 from torch.utils.flop_counter import flop_registry
 
 from treadle.compat.operators import operator_facts
-from treadle.compat.operators.draw_operators import DRAWS
 from treadle.compat.operators.operator_facts import (
     IN_ORDER,
     MATTERS,
@@ -21,6 +20,7 @@ from treadle.compat.operators.operator_facts import (
     follows_seed,
     written_names,
 )
+from treadle.compat.operators.rng_operators import DRAWS
 from treadle.graph.core.operators import (
     draw_reads_values,
     effects_of,

@@ -13,7 +13,7 @@ from torch import nn
 
 import treadle
 from counted import batch, calls, reduced, stack
-from treadle.capture.refuse import KNOWN_FORMS
+from treadle.capture.refuse import KNOWN_UPDATE_RULES
 from treadle.session import carried
 from treadle.util.errors import RuntimeFailure, TreadleError
 
@@ -192,7 +192,7 @@ def test_stacks_of_linear_and_relu(layers, kind):
 
 
 KINDS = [
-    kind for known in KNOWN_FORMS for kind in known if kind is not torch.optim.SparseAdam
+    kind for known in KNOWN_UPDATE_RULES for kind in known if kind is not torch.optim.SparseAdam
 ]  # it takes sparse gradients alone: contract/test_sparse_gradients.py
 
 

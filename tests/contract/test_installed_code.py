@@ -122,9 +122,9 @@ def test_whose_code_it_is_says_the_record_of_an_installer(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     distributions._installed_in.cache_clear()
     for name, owner in {
-        "some/b/c.py": frames.Whose.INSTALLED,
-        "one.py": frames.Whose.INSTALLED,
-        "two.py": frames.Whose.USER,
-        "other/a.py": frames.Whose.USER,
+        "some/b/c.py": frames.CodeOwner.INSTALLED,
+        "one.py": frames.CodeOwner.INSTALLED,
+        "two.py": frames.CodeOwner.USER,
+        "other/a.py": frames.CodeOwner.USER,
     }.items():
-        assert frames.whose(str(tmp_path / name)) is owner
+        assert frames.code_owner(str(tmp_path / name)) is owner

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from treadle.capture.optimizers.registry import forms
-from treadle.capture.refuse import KNOWN_FORMS
+from treadle.capture.optimizers.registry import update_rules
+from treadle.capture.refuse import KNOWN_UPDATE_RULES
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
 from treadle.graph.analysis.update_blocks import update_blocks
@@ -27,7 +27,7 @@ OPTIONS = {
     OPTIM.RAdam: ({}, {"decoupled_weight_decay": True, "weight_decay": 0.1}),
 }
 SUPPORTED = [
-    kind for known in KNOWN_FORMS for kind in known if kind is not torch.optim.SparseAdam
+    kind for known in KNOWN_UPDATE_RULES for kind in known if kind is not torch.optim.SparseAdam
 ]  # it takes sparse gradients alone: contract/test_sparse_gradients.py
 CASES = [(kind, options) for kind in SUPPORTED for options in OPTIONS.get(kind, ({},))]
 
@@ -64,7 +64,7 @@ def captured(model, optimizer, **hooks):
 
 
 def test_the_cases_are_all_optimizers_that_have_a_form():
-    assert set(SUPPORTED) <= set(forms())
+    assert set(SUPPORTED) <= set(update_rules())
     assert len(SUPPORTED) >= 13
 
 

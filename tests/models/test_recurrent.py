@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import treadle
 from treadle.options import from_environment
-from treadle.runtime.kernels.draws import STATE_BYTES
+from treadle.runtime.kernels.rng import STATE_BYTES
 from treadle.runtime.store.artifact import CallStep
 from treadle.util.errors import CaptureError
 

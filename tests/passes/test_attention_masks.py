@@ -18,7 +18,7 @@ import treadle
 from testing import check_numbers, check_pass, trace
 from treadle.algebra.extents import Size
 from treadle.compat.fake import FakeTensorMode
-from treadle.compiler.cleaning import clean, cleaning_of, settled
+from treadle.compiler.cleaning import clean, cleaned, cleaning_of
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
@@ -481,10 +481,12 @@ def test_models_train_as_in_eager(make):
         torch.testing.assert_close(step(**batch), eager(**batch), rtol=1e-5, atol=1e-6)
     captured = step.compiled.captured.step
     assert {each.becomes for each in reports(clean(captured), PROVE)} == {"is_causal"}
-    cleaned = settled(captured, Options())
-    assert {each.reason.partition(" ")[2] for each in reports(cleaned, PROVE)} == {"has no mask"}
-    assert not any(node.target is aten.where.self for node in cleaned.graph.nodes)
-    assert PROVE.run(cleaned) == 0
+    after_cleaning = cleaned(captured, Options())
+    assert {each.reason.partition(" ")[2] for each in reports(after_cleaning, PROVE)} == {
+        "has no mask"
+    }
+    assert not any(node.target is aten.where.self for node in after_cleaning.graph.nodes)
+    assert PROVE.run(after_cleaning) == 0
 
 
 # GPUs, on fake tensors.

@@ -17,7 +17,7 @@ import treadle
 from testing import trace
 from treadle.capture.step import capture
 from treadle.compiler.chunks import fastest_chunk, versions_of
-from treadle.compiler.cleaning import settled
+from treadle.compiler.cleaning import cleaned
 from treadle.compiler.memory import plan_within, planned
 from treadle.compiler.request import Target
 from treadle.graph.analysis.alias import analyse
@@ -32,7 +32,7 @@ from treadle.passes.chunks.rows import Grid, RowRange, boxes_of
 from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.cost import flops_of, work_of
-from treadle.passes.memory.fused import traffic
+from treadle.passes.memory.fused import recompute_costs
 from treadle.passes.memory.order import facts_of
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
@@ -91,7 +91,7 @@ def captured(loss: Loss, model=None, rows=(B, T), *, half=False) -> StepGraph:
     found = capture(
         step, models={"m": model}, optimizers={"o": optimizer}, args=batch(rows), kwargs={}
     )
-    return settled(found.step, Options())
+    return cleaned(found.step, Options())
 
 
 def values(step: StepGraph, rows=(B, T), dtype=None):
@@ -412,7 +412,7 @@ def test_random_losses_equal_eager(rows, most, reduction, kept, cap, bias):
     torch.manual_seed(rows)
     leaves = [torch.randn(each).requires_grad_() for each in ((rows, D), (V, D), (V,))]
     inputs = (*leaves, torch.randint(kept, (rows,)))
-    step = settled(trace(program, *inputs), Options())
+    step = cleaned(trace(program, *inputs), Options())
     result = step.copy()
     changed = ChunkLoss(most * ROW).run(result)
     assert changed == (rows > most)
@@ -521,7 +521,7 @@ def step_of(rows=(4, 32), **changed):
     given = {"models": {"m": model}, "optimizers": {"o": optimizer}, "kwargs": {}}
     found = capture(step, args=batch(rows, LARGE), **given)
     chosen = Options(**changed)
-    return settled(found.step, chosen), Target("cpu", chosen)
+    return cleaned(found.step, chosen), Target("cpu", chosen)
 
 
 def test_the_peak_shows_one_chunk():
@@ -591,7 +591,7 @@ def test_each_chunk_is_estimated_to_read_the_weights_again():
     for rows in (128, 64, 32):
         step, _ = step_of()
         ChunkLoss(rows * 4 * LARGE).run(step)
-        times.append(traffic(facts_of(step), H200).once)
+        times.append(recompute_costs(facts_of(step), H200).once)
     assert times[0] < times[1] < times[2]
 
 
@@ -644,7 +644,7 @@ def test_a_real_vocabulary():
 
     step, optimizer = make_step(model, loss)
     given = {"models": {"m": model}, "optimizers": {"o": optimizer}, "kwargs": {}}
-    graph = settled(capture(step, args=batch(), **given).step, Options())
+    graph = cleaned(capture(step, args=batch(), **given).step, Options())
     made = cut(graph, 50257 * 4 * 8)
     inputs = values(graph)
     for new, old in zip(run_step(made, inputs), run_step(graph, inputs), strict=True):

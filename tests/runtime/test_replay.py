@@ -9,7 +9,7 @@ from torch import Tensor
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
-from treadle.runtime.replay.recordings import Launches, Terms, why_not
+from treadle.runtime.replay.recordings import Launches, ReplayPolicy, why_not
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Storage, View
 
 PLAIN = Build.without_compiler()
@@ -76,8 +76,8 @@ class Again:
 def made(
     recorder: Again, *, written=frozenset({1}), room=1 << 20, layouts=None, **options
 ) -> Executable:
-    terms = Terms(frozenset({0}), written, room, lambda: None, layouts)
-    return Executable(step(), PLAIN, terms=terms, recorder=recorder, **options)
+    policy = ReplayPolicy(frozenset({0}), written, room, lambda: None, layouts)
+    return Executable(step(), PLAIN, policy=policy, recorder=recorder, **options)
 
 
 WATCHED = pytest.mark.parametrize("layouts", [None, watch_tensors], ids=["asked", "watched"])

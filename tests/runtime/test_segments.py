@@ -8,7 +8,7 @@ from torch import Tensor
 
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.replay import recordings as replaying
-from treadle.runtime.replay.recordings import Launches, Terms
+from treadle.runtime.replay.recordings import Launches, ReplayPolicy
 from treadle.runtime.replay.segments import split
 from treadle.runtime.store.artifact import Artifact, CallStep, Storage
 from treadle.util.errors import RuntimeFailure
@@ -158,9 +158,9 @@ def right(x: Tensor, w: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 def test_replays_in_parts_compute_what_the_whole_does(failing):
     w, count = torch.randn(4), torch.zeros(())
     recorder = Parts([w], failing)
-    terms = Terms(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
+    policy = ReplayPolicy(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
     art = artifact(*STEPS, releases=GIVES, results=(OUT, SEEN))
-    recorder.executable = executable = Executable(art, PLAIN, terms=terms, recorder=recorder)
+    recorder.executable = executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
     kept = []
     for number in range(9):
         if number == 6:
@@ -188,10 +188,10 @@ def test_replays_in_parts_compute_what_the_whole_does(failing):
 def test_a_condition_that_does_not_hold_writes_nothing(failing):
     w, count = torch.randn(4), torch.zeros(())
     recorder = Parts([w])
-    terms = Terms(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
+    policy = ReplayPolicy(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
     steps = (ADD, SUM, POSITIVE, EXPECT, COUNTED, UPDATE, SCALED)
     art = artifact(*steps, results=(OUT,))
-    recorder.executable = executable = Executable(art, PLAIN, terms=terms, recorder=recorder)
+    recorder.executable = executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
     for number in range(10):
         x, before, counted = torch.rand(4), w.clone(), count.clone()
         if number in failing:
@@ -212,9 +212,9 @@ def test_a_condition_that_does_not_hold_writes_nothing(failing):
 def test_an_operation_that_fails_between_recordings_leaves_nothing_bound(monkeypatch):
     w, count = torch.randn(4), torch.zeros(())
     recorder = Parts([w])
-    terms = Terms(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
+    policy = ReplayPolicy(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
     art = artifact(*STEPS, releases=GIVES, results=(OUT, SEEN))
-    recorder.executable = executable = Executable(art, PLAIN, terms=terms, recorder=recorder)
+    recorder.executable = executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
     for _ in range(5):
         executable.run([torch.randn(4), w, count])
     perform = executable.perform
@@ -235,8 +235,8 @@ def test_an_operation_that_fails_between_recordings_leaves_nothing_bound(monkeyp
 
 
 def test_too_little_between_the_cuts_is_not_recorded():
-    terms = Terms(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
+    policy = ReplayPolicy(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
     art = artifact(*STEPS[:6], releases=GIVES[:6])
-    executable = Executable(art, PLAIN, terms=terms, recorder=Parts([]))
+    executable = Executable(art, PLAIN, policy=policy, recorder=Parts([]))
     assert executable.replay is not None
     assert executable.replay.note == "not recorded: a part of the step is on the host"

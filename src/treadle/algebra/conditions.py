@@ -91,7 +91,7 @@ class Choice:
 
 
 Numeric = Index | IndexNumber | Unread | Choice
-Term = Condition | Numeric
+IndexExpr = Condition | Numeric
 
 
 def at_most(index: Index) -> Condition:
@@ -207,12 +207,12 @@ def truth(number: float) -> bool:
     return math.isnan(number) or number != 0
 
 
-def as_numeric(term: Term) -> Numeric:
+def as_numeric(term: IndexExpr) -> Numeric:
     """True as 1 and false as 0."""
     return choice(term, ZERO + 1, ZERO) if isinstance(term, Condition) else term
 
 
-def either(condition: Condition, yes: Term, no: Term) -> Term:
+def either(condition: Condition, yes: IndexExpr, no: IndexExpr) -> IndexExpr:
     """``condition ? yes : no`` of truth values or of numbers."""
     if isinstance(yes, Condition) and isinstance(no, Condition):
         return any_of(all_of(condition, yes), all_of(negated(condition), no))

@@ -13,17 +13,17 @@ from treadle.capture.control_flow.while_loops import refuse_loop_values
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.functionalize import Functionalizer
-from treadle.capture.optimizers.optimizer_state import StatePlace
+from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.reads import Reads
-from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, own_tensor
+from treadle.capture.run import Run, ServedCall, SideEffect, Toggle, Trace, own_tensor
 from treadle.capture.sources import (
-    Clusters,
-    Fixed,
+    ClosedOverTensor,
     Grad,
     Held,
     Inputs,
     Parameter,
+    ParamGroups,
     Pending,
     RunTimeArray,
     RunTimeNumber,
@@ -96,7 +96,7 @@ class Captured:
     result_tree: TreeSpec
     result_leaves: tuple[object, ...]  # slots where result tensors go
     reads: Reads
-    call: GivenCall  # where the arguments of a call are found
+    call: ServedCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
     counters: tuple[Location, ...]  # whose numbers are read at every call
     decisions: tuple[NumberDecision, ...]  # on numbers that are not in the graph
@@ -114,8 +114,8 @@ class Captured:
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
     generators: tuple[torch.Generator, ...]  # of the user's, that the graph names by number
-    clusters: Clusters
-    stepped: frozenset[int]  # clusters whose counters advance
+    param_groups: ParamGroups
+    stepped: frozenset[int]  # groups whose counters advance
     scalars: Scalars
     inputs: Inputs
     host_draws: HostDraws
@@ -158,21 +158,21 @@ class Captured:
 
     def agrees(self) -> bool:
         """Whether parameters that share a step counter in the graph still share it."""
-        return all(self.clusters[at].agrees() for at in self.stepped)
+        return all(self.param_groups[at].agrees() for at in self.stepped)
 
     def join(self, watches: Watches) -> bool:
         """What it reads outside and its counters, while all is as it was; whether that can be
         said."""
-        stepped = [self.clusters[at] for at in self.stepped]
-        watches.asked += [self._decides_alike] if self.decisions else []
+        stepped = [self.param_groups[at] for at in self.stepped]
+        watches.polled += [self._decides_alike] if self.decisions else []
         return self.reads.join(watches) and all(each.join(watches) for each in stepped)
 
 
-def finish(
+def build_graph(
     module: fx.GraphModule,
     run: Run,
     reads: Reads,
-    call: GivenCall,
+    call: ServedCall,
     device: torch.device,
     *,
     symbolic: bool = False,
@@ -215,7 +215,7 @@ def finish(
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),
         generators=tuple(run.trace.watch.rng.drawn),
-        clusters=run.clusters,
+        param_groups=run.param_groups,
         stepped=frozenset(run.trace.stepped),
         scalars=Scalars(kept),
         inputs=Inputs(kept),
@@ -228,7 +228,7 @@ def finish(
 def _clean(
     module: fx.GraphModule,
     seen: Trace,
-    held: Mapping[int, Location | StatePlace],
+    held: Mapping[int, Location | StateLocation],
     sources: list[tuple[Input, Source]],
 ) -> None:
     """Each node knows who made it, every tensor from outside is an input, and nothing is in the
@@ -430,7 +430,7 @@ def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
 def _constants_to_inputs(
     module: fx.GraphModule,
     sources: list[tuple[Input, Source]],
-    held: Mapping[int, Location | StatePlace],
+    held: Mapping[int, Location | StateLocation],
     seen: Trace,
 ) -> None:
     """Tensors that the step reads from outside the model become inputs, read at every call."""
@@ -448,7 +448,7 @@ def _constants_to_inputs(
             seen.watch.rng.refuse_state(tensor, info(node).where)
             known = seen.scalars.get(id(tensor))
             source = known or _outside(tensor, held, seen.uses, name)
-            if isinstance(source[1], Fixed):
+            if isinstance(source[1], ClosedOverTensor):
                 refuse_without_memory(tensor, info(node).where)
             sources.append(source)
         node.replace_all_uses_with(found[id(tensor)])
@@ -456,7 +456,7 @@ def _constants_to_inputs(
 
 
 def _outside(
-    tensor: Tensor, held: Mapping[int, Location | StatePlace], uses: Uses, name: str
+    tensor: Tensor, held: Mapping[int, Location | StateLocation], uses: Uses, name: str
 ) -> tuple[Input, Source]:
     """``held``: by its id, where a tensor was found when the step was captured."""
     if id(tensor) in uses.inputs:
@@ -466,7 +466,7 @@ def _outside(
             uses.arrays[id(tensor)]
         )
     if id(tensor) not in held:
-        return Input(Role.BUFFER, name), Fixed(tensor)
+        return Input(Role.BUFFER, name), ClosedOverTensor(tensor)
     place = held[id(tensor)]
     return Input(Role.BUFFER, place.label), Held(place)
 

@@ -11,7 +11,7 @@ from typing import Any, final
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from treadle.capture.optimizers.registry import form_of, has_form
+from treadle.capture.optimizers.registry import has_update_rule, update_rule
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.tensors.result_slots import fill, slots_in
 from treadle.compat.distributed.sharded_tensors import layout_of
@@ -55,10 +55,10 @@ class Reason:
 def why_eager(optimizer: Optimizer) -> Reason | None:
     """``None`` for an optimizer that becomes part of the graph."""
     kind = type(optimizer).__name__
-    if not has_form(optimizer):
+    if not has_update_rule(optimizer):
         words = f"{kind} has no form that can be captured (treadle.register_optimizer gives it one)"
         return Reason("TR-105", words)
-    if not form_of(optimizer).elementwise and _is_split(optimizer):
+    if not update_rule(optimizer).elementwise and _is_split(optimizer):
         words = f"{kind} looks at whole parameters, of which ranks hold parts (DTensors)"
         return Reason("TR-510", words)
     if step_hooks(optimizer):

@@ -26,8 +26,8 @@ from treadle.capture.functional_forms import (
 )
 from treadle.capture.tensors.input_memory import bytes_of, separate, spans_of
 from treadle.compat.fake import MISTYPED
-from treadle.compat.operators.draw_operators import DRAWS
 from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.rng_operators import DRAWS
 from treadle.compat.operators.schemas import (
     OpOverload,
     changes_shape,

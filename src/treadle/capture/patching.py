@@ -41,8 +41,8 @@ from treadle.capture.integrations.grad_scaler import LossScaling
 from treadle.capture.integrations.recurrent import RecurrentLayers
 from treadle.capture.integrations.wrappers import forward_of
 from treadle.capture.optimizers.hyper_parameters import standing_in
-from treadle.capture.optimizers.registry import has_form
-from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.optimizers.registry import has_update_rule
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
 from treadle.capture.python_state.containers.copies import deep_copied, shallow_copied
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
@@ -152,7 +152,7 @@ def _users_ask() -> bool:
     while frame.f_code.co_filename in METHOD_FILES and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename
-    return file in _FOR_USERS or whose(file) is not Whose.OURS
+    return file in _FOR_USERS or code_owner(file) is not CodeOwner.OURS
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -272,7 +272,7 @@ class TensorPatcher(TorchFunctionMode):
 
         def call(tensor: Tensor) -> bool:
             frame = sys._getframe(1)
-            if not works_for(thread) or whose(frame.f_code.co_filename) is Whose.OURS:
+            if not works_for(thread) or code_owner(frame.f_code.co_filename) is CodeOwner.OURS:
                 return original(tensor)
             self._watch.note_line()
             value = self.inside(tensor, held=True)
@@ -345,7 +345,7 @@ class TensorPatcher(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def swapped(
+def patched(
     models: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
     table: Mapping[int, Tensor],
@@ -408,7 +408,7 @@ def _swap_states(
 ) -> None:
     """Optimizers that share their state share what stands there, that of one with a form."""
     made: dict[int, object] = {}
-    for each in sorted(optimizers, key=lambda each: not has_form(each)):
+    for each in sorted(optimizers, key=lambda each: not has_update_rule(each)):
         real = id(each.state)
         if real not in made:
             made[real] = state(each)
@@ -508,9 +508,9 @@ class TraceRecorder:
             undo.enter_context(functions_replaced(_control_flow))
             undo.enter_context(backward_inside(lambda: _GradientsInHooks(self)))
             for owner, name, ours in (
-                (torch.autograd, "backward", self._noting(torch.autograd.backward)),
-                (torch.autograd, "grad", self._noting(torch.autograd.grad)),
-                (torch, "get_rng_state", self._keeping(torch.get_rng_state)),
+                (torch.autograd, "backward", self._record_backward(torch.autograd.backward)),
+                (torch.autograd, "grad", self._record_backward(torch.autograd.grad)),
+                (torch, "get_rng_state", self._record_rng_save(torch.get_rng_state)),
                 (torch, "set_rng_state", self._putting_back(torch.set_rng_state)),
                 (torch, "from_numpy", from_numpy(torch.from_numpy)),
                 *self.scaling.methods(),
@@ -544,7 +544,7 @@ class TraceRecorder:
             undo.callback(register_module_forward_hook(leave, always_call=True).remove)
             yield
 
-    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _record_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._end_again()
             self._follow([*args, *kwargs.values()])
@@ -575,7 +575,7 @@ class TraceRecorder:
     def _mark(self, start: int, policy: CheckpointPolicy) -> None:
         self.marks.append(((start, traced_nodes()), policy))
 
-    def _keeping(self, original: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def _record_rng_save(self, original: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def call() -> Tensor:
             state = original()
             self._states[id(state)] = state

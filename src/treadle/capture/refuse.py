@@ -22,7 +22,12 @@ from treadle.compat.distributed.fully_sharded import ShardedStatePlan, is_fully_
 from treadle.compat.hooks import is_initialized
 from treadle.util.errors import CaptureError
 
-KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
+KNOWN_UPDATE_RULES = (
+    adam.UPDATE_RULES,
+    sgd.UPDATE_RULES,
+    adaptive.UPDATE_RULES,
+    matrices.UPDATE_RULES,
+)
 """Importing the modules registers their forms."""
 
 LOOSE = "loose"

@@ -11,13 +11,13 @@ import torch
 from torch import SymInt, Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.argument_containers import ArgumentAlias, ArgumentLocation, Copies, ServedCall
 from treadle.capture.distributed.communication import refuse_collectives
 from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup
 from treadle.capture.distributed.row_shards import RowShards
 from treadle.capture.eager import CallsClosure, EagerStep, Reason, why_eager
 from treadle.capture.explain_errors import here, users_codes
 from treadle.capture.failures import called_with
-from treadle.capture.given import Copies, GivenCall, InArgument, Whole
 from treadle.capture.integrations.grad_scaler import (
     ScalerBegins,
     SkippedUpdate,
@@ -26,13 +26,13 @@ from treadle.capture.integrations.grad_scaler import (
 )
 from treadle.capture.integrations.recurrent import RecurrentLayers
 from treadle.capture.optimizers.hyper_parameters import HyperParameters
-from treadle.capture.optimizers.optimizer_state import StatePlace, TracedState, refused_state
+from treadle.capture.optimizers.optimizer_state import StateLocation, TracedState, refused_state
 from treadle.capture.optimizers.own_steps import OwnSteps
-from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
+from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, update_rule
 from treadle.capture.optimizers.updates import UpdatesOfGroup
-from treadle.capture.patching import TraceRecorder, swapped
+from treadle.capture.patching import TraceRecorder, patched
 from treadle.capture.python_state.call_arguments import parameter_names
-from treadle.capture.python_state.code.frames import Whose
+from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.containers.container_changes import (
     ChangedContainer,
     ContainerChanges,
@@ -48,8 +48,8 @@ from treadle.capture.python_state.containers.container_recorders import (
 from treadle.capture.python_state.containers.outputs import OutputCall, OutputLog, Stream
 from treadle.capture.python_state.external import (
     Change,
+    DeferredValue,
     ExternalState,
-    Later,
     owner_of,
     refused,
 )
@@ -61,12 +61,12 @@ from treadle.capture.refuse import refuse_unfinished
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
-    Clusters,
-    Fixed,
+    ClosedOverTensor,
     Grad,
     Held,
     Parameter,
     ParamGroup,
+    ParamGroups,
     Pending,
     RunTimeArray,
     RunTimeNumber,
@@ -78,7 +78,7 @@ from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers, counted, direct_place
 from treadle.capture.symbolic.deferred import AsksNumber, is_known_later
-from treadle.capture.symbolic.entries import place_asked
+from treadle.capture.symbolic.entries import asked_position
 from treadle.capture.symbolic.host_draws import HostDraws
 from treadle.capture.symbolic.memberships import membership_asked
 from treadle.capture.symbolic.numbers import Number, Text, Uses, as_key, is_stand_in
@@ -90,7 +90,7 @@ from treadle.capture.tensors.tensor_effects import (
     GivenTensor,
     HeldTensor,
     MadeGradient,
-    TensorPlace,
+    TensorLocation,
     made_gradient,
     read_attributes,
     refused_storage,
@@ -118,12 +118,12 @@ class SideEffect:
 
     place: (
         Location
-        | TensorPlace
+        | TensorLocation
         | MadeGradient
-        | InArgument
+        | ArgumentLocation
         | ContainerChanges
         | SkippedUpdate
-        | StatePlace
+        | StateLocation
         | OutputCall
     )
     leaves: tuple[Any, ...]
@@ -142,7 +142,7 @@ class SideEffect:
 def own_tensor(leaf: object) -> Tensor | None:
     """The user's own parameter, buffer or optimizer state that a leaf of a result is at every call,
     or that it is a view of."""
-    compute = leaf.compute if isinstance(leaf, Later) else None
+    compute = leaf.compute if isinstance(leaf, DeferredValue) else None
     compute = compute.find if isinstance(compute, KeptView) else compute
     if not isinstance(compute, functools.partial):
         return None
@@ -196,7 +196,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Handed:
+class _EagerGradient:
     """The gradient that an optimizer outside of the graph gets, and the one it was copied from."""
 
     copy: Tensor
@@ -212,14 +212,14 @@ class Run:
         function: Callable[..., Any],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
-        clusters: Clusters,
+        param_groups: ParamGroups,
         sources: list[tuple[Input, Source]],
         leaves: list[Any],
         spec: TreeSpec,
         *,
         update: bool = True,
         plans: bool = False,
-        call: GivenCall | None = None,
+        call: ServedCall | None = None,
         numbers: Sequence[Location] = (),
         stand_in: bool = True,
         containers: Sequence[ChangedContainer] | None = None,
@@ -239,7 +239,7 @@ class Run:
         self.function = function
         self.models = models
         self.optimizers = optimizers
-        self.clusters = clusters
+        self.param_groups = param_groups
         self.sources = sources
         self.leaves = leaves
         self.spec = spec
@@ -256,12 +256,12 @@ class Run:
         for uses in (self.trace.uses, watch.numbers.uses):
             uses.mode = lambda: watch.mode()
         self.trace.uses.membership_asked = membership_asked
-        self.trace.uses.place_asked = place_asked
+        self.trace.uses.place_asked = asked_position
         self.failed: Exception | None = None  # after a guess
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._plans = plans
-        self._call = call or GivenCall()
+        self._call = call or ServedCall()
         self.sparse = SparseGradients()
         self.numbers = ChangingNumbers(numbers, self.trace.uses, lambda: self._call.leaves)
         self._scaling = frozenset(each.label for each in numbers)
@@ -285,7 +285,7 @@ class Run:
         self.pending: Pending = {}  # state that there was not yet when a call began
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
-        self._handed: dict[int, _Handed] = {}
+        self._handed: dict[int, _EagerGradient] = {}
         self._looked_at: dict[int, Optimizer] = {}  # whose state was there, or not, for the step
         self._started: dict[int, dict[str, float]] = {}
         self._own_steps = own_steps
@@ -316,10 +316,10 @@ class Run:
         watch = self.trace.watch
         watch.memory = self._users_memory
         table = self._table(self._buffers)
-        self._groups = {id(each): dict(each.group) for each in self.clusters}
+        self._groups = {id(each): dict(each.group) for each in self.param_groups}
         uses = self.trace.uses if self._stands_in else None
         ours = self._stepper, self._traced_state
-        inside = swapped(self.models, self.optimizers, table, *ours, watch, self._layers, uses)
+        inside = patched(self.models, self.optimizers, table, *ours, watch, self._layers, uses)
         containers = self._containers or ()
         standing = recorded(containers, self._log)
         draws = self.draws.noted() if self._stands_in else contextlib.nullcontext()
@@ -398,14 +398,14 @@ class Run:
                     buffers.append((owner, key, around(value, layout_of(owner._buffers[key]))))
                 case State(_, parameter, key):
                     self._values[id(parameter), key] = value
-                case Scalar(cluster, key, _):
-                    self._values[id(cluster), key] = value
-                    self._started.setdefault(id(cluster), _hyper_parameters(cluster))
+                case Scalar(param_group, key, _):
+                    self._values[id(param_group), key] = value
+                    self._started.setdefault(id(param_group), _hyper_parameters(param_group))
                 case Grad(parameter, layout):
                     self._stand_ins[id(parameter)].grad = around(value, layout)
                 case Batch(at):
                     batch[at] = around(value, layout_of(self.leaves[at]))
-                case Fixed() | Held() | RunTimeNumber() | RunTimeArray():
+                case ClosedOverTensor() | Held() | RunTimeNumber() | RunTimeArray():
                     raise AssertionError("constants are found after the trace")
         for at, leaf in enumerate(self.leaves):
             batch[at] = self._stand_ins.get(id(leaf), batch[at])  # a parameter that is passed
@@ -450,7 +450,7 @@ class Run:
         if not self._stands_in:
             return bool(self.numbers.keys())
         given = any(is_real(leaf) or type(leaf) is str or is_numeric(leaf) for leaf in self.leaves)
-        return given or bool(self.numbers.keys()) or external.mentions("param_groups")
+        return given or bool(self.numbers.keys()) or external.is_named_in_code("param_groups")
 
     def read(self) -> Reads:
         """What the run read of the Python around it, now that everything is as it was before."""
@@ -474,8 +474,8 @@ class Run:
         self.numbers.read(reads)
         given = self._all_given()
         for each in given:
-            each.read(reads, self.trace.watch, external.mentions)
-        read_attributes(given, reads, external.mentions)
+            each.read(reads, self.trace.watch, external.is_named_in_code)
+        read_attributes(given, reads, external.is_named_in_code)
         for each in self._looked_at.values():
             reads.add_computed(f"the state of {type(each).__name__}", functools.partial(_has, each))
         for each in self._states:
@@ -565,9 +565,9 @@ class Run:
             if place is not None:
                 self.trace.left[at] = SideEffect(place, left.leaves, left.tree)
 
-    def places_of_tensors(self, reads: Reads) -> dict[int, Location | StatePlace]:
+    def places_of_tensors(self, reads: Reads) -> dict[int, Location | StateLocation]:
         """By its id, where a tensor of the user's is found at a call."""
-        found: dict[int, Location | StatePlace] = {}
+        found: dict[int, Location | StateLocation] = {}
         for state in self._states:
             found |= state.places()
         return {**reads.places(), **found}
@@ -578,12 +578,12 @@ class Run:
         places = self.places_of_tensors(reads)
 
         def now(leaf: Any) -> Any:
-            if is_plain(leaf) or isinstance(leaf, Later):
+            if is_plain(leaf) or isinstance(leaf, DeferredValue):
                 return leaf
             if id(leaf) in places:
-                return Later(places[id(leaf)].get)
+                return DeferredValue(places[id(leaf)].get)
             node = reads.node_of(leaf)
-            return Later(node.current) if node is not None and node.is_found_anew else leaf
+            return DeferredValue(node.current) if node is not None and node.is_found_anew else leaf
 
         for at, each in enumerate(self.trace.left):
             leaves = tuple(map(now, each.leaves))
@@ -672,7 +672,7 @@ class Run:
                 raise refused(each.label, type(each.real).__name__)
         if not place.label:
             return
-        roots = [Later(each) for each in place.roots()]
+        roots = [DeferredValue(each) for each in place.roots()]
         given = self._copies.with_whole((tuple(0 for _ in roots), place.args()))
         leaves, tree = self._taken_apart(given, place.label)
         made: list[Any] = [*roots]
@@ -696,7 +696,9 @@ class Run:
 
     def _is_given(self, leaf: Any) -> bool:
         """Whether it is of this call, and another one at the next."""
-        is_made = is_traced(leaf) or isinstance(leaf, Whole | Reference) or is_stand_in(leaf)
+        is_made = (
+            is_traced(leaf) or isinstance(leaf, ArgumentAlias | Reference) or is_stand_in(leaf)
+        )
         is_made = is_made or isinstance(leaf, SymInt) or is_unsized(leaf)
         return is_made or id(leaf) in self._inputs
 
@@ -780,7 +782,7 @@ class Run:
         left = [leaf for each in self.trace.left for leaf in each.leaves]
         for leaf in {id(each): each for each in (*leaves, *left) if is_traced(each)}.values():
             own = self._own(leaf)
-            if isinstance(own, Later) and not isinstance(own.compute, KeptView):
+            if isinstance(own, DeferredValue) and not isinstance(own.compute, KeptView):
                 continue
             grad = made_gradient(leaf)
             if grad is not None:
@@ -851,7 +853,7 @@ class Run:
         """The user's tensors that are no parameters, and those that the step met outside."""
         return [*self._given, *(each for _, each in self.trace.watch.held.values())]
 
-    def _leave(self, place: TensorPlace, value: object) -> None:
+    def _leave(self, place: TensorLocation, value: object) -> None:
         """From now on ``value`` is left there by every call."""
         leaves, tree = flatten(value)
         others = [leaf for leaf in leaves if not self._is_given(leaf) and not is_plain(leaf)]
@@ -871,14 +873,14 @@ class Run:
         if is_known_later(leaf):
             self.trace.watch.numbers.fetch(leaf)
         if is_stand_in(leaf):
-            return Later(leaf.compute)
-        if isinstance(leaf, Whole | Reference):
-            return Later(leaf)
+            return DeferredValue(leaf.compute)
+        if isinstance(leaf, ArgumentAlias | Reference):
+            return DeferredValue(leaf)
         if id(leaf) in self._inputs:
-            return Later(functools.partial(self._leaf, self._inputs[id(leaf)]))
+            return DeferredValue(functools.partial(self._leaf, self._inputs[id(leaf)]))
         for tensor, given in self.trace.watch.held.values():
             if leaf is tensor or leaf is given.traced:
-                return Later(given.find)
+                return DeferredValue(given.find)
         if not isinstance(leaf, Tensor) or not is_traced(leaf):
             return leaf
         return self._owned.of(leaf) or leaf
@@ -948,10 +950,12 @@ class Run:
                 if self._updates and reason is not None:
                     self._hand_over(optimizer, reason)
                 elif self._updates:
-                    clusters = [each for each in self.clusters if each.optimizer is optimizer]
-                    means = self._reduce_gradients(clusters)
-                    for cluster in clusters:
-                        self._update(form_of(optimizer), cluster, means)
+                    param_groups = [
+                        each for each in self.param_groups if each.optimizer is optimizer
+                    ]
+                    means = self._reduce_gradients(param_groups)
+                    for param_group in param_groups:
+                        self._update(update_rule(optimizer), param_group, means)
             self.trace.update.append((start, traced_nodes()))
             self._steps.append(id(optimizer))
             return loss
@@ -972,32 +976,32 @@ class Run:
             for leaf in group["params"]
         ]
         known = {id(key): pair for pair in pairs for key in pair}
-        clusters = {
+        param_groups = {
             id(parameter): each
-            for each in self.clusters
+            for each in self.param_groups
             if each.optimizer is optimizer
             for parameter in each.parameters
         }
 
         def entries(parameter: nn.Parameter) -> dict[str, Tensor]:
-            cluster = clusters.get(id(parameter))
-            return {} if cluster is None else self._state_of(parameter, cluster)
+            param_group = param_groups.get(id(parameter))
+            return {} if param_group is None else self._state_of(parameter, param_group)
 
         def names(parameter: nn.Parameter) -> frozenset[str]:
-            cluster = clusters.get(id(parameter))
-            return frozenset() if cluster is None else cluster.state_names(parameter)
+            param_group = param_groups.get(id(parameter))
+            return frozenset() if param_group is None else param_group.state_names(parameter)
 
         uses = self.trace.uses if self._stands_in else None
         self._states.append(TracedState(optimizer, known, entries, names, uses))
         return self._states[-1]
 
-    def _state_of(self, parameter: nn.Parameter, cluster: ParamGroup) -> dict[str, Tensor]:
+    def _state_of(self, parameter: nn.Parameter, param_group: ParamGroup) -> dict[str, Tensor]:
         """The state of a parameter at this point of the step."""
-        optimizer, form = cluster.optimizer, form_of(cluster.optimizer)
-        taken = cluster.taken.get(id(parameter), 0)
+        optimizer, form = param_group.optimizer, update_rule(param_group.optimizer)
+        taken = param_group.taken.get(id(parameter), 0)
         if not taken:
             self._looked_at[id(optimizer)] = optimizer
-            if not cluster.state_names(parameter) & optimizer.state.get(parameter, {}).keys():
+            if not param_group.state_names(parameter) & optimizer.state.get(parameter, {}).keys():
                 return {}
         if id(parameter) in self._divided or layout_of(self._stand_ins[id(parameter)]) is not None:
             raise refused_state("looks at optimizer.state of parameters of which ranks hold parts")
@@ -1005,10 +1009,10 @@ class Run:
             raise refused_state(f"looks at the counters of {type(optimizer).__name__}")
         found: dict[str, Tensor] = {}
         if form.counters:
-            step = self._scalar(cluster, "step", max(taken - 1, 0))
+            step = self._scalar(param_group, "step", max(taken - 1, 0))
             kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
             found["step"] = (step if taken else step - 1).to(kind)
-        names = form.states(parameter, self._groups[id(cluster)])
+        names = form.states(parameter, self._groups[id(param_group)])
         return found | {key: self._values[id(parameter), key] for key in names}
 
     def _refuse_more_steps(self, optimizer: Optimizer) -> None:
@@ -1035,7 +1039,7 @@ class Run:
                 continue
             if leaf.grad is not None:
                 copy = leaf.grad.clone()
-                self._handed[id(parameter)] = _Handed(copy, leaf.grad, leaf.grad._version)
+                self._handed[id(parameter)] = _EagerGradient(copy, leaf.grad, leaf.grad._version)
                 parameters.append(parameter)
             value = local_of(leaf).detach()
             self.trace.lost.add(traced_nodes())
@@ -1055,15 +1059,15 @@ class Run:
             if group is not None and group.ranks > 1:
                 yield parameter, group
 
-    def _reduce_gradients(self, clusters: Sequence[ParamGroup]) -> dict[int, Tensor]:
+    def _reduce_gradients(self, param_groups: Sequence[ParamGroup]) -> dict[int, Tensor]:
         """What of an optimizer's gradients is not a mean over ranks yet becomes one; where ranks
         divide an update, the rows of this rank, by their parameter. All of them are sent ahead of
         the first update, whose parameters ranks may have to send."""
         means: dict[int, Tensor] = {}
         owner = {
             id(self._stand_ins[id(parameter)]): id(parameter)
-            for cluster in clusters
-            for parameter in cluster.parameters
+            for param_group in param_groups
+            for parameter in param_group.parameters
         }
         for leaf in self.sync.unreduced(self._stand_ins[key] for key in owner.values()):
             shards = self._divided.get(owner[id(leaf)])
@@ -1077,51 +1081,53 @@ class Run:
         return means
 
     def _update(
-        self, form: OptimizerUpdate, cluster: ParamGroup, means: Mapping[int, Tensor]
+        self, form: OptimizerUpdate, param_group: ParamGroup, means: Mapping[int, Tensor]
     ) -> None:
         """A step of those that have gradients. In each call each of them counts its own."""
         with self.sync.unlooked():
-            with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
+            with_grad = [
+                p for p in param_group.parameters if self._stand_ins[id(p)].grad is not None
+            ]
         if not with_grad:
             return
         self.trace.watch.note_line()
         self.trace.uses.ours = True
         try:
-            self._aside(form, self._step)(form, cluster, with_grad, means)
+            self._aside(form, self._step)(form, param_group, with_grad, means)
         finally:
             self.trace.uses.ours = False
 
     def _aside(self, form: OptimizerUpdate, function: Callable[..., None]) -> Callable[..., None]:
         """Nobody looks at what our own forms call: they take traced tensors alone."""
         external = self.trace.external
-        if external is None or owner_of(type(form)) is not Whose.OURS:
+        if external is None or owner_of(type(form)) is not CodeOwner.OURS:
             return function
         return external.unseen(without_functions(function))
 
     def _step(
         self,
         form: OptimizerUpdate,
-        cluster: ParamGroup,
+        param_group: ParamGroup,
         with_grad: list[nn.Parameter],
         means: Mapping[int, Tensor],
     ) -> None:
-        group = self._groups[id(cluster)]
-        changed = self._hyper.at_update(cluster.optimizer, cluster.at, group)
+        group = self._groups[id(param_group)]
+        changed = self._hyper.at_update(param_group.optimizer, param_group.at, group)
         group = changed.values(form) if changed.set else group
-        self.trace.stepped.add(self.clusters.index(cluster))
-        if not cluster.taken:
-            cluster.active.clear()
-        cluster.active.extend(p for p in with_grad if id(p) not in cluster.taken)
-        taken = {id(p): cluster.taken.get(id(p), 0) for p in with_grad}  # before this step
+        self.trace.stepped.add(self.param_groups.index(param_group))
+        if not param_group.taken:
+            param_group.active.clear()
+        param_group.active.extend(p for p in with_grad if id(p) not in param_group.taken)
+        taken = {id(p): param_group.taken.get(id(p), 0) for p in with_grad}  # before this step
         for nth in sorted({*taken.values()}):
             some = [p for p in with_grad if taken[id(p)] == nth]
-            names = cluster.scalar_names(group)
-            scalars = {name: self._scalar(cluster, name, nth) for name in names}
+            names = param_group.scalar_names(group)
+            scalars = {name: self._scalar(param_group, name, nth) for name in names}
             if changed.set:
                 device = next(iter(scalars.values())).device
                 scalars |= changed.scalars(form, device, self.trace.watch.inside)
             shared = form.prepare(scalars, group)
-            updates = UpdatesOfGroup() if owner_of(type(form)) is Whose.OURS else None
+            updates = UpdatesOfGroup() if owner_of(type(form)) is CodeOwner.OURS else None
             for parameter in some:
                 names = form.states(parameter, group)
                 state = {key: self._values[id(parameter), key] for key in names}
@@ -1129,7 +1135,7 @@ class Run:
                     update = functools.partial(
                         self._update_one, form, group, leaf, grad, state, shared
                     )
-                    found = self.trace.watch.scaling.skips.get(id(cluster.optimizer))
+                    found = self.trace.watch.scaling.skips.get(id(param_group.optimizer))
                     if found is not None:
                         written = (leaf.detach(), *state.values())
                         update = functools.partial(selected, found, update, written)
@@ -1138,7 +1144,7 @@ class Run:
                     else:
                         parts = (grad.indices, grad.values) if type(grad) is SparseRows else (grad,)
                         updates.run((leaf, *parts, *state.values()), tuple(state), update)
-                cluster.taken[id(parameter)] = nth + 1
+                param_group.taken[id(parameter)] = nth + 1
 
     @contextlib.contextmanager
     def _rows_of(
@@ -1190,19 +1196,20 @@ class Run:
             state = {key: _parts(each) for key, each in state.items()}
         form.update(value, grad, state, shared, group)
 
-    def _scalar(self, cluster: ParamGroup, name: str, nth: int) -> Tensor:
+    def _scalar(self, param_group: ParamGroup, name: str, nth: int) -> Tensor:
         """A scalar of the ``nth`` step of a call. Those of later steps are known when they are
         met: they enter as constants, which become inputs when the trace is finished."""
-        first = self._values[id(cluster), name]
-        if nth == 0 or name in self._started[id(cluster)] or self._plans:
+        first = self._values[id(param_group), name]
+        if nth == 0 or name in self._started[id(param_group)] or self._plans:
             return first
-        key = (id(cluster), f"{name} {nth}")
+        key = (id(param_group), f"{name} {nth}")
         if key not in self._values:
-            source = Scalar(cluster, name, first.device, nth)
+            source = Scalar(param_group, name, first.device, nth)
             with outside_modes():
                 value = source.read([], {})
             self._values[key] = value
-            label = f"{cluster.label}.{name}.{self.clusters.index(cluster)} of step {nth + 1}"
+            number = self.param_groups.index(param_group)
+            label = f"{param_group.label}.{name}.{number} of step {nth + 1}"
             self.trace.scalars[id(value)] = Input(Role.SCALAR, label), source
         return self._values[key]
 
@@ -1217,7 +1224,7 @@ def _parts(value: Tensor) -> Tensor:
 
 
 def _later(leaf: Any) -> Any:
-    return Later(leaf) if isinstance(leaf, Stream) else leaf
+    return DeferredValue(leaf) if isinstance(leaf, Stream) else leaf
 
 
 def _with_real_keys(node: object) -> object:
@@ -1235,7 +1242,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _are_one(one: StatePlace, other: Location) -> bool:
+def _are_one(one: StateLocation, other: Location) -> bool:
     return one.get() is other.get()
 
 
@@ -1250,8 +1257,8 @@ def _has(optimizer: Optimizer) -> tuple[bool, ...]:
     return tuple(bool(optimizer.state.get(each)) for each in of)
 
 
-def _hyper_parameters(cluster: ParamGroup) -> dict[str, float]:
-    return form_of(cluster.optimizer).scalars(cluster.group)
+def _hyper_parameters(param_group: ParamGroup) -> dict[str, float]:
+    return update_rule(param_group.optimizer).scalars(param_group.group)
 
 
 def _steps_twice(reason: Reason) -> CaptureError:

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from treadle.capture.distributed.row_shards import RowShards
 from treadle.capture.optimizers.counters import SharedCounters
-from treadle.capture.optimizers.optimizer_state import StatePlace
-from treadle.capture.optimizers.registry import Start, form_of
+from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.optimizers.registry import Start, update_rule
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
@@ -54,19 +54,19 @@ class ParamGroup:
     def scalar_names(self, group: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """The names of its scalars: hyper-parameters, then step counters; ``first`` where the form
         has no counters. ``group``: in the place of the optimizer's."""
-        form = form_of(self.optimizer)
+        form = update_rule(self.optimizer)
         scalars = form.scalars(self.group if group is None else group)
         return (*scalars, *(form.counters or ("first",)))
 
     def state_names(self, parameter: nn.Parameter) -> frozenset[str]:
         """Under which names the form keeps state of a parameter."""
-        form = form_of(self.optimizer)
+        form = update_rule(self.optimizer)
         return frozenset((*form.counters, *form.states(parameter, self.group)))
 
     def values(self, nth: int = 0) -> dict[str, float]:
         """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
         ``first``: is there no state yet?"""
-        form = form_of(self.optimizer)
+        form = update_rule(self.optimizer)
         found = form.scalars(self.group)
         if form.counters:
             return found | self._counters(nth)
@@ -75,7 +75,7 @@ class ParamGroup:
 
     def _counters(self, nth: int) -> dict[str, float]:
         """The counters for the ``nth`` step of a call."""
-        form = form_of(self.optimizer)
+        form = update_rule(self.optimizer)
         state = self.optimizer.state.get(self.active[0], {})
         now = {
             name: float(state.get(name, start)) + (name == "step")
@@ -92,7 +92,7 @@ class ParamGroup:
         if self.known and self.known[0].hold():
             return self.known[0].agree()
         agrees = self._agree()
-        names = tuple(form_of(self.optimizer).counters)
+        names = tuple(update_rule(self.optimizer).counters)
         found = SharedCounters.of(self.optimizer, self.active, names) if agrees else None
         self.known[:] = [] if found is None else [found]
         return agrees
@@ -105,7 +105,7 @@ class ParamGroup:
 
     def _agree(self) -> bool:
         states = [self.optimizer.state.get(each, {}) for each in self.active]
-        names = tuple(form_of(self.optimizer).counters)
+        names = tuple(update_rule(self.optimizer).counters)
         for name in names or ("momentum_buffer",):
             found = [state.get(name) for state in states]
             if len({each is None for each in found}) > 1:
@@ -117,7 +117,7 @@ class ParamGroup:
 
     def advance(self) -> None:
         """The counters of every parameter after a step."""
-        form = form_of(self.optimizer)
+        form = update_rule(self.optimizer)
         note_stepped(self.optimizer)
         if not form.counters:
             return
@@ -137,12 +137,12 @@ class ParamGroup:
                     state[name] = int(value)
 
 
-Clusters = list[ParamGroup]
+ParamGroups = list[ParamGroup]
 
 
-def clusters_of(optimizers: Mapping[str, Optimizer]) -> Clusters:
+def param_groups_of(optimizers: Mapping[str, Optimizer]) -> ParamGroups:
     """Every group, split where its parameters' counters differ."""
-    found: Clusters = []
+    found: ParamGroups = []
     for name, optimizer in optimizers.items():
         for at, group in enumerate(optimizer.param_groups):
             by_count: dict[tuple[float, bool], list[nn.Parameter]] = {}
@@ -228,14 +228,14 @@ class State:
 class Scalar:
     """A number of an optimizer's group, or of its step counters: a 0-dim float64."""
 
-    cluster: ParamGroup
+    param_group: ParamGroup
     key: str
     device: torch.device
     nth: int = 0  # of the steps in one call
 
     def value(self) -> float:
         """The scalar now."""
-        return self.cluster.values(self.nth)[self.key]
+        return self.param_group.values(self.nth)[self.key]
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """The number now, as a tensor without dims."""
@@ -273,7 +273,7 @@ class Batch:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class ClosedOverTensor:
     """A tensor from outside the model that the step closes over."""
 
     tensor: Tensor
@@ -289,7 +289,7 @@ class Held:
     """A tensor that an object, a container or a variable outside of the step holds: the one that
     is there at a call."""
 
-    place: Location | StatePlace
+    place: Location | StateLocation
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """The tensor that is there now."""
@@ -358,12 +358,12 @@ class Scalars:
 def _value(
     source: "Scalar | RunTimeNumber", known: dict[tuple[int, int], dict[str, float]]
 ) -> float:
-    """The number now. ``known``: of clusters that this call has asked, by identity and step."""
+    """The number now. ``known``: of groups that this call has asked, by identity and step."""
     if isinstance(source, RunTimeNumber):
         return source.value()
-    key = id(source.cluster), source.nth
+    key = id(source.param_group), source.nth
     if key not in known:
-        known[key] = source.cluster.values(source.nth)
+        known[key] = source.param_group.values(source.nth)
     return known[key][source.key]
 
 
@@ -376,7 +376,7 @@ Source = (
     | RunTimeArray
     | Grad
     | Batch
-    | Fixed
+    | ClosedOverTensor
     | Held
 )
 

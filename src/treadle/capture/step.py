@@ -8,44 +8,44 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from treadle.capture.build_graph import Captured, finish
+from treadle.capture.build_graph import Captured, build_graph
+from treadle.capture.device_override import autocast_on, check_values, described
 from treadle.capture.distributed.communication import refuse_accumulator_hooks
 from treadle.capture.distributed.gradient_sync import RankGroup
-from treadle.capture.distributed.own_gradients import refuse_own_gradients
-from treadle.capture.distributed.planned_reductions import (
-    check_demands,
-    demand_of_wrapper,
-    sharded_demands,
+from treadle.capture.distributed.reduction_contracts import (
+    check_contracts,
+    contract_of_wrapper,
+    sharded_contracts,
 )
 from treadle.capture.distributed.row_shards import Divisions
 from treadle.capture.distributed.shared_buffers import send_written_buffers
+from treadle.capture.distributed.unsynced_gradients import refuse_unsynced_gradients
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import CallsClosure, in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.integrations.grad_scaler import ScalerBegins
 from treadle.capture.integrations.recurrent import weights_in_place
 from treadle.capture.optimizers.own_steps import OwnSteps
-from treadle.capture.optimizers.registry import form_of
-from treadle.capture.place import autocast_on, check_values, described
+from treadle.capture.optimizers.registry import update_rule
 from treadle.capture.python_state.containers.container_changes import (
     ChangedContainer,
     ContainersChanged,
 )
-from treadle.capture.python_state.flatten import Given, flatten
+from treadle.capture.python_state.flatten import FlatArguments, flatten
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.refuse import check_models, device_of
-from treadle.capture.run import GivenCall, Run
+from treadle.capture.run import Run, ServedCall
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
-    Clusters,
     Grad,
     Parameter,
+    ParamGroups,
     RunTimeArray,
     Scalar,
     Source,
     State,
-    clusters_of,
+    param_groups_of,
 )
 from treadle.capture.symbolic.arrays.arrays import overlaps
 from treadle.capture.symbolic.branches.decisions import Answers
@@ -57,7 +57,7 @@ from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.distributed.fully_sharded import plans_of
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import alone
-from treadle.compat.operators.draw_operators import TRACED_AS
+from treadle.compat.operators.rng_operators import TRACED_AS
 from treadle.compat.operators.schemas import ALL_TRUE
 from treadle.compat.tracing import TRACING, trace
 from treadle.compat.views import SPLITS
@@ -85,7 +85,7 @@ def capture(
     place: torch.device | None = None,
     dims: Dims | None = None,
     update: bool = True,
-    call: GivenCall | None = None,
+    call: ServedCall | None = None,
     numbers: Sequence[Location] = (),
     group: RankGroup | None = None,
     path: Answers = (),
@@ -156,7 +156,7 @@ def _captured(
     place: torch.device | None,
     dims: Dims | None,
     update: bool,
-    call: GivenCall | None,
+    call: ServedCall | None,
     numbers: Sequence[Location],
     group: RankGroup | None,
     path: Answers,
@@ -165,9 +165,9 @@ def _captured(
     """With those of the optimizers whose own steps are taken in the graph."""
     leaves, spec = flatten((args, kwargs))
     device = place or device_of(models, leaves)
-    clusters = clusters_of(in_graph(optimizers))
+    param_groups = param_groups_of(in_graph(optimizers))
     divisions = Divisions(group, device)
-    sources = _sources(models, optimizers, clusters, args, kwargs, device, divisions)
+    sources = _sources(models, optimizers, param_groups, args, kwargs, device, divisions)
     inputs = _values(sources, leaves, place)
     symbolic = None
     if dims:
@@ -176,14 +176,14 @@ def _captured(
         {entry.name: each.parameter for entry, each in sources if isinstance(each, Parameter)}
     )
     plans = place is not None
-    call = call or GivenCall()
-    call.serve(Given.of(leaves, (args, kwargs)))
+    call = call or ServedCall()
+    call.serve(FlatArguments.of(leaves, (args, kwargs)))
     make = functools.partial(
         Run,
         function,
         models,
         optimizers,
-        clusters,
+        param_groups,
         sources,
         leaves,
         spec,
@@ -211,7 +211,7 @@ def _captured(
     _refuse_shared(captured, leaves)
     _check_plans(captured, run, models)
     if group is not None:
-        refuse_own_gradients(captured.step, group)
+        refuse_unsynced_gradients(captured.step, group)
         send_written_buffers(captured.step, group)
     if symbolic is not None:
         take_samples(captured, symbolic)
@@ -293,7 +293,7 @@ def _traced(
                 numbers, stand_in = (), False
             else:
                 raise
-        for each in run.clusters:
+        for each in run.param_groups:
             each.taken.clear()
     raise CaptureError(
         f"each of {_MOST_RUNS} runs of the step met something that the runs before had not",
@@ -303,17 +303,17 @@ def _traced(
 
 
 def _finished(
-    module: fx.GraphModule, run: Run, call: GivenCall, device: torch.device, symbolic: bool
+    module: fx.GraphModule, run: Run, call: ServedCall, device: torch.device, symbolic: bool
 ) -> Captured:
     reads = run.read()
     run.placed(reads)
-    return finish(module, run, reads, call, device, symbolic=symbolic)
+    return build_graph(module, run, reads, call, device, symbolic=symbolic)
 
 
 def _check_plans(captured: Captured, run: Run, models: Mapping[str, nn.Module]) -> None:
     """TR-517, TR-518 if the graph does not have the collectives that wrappers demand."""
-    demands = {id(p): demand_of_wrapper(group.name) for p, group in run.wrapped()}
-    demands |= dict(sharded_demands(plans_of(models.values())))
+    demands = {id(p): contract_of_wrapper(group.name) for p, group in run.wrapped()}
+    demands |= dict(sharded_contracts(plans_of(models.values())))
     sources, step = captured.sources, captured.step
     places = {
         at: demands[id(each.parameter)]
@@ -327,7 +327,7 @@ def _check_plans(captured: Captured, run: Run, models: Mapping[str, nn.Module]) 
             of_it = output.writes is not None and _parameter_of(sources[output.writes]) is parameter
             if of_it or output.name == f"grad of {name}":
                 written[at].append(place)
-    check_demands(step, places, written)
+    check_contracts(step, places, written)
 
 
 def _parameter_of(source: Source) -> nn.Parameter | None:
@@ -352,7 +352,7 @@ def _refuse_shared(captured: Captured, leaves: list[object]) -> None:
 def _sources(
     models: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
-    clusters: Clusters,
+    param_groups: ParamGroups,
     args: tuple[object, ...],
     kwargs: dict[str, object],
     device: torch.device,
@@ -375,18 +375,18 @@ def _sources(
                     full = f"{prefix}.{path}.{key}".strip(".").replace("..", ".")
                     given = Input(Role.BUFFER, full, *_parts(buffer))
                     found.append((given, BufferSlot(owner, key)))
-    for at, cluster in enumerate(clusters):
-        form, group = form_of(cluster.optimizer), cluster.group
-        for parameter in cluster.parameters:
+    for at, param_group in enumerate(param_groups):
+        form, group = update_rule(param_group.optimizer), param_group.group
+        for parameter in param_group.parameters:
             for key, start in form.states(parameter, group).items():
-                label = f"{cluster.label}.{key}[{names[id(parameter)]}]"
+                label = f"{param_group.label}.{key}[{names[id(parameter)]}]"
                 shards = divisions.of(parameter, form)
-                source = State(cluster.optimizer, parameter, key, start, shards)
+                source = State(param_group.optimizer, parameter, key, start, shards)
                 parts = _parts(parameter) if shards is None else (True, not shards.is_even)
                 found.append((Input(Role.STATE, label, *parts), source))
-        for key in cluster.scalar_names():
-            label = f"{cluster.label}.{key}.{at}"
-            found.append((Input(Role.SCALAR, label), Scalar(cluster, key, device)))
+        for key in param_group.scalar_names():
+            label = f"{param_group.label}.{key}.{at}"
+            found.append((Input(Role.SCALAR, label), Scalar(param_group, key, device)))
     leaves, _ = flatten((args, kwargs))
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor) and id(leaf) not in names:  # a parameter is one input

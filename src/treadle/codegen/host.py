@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from treadle.codegen.cpp.draws import DRAWS
+from treadle.codegen.cpp.rng import DRAWS
 from treadle.codegen.languages import printer_of
 from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.loop.kernel import KernelLaunch, KernelPlan
 from treadle.loop.nest import stored
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
-from treadle.runtime.kernels.draws import OPERATOR
+from treadle.runtime.kernels.rng import OPERATOR
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.util.nested import Plain, map_leaves
 

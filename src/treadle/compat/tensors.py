@@ -58,7 +58,7 @@ def dispatch_keys(tensor: Tensor) -> int:
 class SameLayouts:
     """Whether tensors have the types that they had: class, dtype, device, sizes, strides, whether
     they want gradients. PyTorch looks at all of them at some 100 ns each; of those whose words are
-    known (``tensor_words``) these are compared instead."""
+    known (``tensor_fingerprint``) these are compared instead."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors

@@ -130,7 +130,7 @@ def extended(step: StepGraph, options: Options, watcher: Watcher | None = None) 
     return rewritten(step, passes, watcher) if passes else step
 
 
-def settled(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
+def cleaned(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
     """A cleaned copy, ready to be planned, in which what checkpointing asks for is decided: its
     wishes give way to a budget."""
     return rewritten(step, cleaning_of(options), watcher)

@@ -4,7 +4,7 @@ import torch
 from torch import distributed
 
 from treadle.compat.distributed.collectives import group_named
-from treadle.compiler.cleaning import placing, rewritten, settled
+from treadle.compiler.cleaning import cleaned, placing, rewritten
 from treadle.compiler.compiled import Compiled
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.collectives import collectives_in, is_same_on_all_ranks
@@ -78,7 +78,7 @@ def graph_to_simulate(compiled: Compiled) -> StepGraph:
     """The graph of a variant as it was planned; where calls decide sizes, which its text does not
     tell, as it was ahead of the plan."""
     if dims_of_graph(compiled.captured.step.graph):
-        return settled(compiled.captured.step, compiled.options)
+        return cleaned(compiled.captured.step, compiled.options)
     return parse(compiled.log.texts["planned"])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from treadle.capture.step import Captured
-from treadle.graph.analysis.lookups import IndexCheck
+from treadle.graph.analysis.index_bounds import IndexCheck
 from treadle.graph.core.signature import Role, StepGraph
 from treadle.loop.printing import dtype_name
 from treadle.options import Options

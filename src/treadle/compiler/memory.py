@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from treadle.compiler.chunks import versions_of
-from treadle.compiler.cleaning import rewritten, settled
+from treadle.compiler.cleaning import cleaned, rewritten
 from treadle.compiler.loops import bodies_in, with_rounds
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import Target, build_for, request_of
@@ -49,7 +49,7 @@ class ScheduledBody:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LoweringCache:
     """What nodes and formulas of one step have become: for their like in other blocks, and in other
     candidates of its plan."""
 
@@ -59,12 +59,12 @@ class Known:
     bodies: dict[LoopBody, ScheduledBody] = field(default_factory=dict[LoopBody, ScheduledBody])
 
 
-def known_of(step: StepGraph) -> Known | None:
+def known_of(step: StepGraph) -> LoweringCache | None:
     """``None`` where calls decide sizes, which have no value that nodes could be compared by."""
-    return None if dims_of_graph(step.graph) else Known()
+    return None if dims_of_graph(step.graph) else LoweringCache()
 
 
-def planned(step: StepGraph, target: Target, known: Known | None = None) -> Scheduled:
+def planned(step: StepGraph, target: Target, known: LoweringCache | None = None) -> Scheduled:
     """The step lowered and scheduled: its kernels, their order, and its exact peak. ``known``: of
     other candidates for the plan of the same step."""
     known = known or known_of(step)
@@ -86,7 +86,9 @@ def planned(step: StepGraph, target: Target, known: Known | None = None) -> Sche
     return Scheduled(program, plan, bodies)
 
 
-def _bodies(program: Program, target: Target, known: Known | None) -> dict[LoopBody, ScheduledBody]:
+def _bodies(
+    program: Program, target: Target, known: LoweringCache | None
+) -> dict[LoopBody, ScheduledBody]:
     """The functions of the program's loops, cleaned, lowered and scheduled like steps. They have no
     budget of their own: nothing of a round is there in the next one but its results."""
     found = known.bodies if known else dict[LoopBody, ScheduledBody]()
@@ -94,12 +96,12 @@ def _bodies(program: Program, target: Target, known: Known | None) -> dict[LoopB
     own = replace(target, options=replace(target.options, memory=None))
     for body in wanted:
         if body not in found:
-            step = settled(body.step(), own.options)
+            step = cleaned(body.step(), own.options)
             found[body] = ScheduledBody(step, planned(step, own))
     return {body: found[body] for body in wanted}
 
 
-def lowered(step: StepGraph, target: Target, known: Known | None = None) -> Program:
+def lowered(step: StepGraph, target: Target, known: LoweringCache | None = None) -> Program:
     """The step as formulas and library calls."""
     program = lower(
         step,
@@ -118,7 +120,7 @@ class PeakEvaluator:
     in common it is lowered and placed once; of sizes that calls decide each is on its own."""
 
     target: Target
-    known: Known | None = None
+    known: LoweringCache | None = None
     _seen: list[tuple[StepGraph, Scheduled]] = field(
         default_factory=list[tuple[StepGraph, Scheduled]]
     )
@@ -163,7 +165,7 @@ def frontier_points(
     build_ = build_for(device, options, cache)
     step = with_regions(step, device, options)
     target = request_of(step, device, budgeted, build_, cache=cache).target
-    versions = versions_of(settled(step, budgeted), target)
+    versions = versions_of(cleaned(step, budgeted), target)
     found = frontier([each.step for each in versions], target.hardware)
     known = known_of(step)
     ends = (found[0], found[-1])

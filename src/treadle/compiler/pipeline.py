@@ -26,7 +26,7 @@ from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
 from treadle.compiler.carrying import carried_steps
 from treadle.compiler.chunks import without_chunks
-from treadle.compiler.cleaning import extending, settled
+from treadle.compiler.cleaning import cleaned, extending
 from treadle.compiler.communication import timed
 from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
@@ -37,7 +37,7 @@ from treadle.compiler.request import CompileRequest, Target, build_for, key_of, 
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
 from treadle.graph.analysis.dynamic import dims_of_graph, guards_of
-from treadle.graph.analysis.lookups import IndexCheck
+from treadle.graph.analysis.index_bounds import IndexCheck
 from treadle.graph.core.signature import Role, StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
 from treadle.guards.watching import watch_tensors
@@ -50,7 +50,7 @@ from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.executable import Executable
-from treadle.runtime.replay.recordings import Terms
+from treadle.runtime.replay.recordings import ReplayPolicy
 from treadle.runtime.store.artifact import Artifact
 from treadle.runtime.store.cache import Cache
 from treadle.schedule.launches import launches_of
@@ -167,13 +167,13 @@ def compile_step(
         from_cache = True
     artifact, log = with_lines(*found, lines)
     with clock.stage("build"):
-        terms = _terms(step, artifact, options)
+        policy = _replay_policy(step, artifact, options)
         executable = Executable(
             artifact,
             build_,
             generators=generators,
             first=checks.launch,
-            terms=terms,
+            policy=policy,
             space=arena if target_for(device).on_host else None,
         )
     if not from_cache and not foreign:
@@ -229,7 +229,7 @@ def _checks_of(step: StepGraph) -> IndexCheck:
     return checks
 
 
-def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | None:
+def _replay_policy(step: StepGraph, artifact: Artifact, options: Options) -> ReplayPolicy | None:
     """What recording the launches of a step has to know; ``None`` where it is not wanted."""
     if not options.replay:
         return None
@@ -243,7 +243,7 @@ def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | Non
             room = 0  # a ratio leaves none by its meaning
         case budget:
             room = budget - artifact.peak_bytes
-    return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
+    return ReplayPolicy(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
 
 
 def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
@@ -277,7 +277,7 @@ def _graph_to_graph(
     watcher = clock.watcher
     watcher.made("captured", step)
     with clock.stage("clean"):
-        step = settled(step, target.options, watcher)
+        step = cleaned(step, target.options, watcher)
         if target.communication is not None:
             step = timed(step, target.options, target.communication, target.hardware, watcher)
     watcher.made("clean", step)

@@ -12,7 +12,7 @@ from treadle.capture.step import capture
 from treadle.compat.fake import is_fake
 from treadle.compat.switches import switches
 from treadle.compiler.chunks import versions_of
-from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.cleaning import cleaned, extended
 from treadle.compiler.memory import known_of, planned
 from treadle.compiler.request import Target, build_for
 from treadle.options import from_environment
@@ -106,7 +106,7 @@ def plan(
         here = machine(torch.device(captured.device), switches(), build_.identity)
         target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
     budgeted = replace(target.options, memory=1.0)
-    step = settled(extended(captured.step, target.options), budgeted)
+    step = cleaned(extended(captured.step, target.options), budgeted)
     versions = versions_of(step, replace(target, options=budgeted))
     known = known_of(step)
     points = [

@@ -3,7 +3,7 @@ what they are, for whoever asks."""
 
 from dataclasses import replace
 
-from treadle.compiler.cleaning import CLEAN, extended, rewritten, settled
+from treadle.compiler.cleaning import CLEAN, cleaned, extended, rewritten
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.node_info import info, with_info
 from treadle.graph.core.signature import StepGraph
@@ -68,7 +68,7 @@ def found_regions(step: StepGraph, device: str, options: Options) -> tuple[Regio
 def regions_of_step(step: StepGraph, device: str, options: Options) -> tuple[Region, ...]:
     """The regions of a captured step after what its options say and after cleaning; the memory
     plan, which may compute some nodes twice, comes later."""
-    return found_regions(_settled(step, device, options), device, options)
+    return found_regions(_cleaned(step, device, options), device, options)
 
 
 def regions_in_loops(
@@ -78,12 +78,12 @@ def regions_in_loops(
     run has them once, and one whose rounds are PyTorch's kernels has none."""
     found: list[Region] = []
     known: set[LoopBody] = set()
-    _add_regions(_settled(step, device, options), device, options, found, known)
+    _add_regions(_cleaned(step, device, options), device, options, found, known)
     return tuple(replace(each, number=first + at) for at, each in enumerate(found))
 
 
-def _settled(step: StepGraph, device: str, options: Options) -> StepGraph:
-    return settled(with_regions(step, device, options), options)
+def _cleaned(step: StepGraph, device: str, options: Options) -> StepGraph:
+    return cleaned(with_regions(step, device, options), options)
 
 
 def _add_regions(
@@ -94,7 +94,7 @@ def _add_regions(
         for body in bodies:
             if body not in known:
                 known.add(body)
-                inner = settled(body.step(), replace(options, memory=None))
+                inner = cleaned(body.step(), replace(options, memory=None))
                 regions = found_regions(inner, device, options)
                 found += [replace(each, inside=node.name) for each in regions]
                 _add_regions(inner, device, options, found, known)

@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle.compat.tensors import SameLayouts
-from treadle.guards.dict_words import of_dict
+from treadle.guards.dict_fingerprint import of_dict
 from treadle.guards.first_difference import (
     FirstDifference,
     FirstOther,
     first_difference,
     first_other,
 )
-from treadle.guards.memory_words import Words, gathered
-from treadle.guards.tensor_words import of_tensor
+from treadle.guards.memory_fingerprint import MemoryFingerprint, gathered
+from treadle.guards.tensor_fingerprint import of_tensor
 from treadle.options import Options
 
-Look = Callable[[], Words | None]
+Look = Callable[[], MemoryFingerprint | None]
 """The words of an object now."""
 _ONE = np.ones(1, dtype=np.uint64)
-_NEVER = Words((_ONE.ctypes.data,), (0,), (_ONE,))
+_NEVER = MemoryFingerprint((_ONE.ctypes.data,), (0,), (_ONE,))
 """Always another one than expected: for objects that no longer have words."""
 
 
@@ -53,14 +53,14 @@ def comparison_of_floats() -> FirstOther | None:
 
 
 @final
-class WordWatch:
+class FingerprintWatch:
     """Objects by their words. ``add`` them, ``settle``, and ask."""
 
     def __init__(self) -> None:
         self._compare = comparison()
         self._looks: list[Look] = []
-        self._found: list[Words] = []
-        self._pending: dict[int, Words] = {}
+        self._found: list[MemoryFingerprint] = []
+        self._pending: dict[int, MemoryFingerprint] = {}
         self._flags: list[int] = []
         self._none = 0
         self.renewals = 0  # how often what is expected was set
@@ -79,7 +79,7 @@ class WordWatch:
         self._found.append(found)
         return True
 
-    def settle(self, flags: Sequence[int] = (), none: int = 0) -> "WordWatch":
+    def settle(self, flags: Sequence[int] = (), none: int = 0) -> "FingerprintWatch":
         """After the last one. ``flags``: addresses of words of which it only counts whether they
         are ``none``, and which are there while all others are as they were."""
         self.renewals += 1
@@ -192,20 +192,21 @@ class Watches:
     what is no word is asked after them.
 
     A loop at the level of a module writes to its globals at every turn: a watch is asked whether
-    what was written counts (``WordWatch.excuse``), which costs less than to look at all again.
+    what was written counts (``FingerprintWatch.excuse``), which costs less than to look at all
+    again.
     """
 
     def __init__(self) -> None:
-        self.asked: list[Callable[[], bool]] = []
-        self._watches: list[WordWatch] = []
+        self.polled: list[Callable[[], bool]] = []
+        self._watches: list[FingerprintWatch] = []
         self._tables: list[Table] = []
 
     def add(self, watch: Unchanged) -> None:
         """One that says now that all is as it was."""
-        found = watch.table if isinstance(watch, WordWatch) else None
+        found = watch.table if isinstance(watch, FingerprintWatch) else None
         if found is None or (found.flags and any(each.flags for each in self._tables)):
-            self.asked.append(watch.is_same)
-        elif isinstance(watch, WordWatch):
+            self.polled.append(watch.is_same)
+        elif isinstance(watch, FingerprintWatch):
             self._watches.append(watch)
             self._tables.append(found)
 
@@ -236,7 +237,7 @@ class Watches:
             if after is None:
                 return False
             at = self._first(after)
-        return all(ask() for ask in self.asked)
+        return all(ask() for ask in self.polled)
 
     def _excused(self, at: int) -> int | None:
         """Where the words of another object begin; ``None`` if this one is not what it was."""
@@ -257,7 +258,7 @@ class Watches:
 
 
 @final
-class AskedDicts:
+class PolledDicts:
     """Dicts that are asked for their keys and values, at some 20 ns each."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
@@ -286,7 +287,7 @@ def _held(value: dict[Any, Any]) -> tuple[object, ...]:
 
 
 @final
-class AskedTensors:
+class PolledTensors:
     """Tensors that are asked for their layouts and addresses."""
 
     def __init__(self, tensors: Sequence[Tensor], layouts: SameLayouts) -> None:
@@ -295,10 +296,10 @@ class AskedTensors:
         self._addresses = self._read()
 
     @staticmethod
-    def of(tensors: Sequence[Tensor]) -> "AskedTensors | None":
+    def of(tensors: Sequence[Tensor]) -> "PolledTensors | None":
         """``None`` if some are not dense, or not PyTorch's own."""
         layouts = SameLayouts.of(tensors)
-        return None if layouts is None else AskedTensors(tensors, layouts)
+        return None if layouts is None else PolledTensors(tensors, layouts)
 
     def _read(self) -> list[int]:
         return list(map(Tensor.data_ptr, self._tensors))
@@ -308,18 +309,18 @@ class AskedTensors:
         return self._layouts.hold() and self._read() == self._addresses
 
 
-def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> WordWatch | AskedDicts:
+def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> FingerprintWatch | PolledDicts:
     """Dicts, for writes to them."""
-    found = WordWatch()
+    found = FingerprintWatch()
     if all(found.add(functools.partial(of_dict, each)) for each in dicts):
         return found.settle()
-    return AskedDicts(dicts)
+    return PolledDicts(dicts)
 
 
 def watch_tensors(tensors: Sequence[Tensor]) -> Unchanged | None:
     """Tensors, for their class, dtype, device, sizes, strides, addresses and whether they want
     gradients; ``None`` if some cannot be watched."""
-    found = WordWatch()
+    found = FingerprintWatch()
     if all(found.add(functools.partial(of_tensor, each)) for each in tensors):
         return found.settle()
-    return AskedTensors.of(tensors)
+    return PolledTensors.of(tensors)

@@ -111,14 +111,14 @@ def interpret_array(array: Array, buffers: Mapping[str, Tensor]) -> Tensor:
     if 0 in array.shape:
         return torch.empty(array.shape, dtype=array.dtype)
     reduced = [axis for node in walk(array.body) if isinstance(node, Reduce) for axis in node.axes]
-    frame = _Frame.of((*array.axes, *reduced), buffers)
+    frame = _Evaluation.of((*array.axes, *reduced), buffers)
     value = frame.evaluate(array.body)
     return value.reshape(value.shape[: len(array.axes)]).expand(array.shape).contiguous()
 
 
 def interpret_kernel(kernel: Kernel, buffers: Mapping[str, Tensor]) -> None:
     """Run the items one after another, each for every value of its axes; stores write in place."""
-    frame = _Frame.of((kernel.rows, kernel.cols), buffers)
+    frame = _Evaluation.of((kernel.rows, kernel.cols), buffers)
     if 0 in (kernel.rows.extent, kernel.cols.extent):
         return
     for item in kernel.body:
@@ -164,7 +164,7 @@ def view(ref: TensorRef, storages: Mapping[str, Tensor]) -> Tensor:
 
 def positions(index: Index) -> Tensor:
     """The values that ``index`` takes, over all its axes; it must hold no ``Value``."""
-    return _Frame.of(sorted(index.axes, key=lambda axis: axis.serial), {}).index(index)
+    return _Evaluation.of(sorted(index.axes, key=lambda axis: axis.serial), {}).index(index)
 
 
 def _run_call(call: Call, program: Program, storages: dict[str, Tensor]) -> None:
@@ -228,7 +228,7 @@ def _check_inside(position: Tensor, storage: Tensor, buffer: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _Evaluation:
     """One dim per axis, and the values so far of one evaluation."""
 
     dims: Mapping[Axis, int]
@@ -237,10 +237,10 @@ class _Frame:
     locals: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     @staticmethod
-    def of(axes: Sequence[Axis], buffers: Mapping[str, Tensor]) -> "_Frame":
+    def of(axes: Sequence[Axis], buffers: Mapping[str, Tensor]) -> "_Evaluation":
         unique = tuple(dict.fromkeys(axes))
         is_empty = any(axis.extent == 0 for axis in unique)
-        return _Frame({axis: dim for dim, axis in enumerate(unique)}, buffers, is_empty)
+        return _Evaluation({axis: dim for dim, axis in enumerate(unique)}, buffers, is_empty)
 
     def evaluate(self, expr: Expr) -> Tensor:
         memo: dict[int, Tensor] = {}

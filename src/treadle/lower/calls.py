@@ -10,19 +10,19 @@ from torch import fx
 from treadle.algebra.extents import same, surely_less
 from treadle.algebra.strides import is_dense
 from treadle.compat.operators.schemas import OpOverload
-from treadle.graph.analysis.at_run_time import AtRunTime
+from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.analysis.dynamic import layout_of, offset_of
 from treadle.graph.core.arguments import Argument
-from treadle.graph.core.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import effects_of, is_in_order
+from treadle.graph.core.rng import ZeroOneDraw, zero_one_draw
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, CallArgument, TensorRef
 from treadle.lower.context import LoweringContext
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Args, Kwargs, Lowered, LoweredArgument, Value
 from treadle.lower.workspace import workspace_of
-from treadle.runtime.kernels.draws import OPERATOR, STATE_BYTES, can_draw
+from treadle.runtime.kernels.rng import OPERATOR, STATE_BYTES, can_draw
 from treadle.util.nested import Nested, Plain, map_leaves
 from treadle.util.reasons import ReasonCode
 
@@ -84,7 +84,9 @@ def call(
     return results[0] if single else tuple(results)
 
 
-def at_run_time(context: LoweringContext, target: AtRunTime, args: Args, kwargs: Kwargs) -> Lowered:
+def data_dependent_op(
+    context: LoweringContext, target: DataDependentOp, args: Args, kwargs: Kwargs
+) -> Lowered:
     """A call whose operands or results have sizes that are known when it runs."""
     plain_args = tuple(_plain(context, arg) for arg in args)
     plain = {key: _plain(context, value) for key, value in kwargs.items() if key not in _DROPPED}
@@ -94,7 +96,7 @@ def at_run_time(context: LoweringContext, target: AtRunTime, args: Args, kwargs:
     for at, value in enumerate(context.val if several else (context.val,)):
         name = f"{context.name}_{at}" if several else context.name
         results.append(
-            _at_run_time(context, name, value, target.unsized[at]) if at in used else None
+            _data_dependent_result(context, name, value, target.unsized[at]) if at in used else None
         )
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
     outputs = () if context.val is None else names
@@ -113,7 +115,9 @@ def at_run_time(context: LoweringContext, target: AtRunTime, args: Args, kwargs:
     return tuple(results) if several else results[0]
 
 
-def _at_run_time(context: LoweringContext, name: str, value: object, unsized: bool) -> Lowered:
+def _data_dependent_result(
+    context: LoweringContext, name: str, value: object, unsized: bool
+) -> Lowered:
     if isinstance(value, torch.Tensor):
         shape, strides, device = value.shape, value.stride(), context.builder.device_of(value)
         return context.builder.buffer(

@@ -23,9 +23,9 @@ from torch import fx
 from treadle.algebra.conditions import (
     Condition,
     Element,
+    IndexExpr,
     IndexNumber,
     Numeric,
-    Term,
     Unread,
     all_of,
     any_of,
@@ -131,10 +131,10 @@ class Elements:
         self._operands: dict[str, fx.Node] = {}
         self._loads: dict[fx.Node, Array] = {}
         self._arrays: dict[fx.Node, Array] = {}
-        self._known: dict[tuple[fx.Node, At], Term] = {}
+        self._known: dict[tuple[fx.Node, At], IndexExpr] = {}
         self._depth = 0
 
-    def at(self, node: fx.Node, index: Sequence[Index]) -> Term:
+    def at(self, node: fx.Node, index: Sequence[Index]) -> IndexExpr:
         """The element of ``node`` at ``index``; along a dim of size 1 there is one place."""
         shape = _shape_of(node)
         require(len(shape) == len(index), NoMatch, f"{node} has {len(shape)} dims")
@@ -144,14 +144,14 @@ class Elements:
             self._known[key] = self._read(node, place)
         return self._known[key]
 
-    def loaded(self, buffer: str, index: Index) -> Term:
+    def loaded(self, buffer: str, index: Index) -> IndexExpr:
         """What an operand that a formula calls ``buffer`` has at ``index``."""
         node = self._operands.get(buffer)
         require(node is not None, NoMatch, f"{buffer} is made on the way")
         assert node is not None
         return self.at(node, _places(index, len(_shape_of(node))))
 
-    def _read(self, node: fx.Node, at: At) -> Term:
+    def _read(self, node: fx.Node, at: At) -> IndexExpr:
         dtype = type_of(node).dtype
         self._depth += 1
         try:
@@ -163,7 +163,7 @@ class Elements:
         finally:
             self._depth -= 1
 
-    def _term(self, node: fx.Node, at: At) -> Term:
+    def _term(self, node: fx.Node, at: At) -> IndexExpr:
         if node.op == "get_attr":
             return _number(node)
         if node.target is aten.cumsum.default:
@@ -171,7 +171,7 @@ class Elements:
         array = self._lowered(node)
         return _Reading(self, dict(zip(array.axes, at, strict=True))).term(array.body)
 
-    def _running_sum(self, node: fx.Node, at: At) -> Term:
+    def _running_sum(self, node: fx.Node, at: At) -> IndexExpr:
         """``n * (i + 1)``, where all that is added up is proved to be ``n``; it has no formula."""
         given = arguments(node)
         require(bool(at), NoMatch, f"{node} adds up a single element")
@@ -266,7 +266,7 @@ def _digits(number: int, rank: int) -> list[int]:
     return digits
 
 
-def _number(node: fx.Node) -> Term:
+def _number(node: fx.Node) -> IndexExpr:
     """The one number of a tensor that the graph has by itself."""
     held = constant_of(node)
     alone = held is not None and held.numel() == 1
@@ -275,13 +275,13 @@ def _number(node: fx.Node) -> Term:
     return _literal(held.item(), held.dtype)
 
 
-def _literal(value: float, dtype: torch.dtype) -> Term:
+def _literal(value: float, dtype: torch.dtype) -> IndexExpr:
     if dtype is torch.bool:
         return bool(value)
     return IndexNumber(float(value)) if dtype.is_floating_point else Index.of(int(value))
 
 
-def _unknown(node: fx.Node, at: At, dtype: torch.dtype) -> Term:
+def _unknown(node: fx.Node, at: At, dtype: torch.dtype) -> IndexExpr:
     of = Element(node.name, at, info(node).name or node.name)
     if dtype is torch.bool:
         return at_most(1 - element(of, 0, 1))
@@ -298,15 +298,15 @@ class _Reading:
     def __init__(self, elements: Elements, places: Mapping[Axis, Index]) -> None:
         self._elements = elements
         self._places = places
-        self._known: dict[int, Term] = {}
+        self._known: dict[int, IndexExpr] = {}
 
-    def term(self, expr: Expr) -> Term:
+    def term(self, expr: Expr) -> IndexExpr:
         """What ``expr`` is, exactly; ``NoMatch`` where it is not known."""
         if id(expr) not in self._known:
             self._known[id(expr)] = self._read(expr)
         return self._known[id(expr)]
 
-    def _read(self, expr: Expr) -> Term:
+    def _read(self, expr: Expr) -> IndexExpr:
         match expr:
             case Const(value, dtype):
                 return _stored(_literal(value, dtype), dtype)
@@ -338,10 +338,10 @@ class _Reading:
         require(inside, NoMatch, f"a place may be outside of {value.lo}..{value.hi}")
         return term
 
-    def _loaded(self, load: Load) -> Term:
+    def _loaded(self, load: Load) -> IndexExpr:
         return self._elements.loaded(load.buffer, self._index(load.index))
 
-    def _where(self, condition: Expr, yes: Expr, no: "Expr | Term") -> Term:
+    def _where(self, condition: Expr, yes: Expr, no: "Expr | IndexExpr") -> IndexExpr:
         """What may never be chosen need not be known."""
         holds = _as_condition(self.term(condition))
         if holds is False:
@@ -353,7 +353,7 @@ class _Reading:
         other = self.term(no) if isinstance(no, Expr) else no
         return _stored(either(holds, first, other), yes.dtype)
 
-    def _applied(self, expr: Apply) -> Term:
+    def _applied(self, expr: Apply) -> IndexExpr:
         operands = [self.term(each) for each in expr.operands]
         if expr.fn in _LOGIC:
             return _stored(_LOGIC[expr.fn](*map(_as_condition, operands)), torch.bool)
@@ -361,7 +361,7 @@ class _Reading:
             return _stored(operands[0], expr.dtype)
         dtype = expr.operands[0].dtype
 
-        def compute(*found: Index | IndexNumber | Unread) -> Term:
+        def compute(*found: Index | IndexNumber | Unread) -> IndexExpr:
             return _computed(expr, dtype, found)
 
         numbers = [as_numeric(each) for each in operands]
@@ -390,7 +390,7 @@ _LOGIC: Mapping[str, Callable[..., Condition]] = {
 }
 
 
-def _computed(expr: Apply, dtype: torch.dtype, operands: Sequence[Any]) -> Term:
+def _computed(expr: Apply, dtype: torch.dtype, operands: Sequence[Any]) -> IndexExpr:
     """A function of numbers as ``dtype`` computes it; of a place and a number if both are whole."""
     for each in operands:
         if isinstance(each, Unread):
@@ -433,7 +433,7 @@ def _less(left: Index, right: Index) -> Condition:
     return at_most(left - right + 1)
 
 
-_ON_INDICES: Mapping[str, Callable[..., Term]] = {
+_ON_INDICES: Mapping[str, Callable[..., IndexExpr]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": _times,
@@ -452,7 +452,7 @@ _ON_INDICES: Mapping[str, Callable[..., Term]] = {
 }
 
 
-def _stored(term: Term, dtype: torch.dtype) -> Term:
+def _stored(term: IndexExpr, dtype: torch.dtype) -> IndexExpr:
     """``term`` as an element of ``dtype``; ``NoMatch`` where that may be another number."""
     if dtype is torch.bool:
         condition = _as_condition(term)
@@ -493,7 +493,7 @@ def _range_of(dtype: torch.dtype) -> tuple[int, int]:
     return known.min, known.max
 
 
-def _as_condition(term: Term) -> Condition:
+def _as_condition(term: IndexExpr) -> Condition:
     """Where an element is true: not 0."""
     return term if isinstance(term, Condition) else where_leaves(_is_true, term)
 

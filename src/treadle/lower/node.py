@@ -11,7 +11,7 @@ from torch import fx
 from treadle.algebra.strides import strides_match
 from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload, schema_of
-from treadle.graph.analysis.at_run_time import AtRunTime
+from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.core.node_info import info, known_value, value_of
 from treadle.graph.core.types import tensors_in
 from treadle.graph.custom_ops.while_loops import LOOPS
@@ -46,10 +46,10 @@ def lower_node(
     target = node.target
     if target is operator.getitem:
         return _item(node, env)
-    if isinstance(target, AtRunTime):
+    if isinstance(target, DataDependentOp):
         context = LoweringContext(builder, node, origin_of(node), value_of(node), node.name)
         args, kwargs = _resolved(context, node, env)
-        return calls.at_run_time(context, target, args, kwargs)
+        return calls.data_dependent_op(context, target, args, kwargs)
     if not isinstance(target, OpOverload):
         raise error_at(node, f"{target} is not an ATen operation")
     val = known_value(node)

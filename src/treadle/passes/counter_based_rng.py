@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import sample_of
-from treadle.graph.core.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.core.node_info import tensor_of
+from treadle.graph.core.rng import ZeroOneDraw, zero_one_draw
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.core.values import inherit

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.operators.draw_operators import BERNOULLI
+from treadle.compat.operators.rng_operators import BERNOULLI
 from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import StepGraph

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from treadle.algebra.strides import is_dense
 from treadle.compat.operators.schemas import OpOverload
-from treadle.graph.analysis.at_run_time import AtRunTime, fresh
+from treadle.graph.analysis.data_dependent import DataDependentOp, fresh
 from treadle.graph.core.node_info import (
     belong,
     copy_notes,
@@ -41,7 +41,7 @@ from treadle.util.reasons import ReasonCode
 
 def rule_of(node: fx.Node, rules: tuple[RegionRule, ...]) -> RegionRule | None:
     """The first rule that speaks of the node."""
-    if node.op != "call_function" or isinstance(node.target, AtRunTime):
+    if node.op != "call_function" or isinstance(node.target, DataDependentOp):
         return None
     names = {operation_name(node.target), str(node.target)}
     for rule in rules:

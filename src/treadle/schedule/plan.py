@@ -26,9 +26,9 @@ from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.pressure import MemoryPressure
-from treadle.schedule.recompute.duplicate import duplicate
 from treadle.schedule.recompute.inline_reordered import inline_reordered
 from treadle.schedule.recompute.kernel_recompute import KernelRecompute
+from treadle.schedule.recompute.producer_duplication import duplicate_producers
 from treadle.schedule.recompute.sink_into_gather import sink_into_gather
 from treadle.schedule.sweeps import reduce_both_ways
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
@@ -69,7 +69,7 @@ def _scheduled(
     if fuse:
         steps = sink_into_gather(steps, buffers)
         steps = inline_reordered(steps, buffers, nests, kept)
-        copied = duplicate(steps, buffers, nests, kept)
+        copied = duplicate_producers(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
     pressure = MemoryPressure(steps, buffers, known, kept)

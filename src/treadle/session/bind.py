@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from treadle.capture.build_graph import Captured
 from treadle.capture.eager import run_eagerly
 from treadle.capture.integrations.grad_scaler import SkippedUpdate
-from treadle.capture.optimizers.optimizer_state import StatePlace
-from treadle.capture.optimizers.registry import form_of
+from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.optimizers.registry import update_rule
 from treadle.capture.python_state.containers.outputs import OutputCall
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.sources import Held, RunTimeNumber, State
 from treadle.capture.tensors.result_slots import fill, slots_in
-from treadle.capture.tensors.tensor_effects import TensorPlace
+from treadle.capture.tensors.tensor_effects import TensorLocation
 from treadle.compat.hooks import after_backward
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import Role, StepGraph
@@ -149,10 +149,12 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     filled = [_filled(*each, known, errors) for each in zip(slots, parts, strict=True)]
     pairs = [*zip(captured.left, filled[1:], strict=True)]
     for left, found in pairs:
-        if found is not None and isinstance(left.place, TensorPlace):
+        if found is not None and isinstance(left.place, TensorLocation):
             left.put(found)  # while the tensor stands where the step found it
     for left, found in pairs:
-        if found is not None and not isinstance(left.place, OutputCall | StatePlace | TensorPlace):
+        if found is not None and not isinstance(
+            left.place, OutputCall | StateLocation | TensorLocation
+        ):
             left.put(found)
     grads = fill(captured.grad_slots, tensors)
     for parameter, grad in zip(captured.left_grads, grads, strict=True):
@@ -163,7 +165,7 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
         parameter.requires_grad_(flag)
     _adopt_state(captured)
     for left, found in pairs:
-        if found is not None and isinstance(left.place, StatePlace):
+        if found is not None and isinstance(left.place, StateLocation):
             left.put(found)  # behind what the update itself keeps
     _count_steps(captured)
     captured.call.forget()
@@ -215,7 +217,7 @@ def _adopt_state(captured: Captured) -> None:
             value = captured.pending.get((id(source.parameter), source.key))
             if value is not None:
                 state = source.optimizer.state[source.parameter]
-                for name, start in form_of(source.optimizer).counters.items():
+                for name, start in update_rule(source.optimizer).counters.items():
                     counter = torch.tensor(start) if isinstance(start, float) else start
                     state.setdefault(name, counter)
                 state[source.key] = value
@@ -225,8 +227,8 @@ def _adopt_state(captured: Captured) -> None:
 def _count_steps(captured: Captured) -> None:
     skipped = {id(each) for each in _skipped(captured)}
     for at in captured.stepped:
-        if id(captured.clusters[at].optimizer) not in skipped:
-            captured.clusters[at].advance()
+        if id(captured.param_groups[at].optimizer) not in skipped:
+            captured.param_groups[at].advance()
 
 
 def _skipped(captured: Captured) -> list[Optimizer]:

@@ -26,7 +26,7 @@ from treadle.compat.dynamo import captured_graphs
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.targets.registry import target_for
 from treadle.tools.commands import Budget, compiled, progress
-from treadle.tools.entry_point import EntryPoint, Job
+from treadle.tools.entry_point import EntryPoint, TrainingJob
 from treadle.util.errors import PlanError, TreadleError
 from treadle.util.files import check_output, write_output
 from treadle.util.sizes import format_bytes
@@ -81,7 +81,7 @@ class Contestant:
     turns."""
 
     name: str
-    job: Job
+    job: TrainingJob
     run: Callable[..., Any]
     random: tuple[Tensor, list[Tensor]]
     seconds: list[float] = field(default_factory=list[float])
@@ -309,7 +309,7 @@ def eager_peak(
     return measure_peak(lambda: run(*batch), held)
 
 
-def _device(job: Job) -> str:
+def _device(job: TrainingJob) -> str:
     models = named_models(job.model).values()
     return str(next((p.device for model in models for p in model.parameters()), "cpu"))
 

@@ -296,9 +296,11 @@ def _bench(parsed: argparse.Namespace, console: Console) -> int:
 
 def _reduce(parsed: argparse.Namespace, console: Console) -> int:
     """1 when the graph does not fail."""
-    from treadle.tools.reduce import Job, run_reduce
+    from treadle.tools.reduce import ReduceRequest, run_reduce
 
-    job = Job(parsed.file, parsed.output, parsed.tolerance, parsed.memory, tuple(parsed.imports))
+    job = ReduceRequest(
+        parsed.file, parsed.output, parsed.tolerance, parsed.memory, tuple(parsed.imports)
+    )
     return run_reduce(job, console, Console(stderr=True))
 
 

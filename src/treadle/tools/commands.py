@@ -9,7 +9,7 @@ from treadle.api import Step, compile
 from treadle.options import from_environment
 from treadle.report.progress import ProgressLine, can_be_live
 from treadle.report.stages import Clock, Watcher
-from treadle.tools.entry_point import EntryPoint, Job
+from treadle.tools.entry_point import EntryPoint, TrainingJob
 from treadle.util.files import check_output
 
 Budget = str | int | float | None
@@ -18,7 +18,7 @@ _STEPS = 2
 """Run before anything is timed: first touches of memory, and state that the optimizer makes."""
 
 
-def compiled(target: EntryPoint, memory: Budget) -> tuple[Job, Step]:
+def compiled(target: EntryPoint, memory: Budget) -> tuple[TrainingJob, Step]:
     """A new job of the user's file, and its step; nothing is compiled before it is called."""
     job = target.make()
     return job, compile(

@@ -27,7 +27,7 @@ _LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """A step, what it trains, and one batch for it."""
 
     step: Callable[..., Any]
@@ -54,7 +54,7 @@ class EntryPoint:
             what = "is no function" if function in found else "is not there"
             raise _wrong(f"{path}: {function!r} {what}; it has {_functions(found)}")
 
-    def make(self, *, seed: int = 0, fake: bool = False) -> Job:
+    def make(self, *, seed: int = 0, fake: bool = False) -> TrainingJob:
         """A new one from this seed, each time. ``fake``: nothing is allocated."""
         torch.manual_seed(seed)
         assert callable(self._function)
@@ -68,7 +68,7 @@ class EntryPoint:
             raise _wrong(f"the first thing that {self.text} returned is no function: {step!r}")
         arguments = tuple(batch) if _is_sequence(batch) else (batch,)
         _check_call(self.text, step, arguments)
-        return Job(step, model, optimizer, arguments)
+        return TrainingJob(step, model, optimizer, arguments)
 
 
 def _check_call(what: str, step: Callable[..., object], arguments: tuple[object, ...]) -> None:

@@ -204,7 +204,7 @@ def _device_of(step: StepGraph) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Job:
+class ReduceRequest:
     """What a person asked for on the command line."""
 
     path: Path
@@ -223,12 +223,16 @@ class Job:
         """The command that looks at the smallest graph in the same way."""
         words = ["treadle", "reduce", str(self.smallest)]
         words += [word for path in self.imports for word in ("--import", str(path))]
-        words += ["--tolerance", str(self.tolerance)] if self.tolerance != Job.tolerance else []
+        words += (
+            ["--tolerance", str(self.tolerance)]
+            if self.tolerance != ReduceRequest.tolerance
+            else []
+        )
         words += ["--memory", str(self.memory)] if self.memory is not None else []
         return shlex.join(words)
 
 
-def run_reduce(job: Job, console: Console, progress: Console) -> int:
+def run_reduce(job: ReduceRequest, console: Console, progress: Console) -> int:
     """Write the smallest graph that fails as that of ``job`` does; 1 if that does not fail."""
     text = _text_of(job.path)
     for path in job.imports:
@@ -247,7 +251,12 @@ def run_reduce(job: Job, console: Console, progress: Console) -> int:
 
 
 def _search(
-    job: Job, trial: Trial, step: StepGraph, failure: Failure, console: Console, progress: Console
+    job: ReduceRequest,
+    trial: Trial,
+    step: StepGraph,
+    failure: Failure,
+    console: Console,
+    progress: Console,
 ) -> int:
     was_seen = not trial.unseen
     failures = {show(step, exact=True): failure}
@@ -272,7 +281,7 @@ def _search(
     return 0
 
 
-def _require_inputs(job: Job, step: StepGraph) -> None:
+def _require_inputs(job: ReduceRequest, step: StepGraph) -> None:
     """``TreadleError`` TR-009 where the graph is for a device that is not here."""
     try:
         made_up_inputs(step)
@@ -284,7 +293,7 @@ def _require_inputs(job: Job, step: StepGraph) -> None:
         ) from error
 
 
-def _no_failure(job: Job, trial: Trial, console: Console) -> int:
+def _no_failure(job: ReduceRequest, trial: Trial, console: Console) -> int:
     if trial.unseen:
         raise TreadleError(
             f"{job.path} compiles, and its numbers are not known: {trial.unseen}",
@@ -295,7 +304,7 @@ def _no_failure(job: Job, trial: Trial, console: Console) -> int:
     return 1
 
 
-def _write(job: Job, found: StepGraph, step: StepGraph, failure: Failure) -> None:
+def _write(job: ReduceRequest, found: StepGraph, step: StepGraph, failure: Failure) -> None:
     lines = (
         str(failure),
         f"the smallest of {job.path}, {count_of(step)}",
@@ -321,4 +330,4 @@ def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-__all__ = ["Failure", "Job", "Trial", "run_reduce"]
+__all__ = ["Failure", "ReduceRequest", "Trial", "run_reduce"]

@@ -6,7 +6,7 @@ from torch import nn
 
 from counted import batch
 from testing import refusal, show_plain
-from treadle.capture.refuse import KNOWN_FORMS
+from treadle.capture.refuse import KNOWN_UPDATE_RULES
 from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
 from treadle.graph.analysis.dataflow import ancestors, is_list_call
@@ -19,7 +19,7 @@ from treadle.passes.comm.carry.split_updates import SplitUpdates
 from treadle.util.errors import TreadleError
 
 KINDS = [
-    kind for known in KNOWN_FORMS for kind in known if kind is not torch.optim.SparseAdam
+    kind for known in KNOWN_UPDATE_RULES for kind in known if kind is not torch.optim.SparseAdam
 ]  # it takes sparse gradients alone: contract/test_sparse_gradients.py
 
 

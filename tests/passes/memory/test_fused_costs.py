@@ -21,7 +21,7 @@ from treadle.loop.kernel import Kernel
 from treadle.loop.printing import show_kernel
 from treadle.options import Options
 from treadle.passes.memory.choose import fastest_plan
-from treadle.passes.memory.fused import traffic
+from treadle.passes.memory.fused import recompute_costs
 from treadle.passes.memory.order import facts_of
 from treadle.passes.memory.search import _Planner, fastest
 from treadle.targets.cpu import CPU_MODEL
@@ -39,7 +39,7 @@ def again(step: StepGraph, name: str) -> float:
     """Bytes that the second computation of a value moves, and ``LAUNCH`` if it is a kernel."""
     facts = facts_of(step)
     (at,) = [i for i, node in enumerate(facts.nodes) if node.name == name]
-    return traffic(facts, BYTES).again[at]
+    return recompute_costs(facts, BYTES).again[at]
 
 
 def perceptron(rows: int = 48, width: int = 8):
@@ -154,7 +154,7 @@ def test_formulas_read_once_a_stage_and_write_what_others_read():
     products = 2 * (small + small + wide)
     formulas = small + 4 + small  # the product, the loss, and the gradient of the product
     update = 3 * wide  # the weight, its gradient, and the new weight
-    assert traffic(facts_of(step), BYTES).once == products + formulas + update
+    assert recompute_costs(facts_of(step), BYTES).once == products + formulas + update
 
 
 # -- plans -------------------------------------------------------------------------------------

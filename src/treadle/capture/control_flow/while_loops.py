@@ -40,7 +40,7 @@ from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.compat.fake import FakeTensor, fake_like
 from treadle.compat.tracing import TraceInProgress, outside_modes, without_functions
 from treadle.compat.transforms import in_transform
-from treadle.graph.analysis.at_run_time import fresh
+from treadle.graph.analysis.data_dependent import fresh
 from treadle.graph.core.arguments import map_nodes
 from treadle.graph.core.node_info import NodeInfo, copy_notes, describe, info, known_value
 from treadle.graph.core.operators import may_drop

@@ -163,7 +163,7 @@ def _divided(x: Tensor, by: float) -> Tensor:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _Made:
+class _GatheredWhole:
     """A gathered parameter, and what it was made of: of the part as it was, with or without a
     gradient."""
 
@@ -183,7 +183,7 @@ class _Held:
     part: Tensor
     note: "Callable[[tuple[int, int], _Held], None]"
     times: int = 0
-    made: _Made | None = None
+    made: _GatheredWhole | None = None
     kept: Tensor | None = None
 
     def gather(self) -> None:
@@ -192,7 +192,7 @@ class _Held:
         now = self.part._version, local_of(self.part)._version, wanted
         if self.made is None or self.made.of != now:
             start = traced_nodes()
-            self.made = _Made(_Gathered.apply(self.part, self), now)
+            self.made = _GatheredWhole(_Gathered.apply(self.part, self), now)
             if self.group.drops:
                 self.note((start, traced_nodes()), self)
             self.times += 1

@@ -34,7 +34,7 @@ def _rates(group: Group) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class AdamForm(ElementwiseUpdate):
+class AdamUpdate(ElementwiseUpdate):
     """Weight decay shrinks the parameter itself (``decoupled_weight_decay``, as AdamW sets it) or
     joins the gradient.
 
@@ -89,7 +89,7 @@ class AdamForm(ElementwiseUpdate):
 
 
 @dataclass(frozen=True)
-class SparseAdamForm(OptimizerUpdate):
+class SparseAdamUpdate(OptimizerUpdate):
     """Adam on the rows that a sparse gradient has; the moments of others stay, and the step that
     corrects their bias is that of the parameter."""
 
@@ -137,10 +137,10 @@ class SparseAdamForm(OptimizerUpdate):
         parameter.index_copy_(0, at, moved)
 
 
-FORMS = {
-    torch.optim.Adam: AdamForm(),
-    torch.optim.AdamW: AdamForm(),
-    torch.optim.SparseAdam: SparseAdamForm(),
+UPDATE_RULES = {
+    torch.optim.Adam: AdamUpdate(),
+    torch.optim.AdamW: AdamUpdate(),
+    torch.optim.SparseAdam: SparseAdamUpdate(),
 }
-for _kind, _form in FORMS.items():
+for _kind, _form in UPDATE_RULES.items():
     register(_kind, _form)

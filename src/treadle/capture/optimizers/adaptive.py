@@ -49,7 +49,7 @@ def read(group: Group, *names: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class AdagradForm(ElementwiseUpdate):
+class AdagradUpdate(ElementwiseUpdate):
     """``s += g g``, ``p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)``."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ class AdagradForm(ElementwiseUpdate):
 
 
 @dataclass(frozen=True)
-class RMSpropForm(ElementwiseUpdate):
+class RMSpropUpdate(ElementwiseUpdate):
     """``s = a s + (1 - a) g g``, ``p -= lr g / (sqrt(s) + eps)``, with momentum on the quotient;
     centred: ``s - m m`` in the place of ``s``, with the mean ``m`` of the gradients."""
 
@@ -130,7 +130,7 @@ class RMSpropForm(ElementwiseUpdate):
 
 
 @dataclass(frozen=True)
-class AdadeltaForm(ElementwiseUpdate):
+class AdadeltaUpdate(ElementwiseUpdate):
     """``s = r s + (1 - r) g g``, ``d = sqrt(a + eps) / sqrt(s + eps) g``,
     ``a = r a + (1 - r) d d``, ``p -= lr d``."""
 
@@ -159,7 +159,7 @@ class AdadeltaForm(ElementwiseUpdate):
 
 
 @dataclass(frozen=True)
-class AdamaxForm(ElementwiseUpdate):
+class AdamaxUpdate(ElementwiseUpdate):
     """``m += (1 - b1) (g - m)``, ``u = max(b2 u, |g| + eps)``, ``p -= lr / (1 - b1^t) m / u``."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -186,7 +186,7 @@ class AdamaxForm(ElementwiseUpdate):
 
 
 @dataclass(frozen=True)
-class NAdamForm(ElementwiseUpdate):
+class NAdamUpdate(ElementwiseUpdate):
     """Adam with Nesterov's momentum, whose factor ``mu_t = b1 (1 - 0.96^(t d) / 2)`` grows:
     ``p -= lr (1 - mu_t) / (1 - M_t) g / n + lr mu_{t+1} / (1 - M_{t+1}) m / n``, M their product.
     """
@@ -244,7 +244,7 @@ class NAdamForm(ElementwiseUpdate):
 
 
 @dataclass(frozen=True)
-class RAdamForm(ElementwiseUpdate):
+class RAdamUpdate(ElementwiseUpdate):
     """Adam whose adaptive rate is rectified, and off while its variance is unknown:
     ``rho_t = rho - 2 t b2^t / (1 - b2^t)`` with ``rho = 2 / (1 - b2) - 1`` must exceed 5."""
 
@@ -291,13 +291,13 @@ class RAdamForm(ElementwiseUpdate):
         parameter.copy_(value + torch.where(shared["known"], adaptive, plain))
 
 
-FORMS: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
-    torch.optim.Adagrad: AdagradForm(),
-    torch.optim.RMSprop: RMSpropForm(),
-    torch.optim.Adadelta: AdadeltaForm(),
-    torch.optim.Adamax: AdamaxForm(),
-    torch.optim.NAdam: NAdamForm(),
-    torch.optim.RAdam: RAdamForm(),
+UPDATE_RULES: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
+    torch.optim.Adagrad: AdagradUpdate(),
+    torch.optim.RMSprop: RMSpropUpdate(),
+    torch.optim.Adadelta: AdadeltaUpdate(),
+    torch.optim.Adamax: AdamaxUpdate(),
+    torch.optim.NAdam: NAdamUpdate(),
+    torch.optim.RAdam: RAdamUpdate(),
 }
-for _kind, _form in FORMS.items():
+for _kind, _form in UPDATE_RULES.items():
     register(_kind, _form)

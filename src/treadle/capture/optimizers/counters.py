@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from treadle.guards.memory_words import Floats
+from treadle.guards.memory_fingerprint import Floats
 from treadle.guards.watching import (
     Unchanged,
     Watches,
@@ -78,7 +78,7 @@ class SharedCounters:
         watches.add(self._dicts)
         if self._places is not None:
             watches.add(self._places)
-        watches.asked.append(self.agree)
+        watches.polled.append(self.agree)
 
     def write(self, values: Mapping[str, float]) -> None:
         """From now on they are these."""

@@ -148,7 +148,7 @@ class SetGroup:
 
     def _refuse_counted(self, form: OptimizerUpdate, found: Values) -> None:
         """Counters advance by the group as it is at the beginning of a call, or at its end."""
-        asked = _Asked(found)
+        asked = _RecordedGroup(found)
         form.advanced({name: each + 1.0 for name, each in form.counters.items()}, asked)
         for key in sorted(asked.keys_asked & self.set.keys()):
             raise sets_hyper_parameter(self.optimizer, key)
@@ -205,7 +205,7 @@ class SetGroup:
         return form.scalars(self._at_call())[name]
 
 
-class _Asked(dict[str, Any]):
+class _RecordedGroup(dict[str, Any]):
     """A group that knows which of its entries were asked for."""
 
     def __init__(self, group: Mapping[str, Any]) -> None:

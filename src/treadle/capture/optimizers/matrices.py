@@ -26,7 +26,7 @@ from treadle.capture.optimizers.rounding import add, lerp
 
 
 @dataclass(frozen=True)
-class AdafactorForm(OptimizerUpdate):
+class AdafactorUpdate(OptimizerUpdate):
     """Second moments of a matrix as the outer product of its row means and column means; the rate
     is relative to the size of the parameter, and the update's root mean square is at most ``d``."""
 
@@ -82,7 +82,7 @@ def _variance(grad: Tensor, state: Values, fresh: Tensor, small: float) -> Tenso
 
 
 @dataclass(frozen=True)
-class MuonForm(OptimizerUpdate):
+class MuonUpdate(OptimizerUpdate):
     """Momentum, orthogonalised by Newton-Schulz iterations in bfloat16, of matrices alone."""
 
     @property
@@ -131,7 +131,7 @@ def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ASGDForm(ElementwiseUpdate):
+class ASGDUpdate(ElementwiseUpdate):
     """``p = (1 - lambda eta) p - eta g``, and the average ``ax += mu (p - ax)``."""
 
     @property
@@ -168,7 +168,7 @@ class ASGDForm(ElementwiseUpdate):
 
 
 @dataclass(frozen=True)
-class RpropForm(ElementwiseUpdate):
+class RpropUpdate(ElementwiseUpdate):
     """Each element has a step size that grows while the gradient keeps its sign."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -197,11 +197,11 @@ class RpropForm(ElementwiseUpdate):
         parameter.copy_(parameter - grad.sign() * size)
 
 
-FORMS: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
-    torch.optim.Adafactor: AdafactorForm(),
-    torch.optim.Muon: MuonForm(),
-    torch.optim.ASGD: ASGDForm(),
-    torch.optim.Rprop: RpropForm(),
+UPDATE_RULES: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
+    torch.optim.Adafactor: AdafactorUpdate(),
+    torch.optim.Muon: MuonUpdate(),
+    torch.optim.ASGD: ASGDUpdate(),
+    torch.optim.Rprop: RpropUpdate(),
 }
-for _kind, _form in FORMS.items():
+for _kind, _form in UPDATE_RULES.items():
     register(_kind, _form)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
-from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.object_graph import first_of_each, tensor_fact
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.plain_values import is_plain, is_real
@@ -31,12 +31,12 @@ from treadle.capture.symbolic.numbers import Number, Uses, is_number
 from treadle.util.errors import CaptureError
 
 Entries = dict[str, Any]
-Changed = tuple["StatePlace", object]
+Changed = tuple["StateLocation", object]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class StatePlace:
+class StateLocation:
     """An entry of the user's own in the state of a parameter, as a call finds it. ``key`` is
     ``MISSING`` for the state itself, an empty one where there is none."""
 
@@ -174,13 +174,13 @@ class TracedState(MutableMapping[Any, Any]):
         for parameter, before, found in self._known.values():
             now = self._assigned.get(id(parameter), found.own())
             if not now and id(parameter) in self._got and not self._entries(parameter):
-                yield StatePlace(self._optimizer, parameter, MISSING), None
+                yield StateLocation(self._optimizer, parameter, MISSING), None
             for key in {**before, **now}:
                 value = now.get(key, MISSING)
                 if value is before.get(key, MISSING):
                     continue
                 _check(value)
-                place = StatePlace(self._optimizer, parameter, key, before.get(key, MISSING))
+                place = StateLocation(self._optimizer, parameter, key, before.get(key, MISSING))
                 yield place, value
 
     def layout(self, needed: frozenset[Any]) -> tuple[object, ...]:
@@ -210,10 +210,10 @@ class TracedState(MutableMapping[Any, Any]):
     def _parameter_at(self, value: Tensor) -> int:
         return id(value) if id(value) in self._parameters else 0
 
-    def places(self) -> dict[int, StatePlace]:
+    def places(self) -> dict[int, StateLocation]:
         """By its id, where a tensor of the user's own is found."""
         return {
-            id(value): StatePlace(self._optimizer, parameter, key)
+            id(value): StateLocation(self._optimizer, parameter, key)
             for parameter, own, _ in reversed([*self._known.values()])
             for key, value in own.items()
             if isinstance(value, Tensor) and not self._parameter_at(value)
@@ -247,7 +247,7 @@ class SharedNumbers:
         self._roots[id(parameter), key] = owner
         if group not in self._first:
             self._uses.decisions.labels[owner] = f"optimizer.state[...][{key!r}]"
-            place = StatePlace(self._optimizer, parameter, key)
+            place = StateLocation(self._optimizer, parameter, key)
             self._first[group] = Number(
                 value, place.get, frozenset({owner}), self._uses, scales=True
             )
@@ -386,7 +386,7 @@ def _may_stay(value: Any) -> bool:
 
 
 def _asked_by_us() -> bool:
-    return whose(sys._getframe(2).f_code.co_filename) is Whose.OURS  # pyright: ignore
+    return code_owner(sys._getframe(2).f_code.co_filename) is CodeOwner.OURS  # pyright: ignore
 
 
 def refused_state(what: str) -> CaptureError:
@@ -399,4 +399,4 @@ def refused_state(what: str) -> CaptureError:
     )
 
 
-__all__ = ["StatePlace", "TracedState", "refused_state"]
+__all__ = ["StateLocation", "TracedState", "refused_state"]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.eager import Reason, why_eager
 from treadle.capture.integrations.grad_scaler import refused_scaling
-from treadle.capture.optimizers.registry import has_form
+from treadle.capture.optimizers.registry import has_update_rule
 from treadle.capture.patching import Span, TraceRecorder
 from treadle.compat.hooks import step_hooks
 from treadle.compat.tracing import traced_nodes
@@ -34,7 +34,7 @@ class OwnSteps:
     @staticmethod
     def of(optimizers: Mapping[str, Optimizer]) -> "OwnSteps":
         """All that could be."""
-        own = (e for e in optimizers.values() if not has_form(e) and not step_hooks(e))
+        own = (e for e in optimizers.values() if not has_update_rule(e) and not step_hooks(e))
         return OwnSteps(frozenset(map(id, own)))
 
     def takes(self, optimizer: Optimizer) -> bool:

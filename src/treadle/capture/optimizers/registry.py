@@ -89,32 +89,32 @@ class ElementwiseUpdate(OptimizerUpdate):
 
 def refused_gradients(form: OptimizerUpdate, layout: str) -> CaptureError:
     """TR-132 for gradients that an optimizer does not take in PyTorch either."""
-    kinds = [kind.__name__ for kind, each in _FORMS.items() if each is form]
+    kinds = [kind.__name__ for kind, each in _UPDATE_RULES.items() if each is form]
     text = f"{' and '.join(kinds)} cannot step with {layout} gradients"
     return of_torch(RuntimeError(text), here())
 
 
-_FORMS: dict[type[Optimizer], OptimizerUpdate] = {}
+_UPDATE_RULES: dict[type[Optimizer], OptimizerUpdate] = {}
 
 
 def register(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     """Serve exactly ``kind`` (not its subclasses, which may override ``step``)."""
-    if kind in _FORMS:
+    if kind in _UPDATE_RULES:
         raise ValueError(f"{kind.__name__} has two functional forms")
-    _FORMS[kind] = form
+    _UPDATE_RULES[kind] = form
 
 
-def forms() -> dict[type[Optimizer], OptimizerUpdate]:
+def update_rules() -> dict[type[Optimizer], OptimizerUpdate]:
     """Those of all classes; for looking."""
-    return _FORMS
+    return _UPDATE_RULES
 
 
-def has_form(optimizer: Optimizer) -> bool:
+def has_update_rule(optimizer: Optimizer) -> bool:
     """Whether the update can be part of a graph."""
     return _find(type(optimizer)) is not None
 
 
-def form_of(optimizer: Optimizer) -> OptimizerUpdate:
+def update_rule(optimizer: Optimizer) -> OptimizerUpdate:
     """The functional form of an optimizer that has one."""
     found = _find(type(optimizer))
     assert found is not None, optimizer
@@ -122,8 +122,8 @@ def form_of(optimizer: Optimizer) -> OptimizerUpdate:
 
 
 def _find(kind: type[Optimizer]) -> OptimizerUpdate | None:
-    base = next((each for each in kind.__mro__ if each in _FORMS), None)  # the nearest
-    return _FORMS[base] if base is not None and _steps_as(kind, base, kind.step) else None
+    base = next((each for each in kind.__mro__ if each in _UPDATE_RULES), None)  # the nearest
+    return _UPDATE_RULES[base] if base is not None and _steps_as(kind, base, kind.step) else None
 
 
 def check_step(optimizer: Optimizer) -> None:
@@ -156,10 +156,10 @@ def register_optimizer(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     """
     given: tuple[Any, Any] = kind, form  # users' code is not always typed
     fits = isinstance(given[0], type) and issubclass(given[0], Optimizer)
-    if not fits or not isinstance(given[1], OptimizerUpdate) or kind in _FORMS:
+    if not fits or not isinstance(given[1], OptimizerUpdate) or kind in _UPDATE_RULES:
         raise CaptureError(
             f"{kind!r} is no optimizer class without an update, or {form!r} no update",
             code="TR-105",
             remedy="register each class once, with an instance of a treadle.OptimizerUpdate",
         )
-    _FORMS[kind] = form
+    _UPDATE_RULES[kind] = form

@@ -21,7 +21,7 @@ from treadle.capture.tensors.sparse_gradients import SparseRows, refused_sparse
 
 
 @dataclass(frozen=True)
-class SGDForm(ElementwiseUpdate):
+class SGDUpdate(ElementwiseUpdate):
     """``b = momentum b + (1 - dampening) g``, ``p -= lr b``; at the first step ``b = g``.
 
     The buffer starts as zeros and ``first`` is 1 at the first step, so both steps are one graph.
@@ -81,6 +81,6 @@ class SGDForm(ElementwiseUpdate):
         parameter.index_add_(0, rows.at, (values * shared["rate"]).to(parameter.dtype))
 
 
-FORMS = {torch.optim.SGD: SGDForm()}
-for _kind, _form in FORMS.items():
+UPDATE_RULES = {torch.optim.SGD: SGDUpdate()}
+for _kind, _form in UPDATE_RULES.items():
     register(_kind, _form)

@@ -16,7 +16,7 @@ from torch import nn
 
 from treadle.capture.python_state.changes import Kept
 from treadle.capture.python_state.code.bytecode import Instructions, value_of
-from treadle.capture.python_state.code.frames import NUMPY, Whose, is_of_logs, whose
+from treadle.capture.python_state.code.frames import NUMPY, CodeOwner, code_owner, is_of_logs
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.python_state.ownership import LOADED, is_machinery_class, owner_of
 from treadle.capture.python_state.parts import MISSING
@@ -83,7 +83,7 @@ class AttributeWatch:
 
     def _methods(self, kind: Any) -> dict[str, Callable[..., object]]:
         """What such objects get and set attributes by, with a note of each."""
-        methods = self._noting(kind.__getattribute__), self._noting_writes(kind.__setattr__)
+        methods = self._recording(kind.__getattribute__), self._noting_writes(kind.__setattr__)
         return dict(zip(WATCHED, methods, strict=True))
 
     def _noting_writes(
@@ -103,7 +103,7 @@ class AttributeWatch:
         """Whether reading one of its attributes is noted."""
         return type(value) in self._classes or type(value) is self._module_class
 
-    def _noting(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
+    def _recording(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
         def get(owner: object, name: str) -> object:
             try:
                 value = original(owner, name)
@@ -183,7 +183,7 @@ class AttributeWatch:
         frame: FrameType = _getframe(3)
         while is_of_logs(frame) and frame.f_back is not None:
             frame = frame.f_back
-        if whose(frame.f_code.co_filename) >= Whose.INSTALLED:
+        if code_owner(frame.f_code.co_filename) >= CodeOwner.INSTALLED:
             name = object.__getattribute__(owner, "name")
             self.loggers[f"logging.getLogger({name!r})"] = owner
             self._meet(owner, f"logging.getLogger({name!r})")
@@ -193,15 +193,15 @@ class AttributeWatch:
         decides. What they do with it happens once."""
         if not issubclass(type(owner), ModuleType):
             return name in ("level", "disabled", "parent", "manager", "name")
-        if owner_of(owner) is not Whose.STDLIB:
+        if owner_of(owner) is not CodeOwner.STDLIB:
             return True
         file = _getframe(3).f_code.co_filename
-        return whose(file) >= Whose.STDLIB and not file.startswith(NUMPY)
+        return code_owner(file) >= CodeOwner.STDLIB and not file.startswith(NUMPY)
 
     def _note_mapping(self, owner: object, name: str) -> None:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
         frame: FrameType = _getframe(3)
-        if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
+        if isinstance(owner, nn.Module) and code_owner(frame.f_code.co_filename) is CodeOwner.TORCH:
             for each in ("_parameters", "_buffers", "_modules"):
                 self.note(owner, each)
             return

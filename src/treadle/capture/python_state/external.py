@@ -27,8 +27,13 @@ from torch.optim import Optimizer
 
 from treadle.capture.python_state.attribute_watch import WATCHED, AttributeWatch
 from treadle.capture.python_state.changes import Change, Kept, are_equal, is_cache, is_log, refused
-from treadle.capture.python_state.code.frames import Entered, FrameRecorder, Whose, whose
-from treadle.capture.python_state.code.mentions import mentions
+from treadle.capture.python_state.code.code_references import references_in
+from treadle.capture.python_state.code.frames import (
+    CodeOwner,
+    ExecutionRecord,
+    FrameRecorder,
+    code_owner,
+)
 from treadle.capture.python_state.code.reflection import Reflection
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.containers.container_recorders import RECORDED, Contents
@@ -43,7 +48,7 @@ from treadle.capture.python_state.parts import (
     MISSING,
     OF_DECLARATION,
     Attributes,
-    OfClass,
+    ClassAttributes,
     Part,
     Reading,
     Sequenced,
@@ -93,7 +98,7 @@ _OPEN_TO_ALL = (CellType, FunctionType, SimpleNamespace, Namespace)
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Later:
+class DeferredValue:
     """A leaf that Python computes at every call."""
 
     compute: Callable[[], object]
@@ -122,10 +127,10 @@ class ExternalState:
         self._known_names: set[object] = set()
         self._variables: dict[int, dict[str, object]] = {}
         self._threads = Threads()
-        entered = Entered()
+        executed = ExecutionRecord()
         self._watch = AttributeWatch(self._kept, self._meet, self._hears_name, self._is_importing)
-        self._reflection = Reflection(entered, self._watch, self, self._is_importing)
-        self._frames = FrameRecorder(entered, self._on_frame, self._threads, self._reflection)
+        self._reflection = Reflection(executed, self._watch, self, self._is_importing)
+        self._frames = FrameRecorder(executed, self._on_frame, self._threads, self._reflection)
         self._rng = PythonRngGuard()
         self.draws = draws
         draws.begins, draws.drawn = self._rng.begins, self._rng.drawn
@@ -159,14 +164,17 @@ class ExternalState:
 
     def _on_frame(self, frame: FrameType) -> None:
         code, space = frame.f_code, frame.f_globals
-        found = mentions(code)
+        found = references_in(code)
         self.learn_names()
         known = self._variables.setdefault(id(space), {})
         used = (found.reads | found.assigns) - frozenset(code.co_freevars)
         new = used - known.keys()
         self.meet_variables(space, new)
-        if any(known[name] is type for name in new) and whose(code.co_filename) is Whose.USER:
-            self._frames.entered.asks_types = True  # by another name
+        if (
+            any(known[name] is type for name in new)
+            and code_owner(code.co_filename) is CodeOwner.USER
+        ):
+            self._frames.executed.asks_types = True  # by another name
         for name in found.modules & LOADED.keys():
             self._meet(LOADED[name], name)
 
@@ -182,8 +190,8 @@ class ExternalState:
         return self._frames.is_importing(frame)
 
     def _hears_name(self, name: str) -> None:
-        if name not in self._frames.entered.names:
-            self._frames.entered.names.add(name)
+        if name not in self._frames.executed.names:
+            self._frames.executed.names.add(name)
             self.learn_names()
 
     def meet_attributes(self, owner: object) -> None:
@@ -194,18 +202,18 @@ class ExternalState:
 
     def learn_names(self) -> None:
         """Values that wait for a name which code mentions now."""
-        entered = self._frames.entered
-        new = set(self._waiting) if entered.any_name else entered.names - self._known_names
+        executed = self._frames.executed
+        new = set(self._waiting) if executed.any_name else executed.names - self._known_names
         self._known_names |= new
         for name in new & self._waiting.keys():
             for part, value in self._waiting.pop(name, ()):
                 self._meet(value, part.where(name))
-        for name in entered.past_names - self._past_names:
+        for name in executed.past_names - self._past_names:
             self._past_names.add(name)
             for kept in [kept for key in self._watch.read for kept in self._parts_kept(key)]:
                 if name in kept.before:
                     self._meet(kept.before[name], kept.part.where(name))
-        if entered.past and not self._past:
+        if executed.past and not self._past:
             self._past = True
             for kept in [kept for key in self._watch.read for kept in self._parts_kept(key)]:
                 for name, value in kept.before.items():
@@ -228,7 +236,7 @@ class ExternalState:
     def _open(self, value: object, label: str) -> list[tuple[object, str]]:
         found: list[tuple[object, str]] = []
         if isinstance(value, type | ModuleType) and owner_of(value) < (
-            Whose.INSTALLED if isinstance(value, type) else Whose.STDLIB
+            CodeOwner.INSTALLED if isinstance(value, type) else CodeOwner.STDLIB
         ):
             return found  # what a step sets there is not looked after
         if is_sealed(value):
@@ -238,7 +246,7 @@ class ExternalState:
         if isinstance(value, torch.Generator):
             self._hears(value)
         watched = not isinstance(value, Tensor) and self._watch.watch(value)
-        whole = id(value) in self._frames.entered.whole
+        whole = id(value) in self._frames.executed.whole
         for at, part in enumerate(parts_of(value, label).parts):
             before = part.now()
             self._kept[id(value), at] = Kept(value, at, part, before)
@@ -263,7 +271,7 @@ class ExternalState:
         return found
 
     def _is_named(self, name: object) -> bool:
-        if self._frames.entered.any_name or name in self._known_names:
+        if self._frames.executed.any_name or name in self._known_names:
             return True
         special = isinstance(name, str) and name.startswith("__") and name.endswith("__")
         return special and name not in OF_DECLARATION
@@ -318,9 +326,9 @@ class ExternalState:
         """
         self._rest()
         self._rng.refuse(decides=self.draws.refuses())
-        if self._frames.entered.resumed:
+        if self._frames.executed.resumed:
             raise CaptureError(
-                f"the step takes the next value of {self._frames.entered.resumed}, a generator "
+                f"the step takes the next value of {self._frames.executed.resumed}, a generator "
                 "from before it",
                 code="TR-117",
                 remedy="take it outside of the step, and pass it as an argument",
@@ -349,8 +357,8 @@ class ExternalState:
     def unread_modes(self) -> frozenset[int]:
         """By their numbers among all modules of the models, those in train or eval mode alike."""
         modules = [each for model in self._models.values() for each in model.modules()]
-        entered = self._frames.entered
-        if entered.past or "training" in entered.past_names:
+        executed = self._frames.executed
+        if executed.past or "training" in executed.past_names:
             return frozenset()
         return frozenset(
             at
@@ -391,16 +399,16 @@ class ExternalState:
         if isinstance(owner, nn.Module):
             return name not in _OF_MODULES
         if id(owner) in self._variables:
-            return self._frames.entered.spaces[id(owner)][2] >= Whose.INSTALLED
+            return self._frames.executed.spaces[id(owner)][2] >= CodeOwner.INSTALLED
         if type(owner) in (*RECORDED, *_OPEN_TO_ALL):
             return True
         own = owner if isinstance(owner, type | ModuleType) else type(owner)
-        return owner_of(own) >= Whose.INSTALLED
+        return owner_of(own) >= CodeOwner.INSTALLED
 
     def _places_of(self, value: object) -> Iterator[tuple[object, Part, object]]:
         """Where an object is: the owner, its part, and the name in it."""
         for at, known in self._variables.items():
-            space, _, _ = self._frames.entered.spaces[at]
+            space, _, _ = self._frames.executed.spaces[at]
             names = [name for name, each in known.items() if each is value]
             yield from ((space, Attributes("", space), name) for name in names)
         for kept in self._kept.values():
@@ -415,7 +423,7 @@ class ExternalState:
     def _changed_variables(self) -> list[Change]:
         found: list[Change] = []
         for at, known in self._variables.items():
-            space, _, _ = self._frames.entered.spaces[at]
+            space, _, _ = self._frames.executed.spaces[at]
             part = Attributes("", space)
             for name, before in known.items():
                 now = space.get(name, MISSING)
@@ -513,12 +521,12 @@ class ExternalState:
             copy.deepcopy(value, dict(known))
         except Exception as error:
             raise refused(label, type(value).__name__) from error
-        return Later(lambda: copy.deepcopy(value, dict(known)))
+        return DeferredValue(lambda: copy.deepcopy(value, dict(known)))
 
     def _restore(self) -> None:
         self._rng.restore()
         for at, known in self._variables.items():
-            space, _, _ = self._frames.entered.spaces[at]
+            space, _, _ = self._frames.executed.spaces[at]
             for name, before in known.items():
                 if space.get(name, MISSING) is not before:
                     Attributes("", space).put(name, before)
@@ -529,7 +537,7 @@ class ExternalState:
                 if kept.part.now() != kept.before:
                     kept.owner.cache_clear()  # it holds what the run has made
                 continue
-            if isinstance(kept.part, OfClass):
+            if isinstance(kept.part, ClassAttributes):
                 for name, value in kept.part.now().items():
                     before = kept.before.get(name, MISSING)
                     if value is not before and not is_cache(name) and name not in WATCHED:
@@ -544,16 +552,16 @@ class ExternalState:
     @property
     def asks_types(self) -> bool:
         """Whether ``type`` may have been asked of a number that stands in for another."""
-        return self._frames.entered.asks_types
+        return self._frames.executed.asks_types
 
     @property
     def calls_type(self) -> Iterable[tuple[CodeType, ...]]:
         """Code that may have asked a traced tensor for its type, with that of the frames around."""
-        return self._frames.entered.calls_type.values()
+        return self._frames.executed.calls_type.values()
 
-    def mentions(self, name: str) -> bool:
+    def is_named_in_code(self, name: str) -> bool:
         """Whether code of the user's or of what they installed names ``name``."""
-        return self._frames.entered.any_name or name in self._frames.entered.theirs
+        return self._frames.executed.any_name or name in self._frames.executed.theirs
 
     def names(
         self,
@@ -562,15 +570,15 @@ class ExternalState:
     ) -> ReadNames:
         """Which attributes of which objects count. ``entries``: by the ids of containers that the
         step changes, those that it read."""
-        entered = self._frames.entered
-        mentioned = None if entered.any_name else frozenset(entered.names)
-        read = {key: names | entered.past_names for key, names in self._watch.read.items()}
+        executed = self._frames.executed
+        mentioned = None if executed.any_name else frozenset(executed.names)
+        read = {key: names | executed.past_names for key, names in self._watch.read.items()}
         return ReadNames(
-            read={} if entered.past else read,
-            whole=frozenset(self._watch.everything | entered.whole.keys()),
-            whole_kinds=self._watch.whole_kinds | {type(each) for each in entered.whole.values()},
+            read={} if executed.past else read,
+            whole=frozenset(self._watch.everything | executed.whole.keys()),
+            whole_kinds=self._watch.whole_kinds | {type(each) for each in executed.whole.values()},
             mentioned=mentioned,
-            of_library=frozenset(entered.names),
+            of_library=frozenset(executed.names),
             ours=lambda value: ours(value) or is_machinery(value),
             owner=owner_of,
             entries=entries,
@@ -587,26 +595,26 @@ class ExternalState:
             for name, parameter in model.named_parameters():
                 for hook in tensor_hooks(parameter):
                     reads.add(name, hook)
-        for space, names, owner in self._frames.entered.spaces.values():
-            if id(space) in self._frames.entered.whole_spaces:
+        for space, names, owner in self._frames.executed.spaces.values():
+            if id(space) in self._frames.executed.whole_spaces:
                 names = names | space.keys() - {"__builtins__"}
             there = frozenset(name for name in names if name in space)
-            reads.add_names("", space, names, deep=owner >= Whose.INSTALLED)
+            reads.add_names("", space, names, deep=owner >= CodeOwner.INSTALLED)
             reads.add_names("", BUILTINS, names - there, deep=True)
         for name, (label, read) in _OF_PROCESS.items():
-            if name in self._frames.entered.names:
+            if name in self._frames.executed.names:
                 reads.add_computed(label, read)
-        for name, getter in getters_named(self._frames.entered.theirs):
+        for name, getter in getters_named(self._frames.executed.theirs):
             reads.add_computed(f"torch.{name}()", getter)
         reads.add("", Tensor)
-        if "initial_seed" in self._frames.entered.names:
+        if "initial_seed" in self._frames.executed.names:
             for value in self._seen.values():
                 if isinstance(value, torch.Generator):
                     reads.add_computed("a generator's initial seed", value.initial_seed)
         for label, logger in self._watch.loggers.items():
             reads.add(label, logger)
-        for name in self._frames.entered.modules & LOADED.keys():
-            if owner_of(LOADED[name]) >= Whose.INSTALLED:
+        for name in self._frames.executed.modules & LOADED.keys():
+            if owner_of(LOADED[name]) >= CodeOwner.INSTALLED:
                 reads.add(name, LOADED[name])
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from treadle.capture.python_state.object_pytrees import (
+    Flattened,
     ObjectSpec,
-    Opened,
     Sized,
+    flattened,
     has_own,
     is_value,
     names_of_parts,
-    opened,
 )
 from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.compat import pytree
@@ -73,13 +73,13 @@ def _open(tree: object, instead: Instead | None = None) -> object:
     def each(leaf: object) -> object:
         if type(leaf) is torch.Size and not is_value(leaf):
             return Sized(tuple(leaf))
-        found = opened(leaf, pytree.tree_leaves)
+        found = flattened(leaf, pytree.tree_leaves)
         other = instead and instead(leaf, leaf if found is None else found.shell.blank)
         if other is not None:
             return other
         if found is None:
             return leaf
-        return Opened(found.shell, tuple(_open(value, instead) for value in found.values))
+        return Flattened(found.shell, tuple(_open(value, instead) for value in found.values))
 
     return pytree.tree_map(each, tree, is_leaf=_stays_whole)
 
@@ -97,7 +97,7 @@ pytree.register_pytree_node(
 )
 
 
-def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], ObjectSpec]:
+def _keys(node: Flattened) -> tuple[list[tuple[Any, Any]], ObjectSpec]:
     named = issubclass(node.shell.kind, dict | list | tuple | UserDict)
     key: Any = pytree.MappingKey if named else pytree.GetAttrKey
     pairs = zip(node.shell.names, node.values, strict=True)
@@ -105,7 +105,7 @@ def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], ObjectSpec]:
 
 
 pytree.register_pytree_node(
-    Opened,
+    Flattened,
     lambda node: (list(node.values), node.shell),
     lambda values, shell: shell.filled(list(values)),
     flatten_with_keys_fn=_keys,
@@ -190,7 +190,7 @@ class Container:
     parts: frozenset[object]
 
 
-def _taken_apart(tree: object) -> Iterator[tuple[object, Opened | None]]:
+def _taken_apart(tree: object) -> Iterator[tuple[object, Flattened | None]]:
     """All containers, in an order that their structure decides."""
     met: list[object] = []
 
@@ -204,7 +204,7 @@ def _taken_apart(tree: object) -> Iterator[tuple[object, Opened | None]]:
         if id(node) not in those:
             yield node, None
             continue
-        inside = opened(node, pytree.tree_leaves)
+        inside = flattened(node, pytree.tree_leaves)
         if inside is not None:
             yield node, inside
             yield from _taken_apart(inside.values)
@@ -257,7 +257,7 @@ def replaced(tree: object, instead: Callable[[object], object]) -> object:
 
 
 @dataclass(slots=True)
-class Given:
+class FlatArguments:
     """A call's arguments: what is left of them when they are taken apart, and what they were.
     ``keys``: those of ``keys_in``."""
 
@@ -267,9 +267,9 @@ class Given:
     tree: object = None
 
     @staticmethod
-    def of(leaves: list[object], tree: object) -> "Given":
+    def of(leaves: list[object], tree: object) -> "FlatArguments":
         """For a tree with these leaves."""
-        return Given(leaves, containers_in(tree), keys_in(tree), tree)
+        return FlatArguments(leaves, containers_in(tree), keys_in(tree), tree)
 
 
 Structure = tuple[TreeSpec, tuple[object, ...]]
@@ -287,7 +287,7 @@ class FlatCalls:
 
     def of(
         self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[Given, tuple[str, ...], Structure]:
+    ) -> tuple[FlatArguments, tuple[str, ...], Structure]:
         """Leaves and containers, the leaves' paths (``x``, ``batch['y']``), and their structure."""
         leaves = [*args, *kwargs.values()]
         if not _LEAVES.issuperset(map(type, leaves)):
@@ -303,11 +303,11 @@ class FlatCalls:
             found, structure = flatten_with_paths(tree, self._names, meet)
             leaves = [value for _, value in found]
             plain = kinds <= _PLAIN_NODES
-            given = Given(leaves, tree=tree) if plain else Given.of(leaves, tree)
+            given = FlatArguments(leaves, tree=tree) if plain else FlatArguments.of(leaves, tree)
             facts = tuple(plain_fact(key) for key in given.keys if is_plain(key))
             return given, tuple(path for path, _ in found), (structure, facts)
         key = len(args), *kwargs
         if key not in self._known:
             found, structure = flatten_with_paths((args, kwargs), self._names)
             self._known[key] = tuple(path for path, _ in found), (structure, ())
-        return Given(leaves, tree=(args, kwargs)), *self._known[key]
+        return FlatArguments(leaves, tree=(args, kwargs)), *self._known[key]

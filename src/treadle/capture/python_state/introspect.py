@@ -51,18 +51,18 @@ from torch import Generator, Tag, Tensor, finfo, iinfo
 from treadle.capture.python_state.parts import (
     Accessors,
     Attributes,
+    ClassAttributes,
     Computed,
+    ContextVariable,
     Entries,
-    Fixed,
-    Got,
-    InContext,
-    Listed,
+    FixedAttributes,
+    Items,
     Members,
-    OfClass,
     OfFunction,
     OwnAttributes,
     Part,
     Reading,
+    Referent,
     Registered,
     Sequenced,
     Slots,
@@ -96,61 +96,63 @@ _SEALED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ObjectLayout:
     """An object taken apart. ``opaque``: nothing can be said of what it holds."""
 
     parts: tuple[Part, ...] = ()
     opaque: bool = False
 
 
-def parts_of(value: object, label: str) -> Made:
+def parts_of(value: object, label: str) -> ObjectLayout:
     """The parts of any object but a plain value. Tensors have attributes; their numbers are
     inputs."""
     match value:
         case Tensor():
-            return Made((Attributes(label, vars(value)),))
+            return ObjectLayout((Attributes(label, vars(value)),))
         case FunctionType():
-            return Made((OfFunction(label, value), OwnAttributes(label, value)))
+            return ObjectLayout((OfFunction(label, value), OwnAttributes(label, value)))
         case CellType():
-            return Made((Variable(label, value),))
+            return ObjectLayout((Variable(label, value),))
         case MethodType():
-            return Made((Fixed(label, {"self": value.__self__, "func": value.__func__}),))
+            return ObjectLayout(
+                (FixedAttributes(label, {"self": value.__self__, "func": value.__func__}),)
+            )
         case partial():
             held: Reading = {"func": value.func, "args": value.args, "keywords": value.keywords}
-            return Made((Fixed(label, held), Attributes(label, value.__dict__)))
+            return ObjectLayout((FixedAttributes(label, held), Attributes(label, value.__dict__)))
         case _LruCached():
-            wrapped = Fixed(label, {"func": value.__wrapped__})
-            return Made((wrapped, Computed(label, partial(RememberedResults, value))))
+            wrapped = FixedAttributes(label, {"func": value.__wrapped__})
+            return ObjectLayout((wrapped, Computed(label, partial(RememberedResults, value))))
         case ModuleType():
-            return Made((Attributes(label, value.__dict__),))
+            return ObjectLayout((Attributes(label, value.__dict__),))
         case type():
-            found: tuple[Part, ...] = (OfClass(label, value),)
+            found: tuple[Part, ...] = (ClassAttributes(label, value),)
             if isinstance(value, ABCMeta) and is_heap(value):
                 found += (Registered(label, partial(VirtualSubclasses, value)),)
-            return Made(found)
+            return ObjectLayout(found)
         case property():
-            return Made((Accessors(label, value),))
+            return ObjectLayout((Accessors(label, value),))
         case staticmethod() | classmethod():
-            return Made((Fixed(label, {"func": value.__func__}),))
+            return ObjectLayout((FixedAttributes(label, {"func": value.__func__}),))
         case MappingProxyType():
-            return Made((Listed(label, lambda: dict(value)),))
+            return ObjectLayout((Items(label, lambda: dict(value)),))
         case KeysView() | ValuesView() | ItemsView() if not is_heap(type(value)):
             view = cast("Iterable[object]", value)
-            return Made((Listed(label, lambda: dict(enumerate(view))),))
+            return ObjectLayout((Items(label, lambda: dict(enumerate(view))),))
         case ReferenceType():
-            return Made((Got(label, value),))
+            return ObjectLayout((Referent(label, value),))
         case ContextVar():
-            return Made((InContext(label, value),))
+            return ObjectLayout((ContextVariable(label, value),))
         case GeneratorType():
-            return Made((Computed(label, partial(_advanced, value)),), opaque=True)
+            return ObjectLayout((Computed(label, partial(_advanced, value)),), opaque=True)
         case _ if any(value is each for each in GLOBAL_GENERATORS):
-            return Made()  # likewise
+            return ObjectLayout()  # likewise
         case Generator():
-            return Made()  # its state is that of a generator: read and restored as such
+            return ObjectLayout()  # its state is that of a generator: read and restored as such
         case Tag() | finfo() | iinfo():
-            return Made()
+            return ObjectLayout()
         case _ if isinstance(value, _SEALED):
-            return Made()
+            return ObjectLayout()
         case _:
             return _of_object(value, label)
 
@@ -161,7 +163,7 @@ def _advanced(generator: "GeneratorType[object, object, object]") -> int | None:
     return None if frame is None else frame.f_lasti
 
 
-def _of_object(value: object, label: str) -> Made:
+def _of_object(value: object, label: str) -> ObjectLayout:
     """Contents, attributes and slots."""
     found: list[Part] = []
     match value:
@@ -174,7 +176,7 @@ def _of_object(value: object, label: str) -> Made:
         case _ if isinstance(value, _MUTABLE_BYTES) or has_buffer(value):
             found.append(_of_array(value, label))
         case _ if isinstance(value, _NUMBERS):
-            found.append(Fixed(label, {"value": _base(value)}))
+            found.append(FixedAttributes(label, {"value": _base(value)}))
         case _:
             pass
     if type(value) is OrderedDict:
@@ -186,12 +188,12 @@ def _of_object(value: object, label: str) -> Made:
         found.append(Slots(label, value, members))
     base = _made_in_c(type(value))
     if base in _OPEN or issubclass(base, ndarray | BaseException) or has_buffer(value):
-        return Made(tuple(found))
+        return ObjectLayout(tuple(found))
     if _reduced(value) is None:
-        return Made(tuple(found), opaque=True)
+        return ObjectLayout(tuple(found), opaque=True)
     found.append(Computed(label, partial(_reduced, value)))
-    found.append(Listed(label, partial(_referents, value)))
-    return Made(tuple(found))
+    found.append(Items(label, partial(_referents, value)))
+    return ObjectLayout(tuple(found))
 
 
 _OPEN = frozenset(
@@ -283,7 +285,7 @@ def _of_objects(value: NDArray[np.generic], label: str) -> Part:
         array: Any = _plain_array(value)
         array[np.unravel_index(at, array.shape)] = held
 
-    return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())), put)
+    return Items(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())), put)
 
 
 def _of_bytes(value: bytearray, label: str) -> Part:

@@ -56,14 +56,14 @@ class ObjectSpec:
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
-    """``Batch(x=tensor, n=3)  ->  Opened(ObjectSpec(Batch, ("x", "n")), (tensor, 3))``."""
+class Flattened:
+    """``Batch(x=tensor, n=3)  ->  Flattened(ObjectSpec(Batch, ("x", "n")), (tensor, 3))``."""
 
     shell: ObjectSpec
     values: tuple[object, ...]
 
 
-def opened(value: object, flatten: Flatten) -> Opened | None:
+def flattened(value: object, flatten: Flatten) -> Flattened | None:
     """What ``value`` holds, by name; ``None`` for what is no container of tensors and values.
 
     Data classes, ``UserDict`` (the batches of tokenizers), ``SimpleNamespace``, subclasses of
@@ -83,7 +83,7 @@ def opened(value: object, flatten: Flatten) -> Opened | None:
         if not any(isinstance(leaf, Tensor) for name in parts for leaf in leaves[name]):
             return None
     blank = _with_parts(value, dict.fromkeys(parts))
-    return Opened(ObjectSpec(type(value), tuple(parts), blank), tuple(parts.values()))
+    return Flattened(ObjectSpec(type(value), tuple(parts), blank), tuple(parts.values()))
 
 
 def has_own(value: object) -> bool:
@@ -93,7 +93,7 @@ def has_own(value: object) -> bool:
 
 
 def names_of_parts(
-    value: object, found: Opened | None, leaves: Sequence[object]
+    value: object, found: Flattened | None, leaves: Sequence[object]
 ) -> frozenset[object]:
     """Attributes of a container that are no more than its parts, and so are looked at already.
     ``leaves``: those of a class that took itself apart."""

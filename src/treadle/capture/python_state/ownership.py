@@ -6,7 +6,7 @@ import logging
 import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
-from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
@@ -24,15 +24,15 @@ _SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", 
 """Packages whose objects are the machinery of the trace."""
 
 
-def owner_of(value: type | ModuleType) -> Whose:
+def owner_of(value: type | ModuleType) -> CodeOwner:
     """Whose a module is, or a class by the module that made it."""
     if isinstance(value, ModuleType):
         return _owner_of_module(value)
     name = module_of(value)
     if name in ("builtins", "__main__") and is_heap(value):
-        return Whose.USER  # made by a text that was executed
+        return CodeOwner.USER  # made by a text that was executed
     module = LOADED.get(name)
-    return Whose.USER if module is None else _owner_of_module(module)
+    return CodeOwner.USER if module is None else _owner_of_module(module)
 
 
 def module_of(kind: type) -> str:
@@ -41,13 +41,13 @@ def module_of(kind: type) -> str:
     return name if type(name) is str else "builtins"
 
 
-def _owner_of_module(module: ModuleType) -> Whose:
+def _owner_of_module(module: ModuleType) -> CodeOwner:
     known = ModuleType.__getattribute__(module, "__dict__")
     name, file = known.get("__name__", ""), known.get("__file__")
     if file is not None:
-        return whose(file)
+        return code_owner(file)
     builtin = name in _BUILT_IN or name.startswith(("torch", "_", "builtins"))
-    return Whose.STDLIB if builtin and name != "__main__" else Whose.USER
+    return CodeOwner.STDLIB if builtin and name != "__main__" else CodeOwner.USER
 
 
 def is_machinery_class(kind: type) -> bool:
@@ -63,7 +63,7 @@ def is_machinery(value: object) -> bool:
     if is_stand_in(value) or is_traced(value) or isinstance(value, BuiltinFunctionType):
         return True
     if isinstance(value, FunctionType):
-        return whose(value.__code__.co_filename) is Whose.OURS
+        return code_owner(value.__code__.co_filename) is CodeOwner.OURS
     if value is builtins or value is BUILTINS or value is LOADED:
         return True  # what of them is named is looked at by its name
     if isinstance(value, type):
@@ -71,7 +71,7 @@ def is_machinery(value: object) -> bool:
     if isinstance(value, _LRU_CACHED):
         wrapped = value.__wrapped__
         code = wrapped.__code__ if isinstance(wrapped, FunctionType) else None
-        return code is None or whose(code.co_filename) < Whose.INSTALLED
+        return code is None or code_owner(code.co_filename) < CodeOwner.INSTALLED
     return is_machinery_class(type(value))
 
 
@@ -80,4 +80,4 @@ def stays(value: object) -> bool:
     of loggers."""
     if value is _REGISTERED:
         return True
-    return isinstance(value, ModuleType) and owner_of(value) is Whose.STDLIB
+    return isinstance(value, ModuleType) and owner_of(value) is CodeOwner.STDLIB

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast, final
 
 from treadle.capture.python_state.plain_values import is_plain, is_same_value, plain_fact
-from treadle.guards.memory_words import has_space
+from treadle.guards.memory_fingerprint import has_space
 
 MISSING: Any = object()
 """In the place of a value that is not there."""
@@ -303,7 +303,7 @@ class Slots(Part):
 
 
 @final
-class OfClass(Part):
+class ClassAttributes(Part):
     """Attributes of a class itself."""
 
     __slots__ = ("_values", "kind")
@@ -361,7 +361,7 @@ class OfFunction(Part):
 
 
 @final
-class Fixed(Part):
+class FixedAttributes(Part):
     """Parts that stay for the life of the object: what a bound method is bound to, say."""
 
     __slots__ = ("values",)
@@ -438,7 +438,7 @@ class Registered(Computed):
 
 
 @final
-class Got(Part):
+class Referent(Part):
     """One object that is got by a call of C code: what a weak reference refers to."""
 
     __slots__ = ("_read",)
@@ -459,7 +459,7 @@ class Got(Part):
 
 
 @final
-class InContext(Part):
+class ContextVariable(Part):
     """What a context variable holds, or its default."""
 
     __slots__ = ("variable",)
@@ -484,7 +484,7 @@ class InContext(Part):
 
 
 @final
-class Listed(Part):
+class Items(Part):
     """Objects in an array, or in what C code made. ``back`` puts one where it was."""
 
     __slots__ = ("_back", "_read")

@@ -11,7 +11,7 @@ from types import CellType, FunctionType, ModuleType
 
 from torch.optim import Optimizer
 
-from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.python_state.object_graph import ClassNames, Location, Names, Space, Without
 from treadle.capture.python_state.parts import Computed, OfFunction, Part
@@ -35,7 +35,7 @@ def is_sealed(value: object) -> bool:
     """A function that nobody here wrote, with nothing of its own that could change."""
     if not isinstance(value, FunctionType) or value.__closure__:
         return False
-    if whose(value.__code__.co_filename) is Whose.USER:
+    if code_owner(value.__code__.co_filename) is CodeOwner.USER:
         return False
     defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     return all(map(is_plain, defaults))
@@ -54,7 +54,7 @@ class ReadNames:
     mentioned: frozenset[str] | None
     of_library: frozenset[str]
     ours: Callable[[object], bool]  # is it an object that the compiler itself looks after?
-    owner: Callable[[type | ModuleType], Whose]  # of a class or a module
+    owner: Callable[[type | ModuleType], CodeOwner]  # of a class or a module
     entries: Mapping[int, frozenset[object] | None]  # of containers by their ids; of others all
 
     def of_part(self, value: object, part: Part) -> Names | None:
@@ -77,7 +77,7 @@ class ReadNames:
             return None
         if known is not None:
             return frozenset(known)
-        if isinstance(value, ModuleType) and self.owner(value) is Whose.STDLIB:
+        if isinstance(value, ModuleType) and self.owner(value) is CodeOwner.STDLIB:
             return self.of_library
         return self.mentioned
 
@@ -90,7 +90,7 @@ class ReadNames:
         library's."""
         if isinstance(value, type | ModuleType):
             known = id(value) in self.read  # what was read of it is followed
-            return known or self.owner(value) >= Whose.INSTALLED
+            return known or self.owner(value) >= CodeOwner.INSTALLED
         return True
 
     def is_state(self, place: Location, value: object) -> bool:
@@ -103,18 +103,18 @@ class ReadNames:
         module = place.node.value if isinstance(place.node.value, ModuleType) else None
         if isinstance(place.node.value, Space):
             module = _LOADED.get(vars(place.node.value).get("__name__", ""))
-        if module is None or self.owner(module) is not Whose.STDLIB:
+        if module is None or self.owner(module) is not CodeOwner.STDLIB:
             return False
         if isinstance(value, ModuleType):
-            return self.owner(value) is Whose.STDLIB
+            return self.owner(value) is CodeOwner.STDLIB
         return not isinstance(value, _CALLED)
 
     def _is_theirs(self, value: object) -> bool:
         """Whether users or what they installed made it, or its class."""
         if isinstance(value, FunctionType):
-            return whose(value.__code__.co_filename) >= Whose.INSTALLED
+            return code_owner(value.__code__.co_filename) >= CodeOwner.INSTALLED
         kind = value if isinstance(value, type) else type(value)
-        return is_heap(kind) and self.owner(kind) >= Whose.INSTALLED
+        return is_heap(kind) and self.owner(kind) >= CodeOwner.INSTALLED
 
 
 def is_memory(place: Location) -> bool:

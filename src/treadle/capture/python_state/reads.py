@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.python_state.code.frames import Whose
-from treadle.capture.python_state.introspect import Made, is_heap, parts_of
+from treadle.capture.identity_guards import IdentityGuards
+from treadle.capture.python_state.code.frames import CodeOwner
+from treadle.capture.python_state.introspect import ObjectLayout, is_heap, parts_of
 from treadle.capture.python_state.object_graph import (
     Contents,
     Entry,
@@ -48,14 +49,13 @@ from treadle.capture.python_state.object_graph import (
 from treadle.capture.python_state.object_match import ONLY_ITSELF, AlikePart, Match, comes_and_goes
 from treadle.capture.python_state.parts import (
     Computed,
-    Got,
     Members,
     Part,
+    Referent,
 )
 from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.capture.python_state.read_names import ReadNames, is_memory, is_sealed
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses, existing_classes
-from treadle.capture.sweep import Sweep
 from treadle.capture.symbolic.arrays.arrays import span_of
 from treadle.compat.distributed.collectives import HANDLES
 from treadle.guards.watching import Watches
@@ -94,7 +94,7 @@ class Reads:
         self._facts: list[Fact] = []
         self._same: tuple[int, ...] = ()
         self.opaque: list[str] = []
-        self._sweep = Sweep()
+        self._sweep = IdentityGuards()
         self._parts: list[tuple[Node, int]] = []
         self._swept: list[tuple[Node, int]] = []
         self._given: list[Node] = []  # those that a call brings
@@ -133,7 +133,7 @@ class Reads:
         node = Node(Space, label, getter)
         self._nodes[id(getter)] = node
         self._order.append(node)
-        self._watch(node, 0, Got(label, getter), None, deep=True)
+        self._watch(node, 0, Referent(label, getter), None, deep=True)
         self._drain()
 
     def add_container(
@@ -204,8 +204,8 @@ class Reads:
                 if each.__flags__ & 1 << 9:
                     self._node(each.__qualname__, each, None)
 
-    def _made(self, value: object, label: str) -> Made:
-        return Made() if is_sealed(value) else parts_of(value, label)
+    def _made(self, value: object, label: str) -> ObjectLayout:
+        return ObjectLayout() if is_sealed(value) else parts_of(value, label)
 
     def _watch(self, node: Node, at: int, part: Part, names: Names | None, *, deep: bool) -> None:
         held: dict[object, Entry] = {}
@@ -244,7 +244,7 @@ class Reads:
         kind = type(place.node.value)
         holder = place.node.value if isinstance(place.node.value, ModuleType) else kind
         theirs = not isinstance(holder, type) or is_heap(holder)
-        if not place.node.asked or (theirs and self._names.owner(holder) < Whose.USER):
+        if not place.node.asked or (theirs and self._names.owner(holder) < CodeOwner.USER):
             found.asked = False
         return found
 
@@ -275,7 +275,7 @@ class Reads:
 
     def _arrange(self) -> None:
         """The flat lists of the fast check."""
-        self._sweep, self._swept, self._parts = Sweep(), [], []
+        self._sweep, self._swept, self._parts = IdentityGuards(), [], []
         self._given = [node for node in self._order if node.getter is not None]
         for node in self._order:
             if node.getter is not None or node.loose:
@@ -332,8 +332,8 @@ class Reads:
             if node.watched[at].raw is None
         }
         self._sweep.join(watches, lambda number: self._is_untouched(number, anew.get(number)))
-        watches.asked += [each.is_now_same for each in parts]
-        watches.asked += [self._are_facts_same] if self._facts else []
+        watches.polled += [each.is_now_same for each in parts]
+        watches.polled += [self._are_facts_same] if self._facts else []
         return True
 
     def _is_untouched(self, number: int, anew: AlikePart | None) -> bool:

@@ -43,7 +43,7 @@ _ASIDE = (
 """Python's own reading of sources, and what it does when objects go."""
 
 
-def name_of_question(function: object) -> str:
+def os_call_name(function: object) -> str:
     """How the user writes it (``time.time``); empty for what asks the operating system nothing."""
     if type(function) is not BuiltinFunctionType:
         return ""
@@ -58,7 +58,7 @@ def name_of_question(function: object) -> str:
     return ""
 
 
-def is_aside(frame: FrameType) -> bool:
+def is_introspection_frame(frame: FrameType) -> bool:
     """Whether its code reads sources for a message, or an object goes, whenever that is."""
     return frame.f_code.co_filename.endswith(_ASIDE) or frame.f_code.co_name == "__del__"
 
@@ -75,4 +75,4 @@ def asks(name: str, line: Line) -> CaptureError:
     )
 
 
-__all__ = ["asks", "is_aside", "name_of_question"]
+__all__ = ["asks", "is_introspection_frame", "os_call_name"]

@@ -37,7 +37,7 @@ from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
     GraphForm,
-    form_of,
+    graph_form,
     is_apart,
     is_close,
 )
@@ -57,7 +57,7 @@ from treadle.capture.symbolic.numbers import (
 )
 from treadle.capture.symbolic.texts.text_code import makes_text
 from treadle.compat.unsized import tensor_of_number
-from treadle.util.answers import called_name
+from treadle.util.branch_analysis import called_name
 from treadle.util.errors import CaptureError
 
 _STDLIB = sysconfig.get_path("stdlib")
@@ -238,7 +238,7 @@ class DeferredNumber(Number):
         if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
             return self
         known = [each for each in operands if is_deferred(each)]
-        form = _form_of(function, operands)
+        form = _usable_graph_form(function, operands)
         made = DeferredNumber(
             _kind_of_result(function, operands),
             computation(function, operands),
@@ -404,10 +404,10 @@ def _graph_form(
     return compute
 
 
-def _form_of(function: Callable[..., Any], operands: Sequence[Any]) -> GraphForm | None:
+def _usable_graph_form(function: Callable[..., Any], operands: Sequence[Any]) -> GraphForm | None:
     """The form of ``function``, if the operands are in the graph, to the last bit where that may
     decide."""
-    form = form_of(function, operands)
+    form = graph_form(function, operands)
     known = [each for each in operands if is_deferred(each)]
     if form is None or any(each.in_graph is None for each in known):
         return None

@@ -18,12 +18,12 @@ from treadle.capture.python_state.code.bytecode import Instructions
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.numbers import Number, is_number, value_now
 
-Place = tuple[str, int | None, int | None, int | None, int | None]
+SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
 """Where an expression stands: its file, first and last line, first and last column."""
 _KINDS = frozenset({list, tuple, dict, np.ndarray})
 
 
-def place_asked(frame: FrameType) -> Place | None:
+def asked_position(frame: FrameType) -> SourcePosition | None:
     """Where ``frame`` looks for an entry just now; ``None`` if it does something else."""
     steps = Instructions(frame.f_code)
     if steps.op(steps.at(frame.f_lasti)) != "SUBSCR":
@@ -118,4 +118,4 @@ def _picked(at: int, *values: Any) -> Any:
     return values[at]
 
 
-__all__ = ["Place", "entry", "looked_up", "place_asked"]
+__all__ = ["SourcePosition", "asked_position", "entry", "looked_up"]

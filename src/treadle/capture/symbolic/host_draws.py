@@ -29,7 +29,7 @@ from typing import Any, final
 import numpy as np
 
 from treadle.capture.explain_errors import here
-from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import GLOBAL_GENERATORS
 from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
@@ -86,7 +86,7 @@ class HostDraws:
                     bound = callable(value) and getattr(value, "__self__", None) is generator
                     if bound and name not in _NO_DRAWS:
                         undo.callback(setattr, module, name, value)
-                        setattr(module, name, self._noting(value))
+                        setattr(module, name, self._recording(value))
             yield
 
     def decides(self) -> bool:
@@ -148,11 +148,11 @@ class HostDraws:
     def _root(self, at: int) -> tuple[str, int, int]:
         return "draw", id(self), at
 
-    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_choice = original == _CHOICE
 
         def call(*args: Any, **named: Any) -> Any:
-            if whose(sys._getframe(1).f_code.co_filename) < Whose.INSTALLED:
+            if code_owner(sys._getframe(1).f_code.co_filename) < CodeOwner.INSTALLED:
                 return original(*args, **named)
             return drawn(*args, **named)
 

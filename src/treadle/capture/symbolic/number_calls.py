@@ -31,7 +31,7 @@ from torch import Tensor
 from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
-from treadle.capture.symbolic.entries import Place
+from treadle.capture.symbolic.entries import SourcePosition
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
 from treadle.capture.symbolic.numbers import Text, is_number
 from treadle.capture.symbolic.source_rewriting import called_functions, rewritten_source
@@ -59,7 +59,7 @@ class NumberCalls:
         self._functions: list[FunctionType] = []
         self._asked: list[FunctionType] = []
         self._codes: set[CodeType] = set()
-        self._places: frozenset[Place] = frozenset()
+        self._places: frozenset[SourcePosition] = frozenset()
         self._held: dict[object, HeldFunction] = {}  # functions of ``math`` in objects
         if isinstance(function, FunctionType) and _calls_any(function, frozenset(), asked=False):
             self._functions.append(function)
@@ -68,7 +68,7 @@ class NumberCalls:
         self,
         asking: Iterable[tuple[CodeType, ...]],
         known: Iterable[object],
-        places: AbstractSet[Place] = frozenset(),
+        places: AbstractSet[SourcePosition] = frozenset(),
     ) -> bool:
         """From now on code that asked is rewritten; whether any of it is new. ``asking``: each with
         the code of the frames around it, innermost first. ``known``: objects that the run has met,
@@ -216,7 +216,7 @@ def _rewritten(code: CodeType, scope: _Scope, given: dict[str, Callable[..., obj
     ]
     names = list(code.co_names)
     made = bytearray(code.co_code)
-    for site in _sites(code):
+    for site in _call_sites(code):
         call = scope.called_in(site.name) if site.in_frame else scope.called(site.name)
         if call is None:
             continue
@@ -239,7 +239,7 @@ _LOAD_CONST = dis.opmap["LOAD_CONST"]
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Site:
+class _CallSite:
     """Where a variable is loaded to be called: the function's own or one of a function around it,
     or a global one."""
 
@@ -248,15 +248,15 @@ class _Site:
     in_frame: bool
 
 
-def _sites(code: CodeType) -> Iterator[_Site]:
+def _call_sites(code: CodeType) -> Iterator[_CallSite]:
     steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
     for before, each, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
         if before is not None and before.opname == "EXTENDED_ARG":
             continue
         if each.opname == "LOAD_GLOBAL" and each.arg is not None and each.arg & 1:
-            yield _Site(each.argval, each.offset, in_frame=False)
+            yield _CallSite(each.argval, each.offset, in_frame=False)
         elif each.opname in _LOADS and _name(after if _NULL_BEHIND else before) == "PUSH_NULL":
-            yield _Site(each.argval, each.offset, in_frame=True)
+            yield _CallSite(each.argval, each.offset, in_frame=True)
 
 
 _LOADS = frozenset({"LOAD_DEREF", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"})
@@ -268,7 +268,7 @@ def _name(step: dis.Instruction | None) -> str:
     return "" if step is None else step.opname
 
 
-def _calls_any(function: FunctionType, places: frozenset[Place], *, asked: bool) -> bool:
+def _calls_any(function: FunctionType, places: frozenset[SourcePosition], *, asked: bool) -> bool:
     """Whether it calls a function of real numbers, or may do so if it ``asked`` for one."""
     scope = _Scope.of(function, _all_instead(), asked=asked)
     given: dict[str, Callable[..., object]] = {}

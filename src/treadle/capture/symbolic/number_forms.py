@@ -42,7 +42,7 @@ class GraphForm:
     is_stepped: bool = False
 
 
-def form_of(function: object, operands: Sequence[Any]) -> GraphForm | None:
+def graph_form(function: object, operands: Sequence[Any]) -> GraphForm | None:
     """That of a function of numbers."""
     if function is operator.pow and not any(isinstance(each, float) for each in operands):
         return None  # a negative exponent would make a float of whole numbers
@@ -184,4 +184,4 @@ _FORMS: dict[object, GraphForm] = {
     operator.mod: GraphForm(_by(torch.remainder), _is_divisible, is_stepped=True),
     math.fmod: GraphForm(_by(torch.fmod), _is_divisible, of_floats=True, is_stepped=True),
 }  # fmt: skip
-__all__ = ["COMPARISONS", "GraphForm", "form_of", "is_apart", "is_close"]
+__all__ = ["COMPARISONS", "GraphForm", "graph_form", "is_apart", "is_close"]

@@ -146,9 +146,11 @@ class Number:
         self._uses.note_asked()
         return value
 
-    def derived(self, function: Callable[..., Any], *rest: Any, swapped: bool = False) -> "Number":
+    def derived(
+        self, function: Callable[..., Any], *rest: Any, reflected: bool = False
+    ) -> "Number":
         """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
-        return Number.of(function, (*rest, self) if swapped else (self, *rest))
+        return Number.of(function, (*rest, self) if reflected else (self, *rest))
 
     @staticmethod
     def of(function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
@@ -343,22 +345,22 @@ _SCALING: dict[object, Callable[..., Tensor]] = {
 def _give_arithmetic() -> None:
     """``a + 1``, ``1 + a`` and the others: numbers again, and tensors beside tensors."""
 
-    def both(function: Callable[..., Any], swapped: bool) -> Callable[[Number, object], object]:
+    def both(function: Callable[..., Any], reflected: bool) -> Callable[[Number, object], object]:
         def call(self: Number, other: object) -> object:
             if isinstance(other, Tensor):
-                pair = (other, self) if swapped else (self, other)
+                pair = (other, self) if reflected else (self, other)
                 if function not in _SCALING:
                     return function(*plain(pair))
                 return _SCALING[function](*pair)
             if isinstance(other, complex):
-                return function(*plain((other, self) if swapped else (self, other)))
-            return self.derived(function, other, swapped=swapped)
+                return function(*plain((other, self) if reflected else (self, other)))
+            return self.derived(function, other, reflected=reflected)
 
         return call
 
     for name, function in _PAIRS.items():
-        setattr(Number, f"__{name}__", both(function, swapped=False))
-        setattr(Number, f"__r{name}__", both(function, swapped=True))
+        setattr(Number, f"__{name}__", both(function, reflected=False))
+        setattr(Number, f"__r{name}__", both(function, reflected=True))
     for name, function in {"neg": operator.neg, "pos": operator.pos, "abs": abs}.items():
         setattr(Number, f"__{name}__", lambda self, f=function: self.derived(f))
 

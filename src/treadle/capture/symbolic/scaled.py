@@ -18,7 +18,7 @@ from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.symbolic.arrays.array_functions import array_of
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
 from treadle.capture.symbolic.numbers import PlainNumber, is_number, plain, value_now
-from treadle.capture.symbolic.scaled_forms import ELEMENTWISE, OTHERS, Form, beside, fill
+from treadle.capture.symbolic.scaled_forms import ELEMENTWISE, OTHERS, ScaledFunction, beside, fill
 from treadle.compat.tracing import outside_modes
 
 Call = tuple[Callable[..., Any], tuple[object, ...], dict[str, object]]
@@ -124,7 +124,7 @@ def _as_it_is(
     return func, plain(args), plain(dict(kwargs))
 
 
-def _computed(form: Form, *, in_place: bool) -> Callable[..., Tensor]:
+def _computed(form: ScaledFunction, *, in_place: bool) -> Callable[..., Tensor]:
     """``form`` at the precision at which PyTorch's kernels compute with a number: float32 for
     halves; written to its first operand if ``in_place``."""
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from treadle.capture.integrations.averaging import averaged_batch_norm
 from treadle.capture.symbolic.numbers import Number, PlainNumber, is_number, plain
 
-Form = Callable[..., Tensor]
+ScaledFunction = Callable[..., Tensor]
 Operand = Tensor | Number | PlainNumber
 
 
@@ -173,7 +173,7 @@ def _index_fill(input: Tensor, dim: int, index: Tensor, value: Operand) -> Tenso
 # -- products and what adds to them -----------------------------------------------------------
 
 
-def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Form:
+def _added(product: Callable[[Tensor, Tensor], Tensor]) -> ScaledFunction:
     def form(
         input: Tensor, one: Tensor, other: Tensor, *, beta: Operand = 1, alpha: Operand = 1
     ) -> Tensor:
@@ -374,11 +374,11 @@ def _broadcast(*tensors: Any) -> Any:
     return torch.broadcast_tensors(*(_as(lead, each) for each in tensors))
 
 
-def _forms(**others: Form) -> dict[str, Form]:
+def _functions_by_name(**others: ScaledFunction) -> dict[str, ScaledFunction]:
     return others
 
 
-ELEMENTWISE: dict[str, Form] = _forms(
+ELEMENTWISE: dict[str, ScaledFunction] = _functions_by_name(
     add=_add,
     sub=_sub,
     subtract=_sub,
@@ -414,7 +414,7 @@ ELEMENTWISE: dict[str, Form] = _forms(
 """Their results have the dtype of their tensors, and are computed at the precision at which
 PyTorch's kernels compute."""
 
-OTHERS: dict[str, Form] = _forms(
+OTHERS: dict[str, ScaledFunction] = _functions_by_name(
     index_fill=_index_fill,
     scaled_dot_product_attention=_attention,
     cross_entropy_loss=_cross_entropy,
@@ -426,4 +426,4 @@ OTHERS: dict[str, Form] = _forms(
     broadcast_tensors=_broadcast,
 )
 
-__all__ = ["ELEMENTWISE", "OTHERS", "Form", "beside", "fill"]
+__all__ = ["ELEMENTWISE", "OTHERS", "ScaledFunction", "beside", "fill"]

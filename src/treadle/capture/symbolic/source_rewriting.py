@@ -27,7 +27,7 @@ from typing import Any, final
 
 from treadle.capture.symbolic import entries
 from treadle.capture.symbolic.arrays import legacy_tensors
-from treadle.capture.symbolic.entries import Place
+from treadle.capture.symbolic.entries import SourcePosition
 from treadle.capture.symbolic.texts import texts
 from treadle.capture.symbolic.texts.text_code import TEXT_METHODS, codes_within, makes_texts
 
@@ -50,7 +50,7 @@ _FUTURE = functools.reduce(
 
 
 def rewritten_source(
-    code: CodeType, variables: dict[str, Any], places: frozenset[Place] = frozenset()
+    code: CodeType, variables: dict[str, Any], places: frozenset[SourcePosition] = frozenset()
 ) -> CodeType:
     """``code`` with our calls, which stand among ``called_functions()``; itself where it has none.
     ``variables``: its globals; ``places``: where entries are looked for."""
@@ -69,7 +69,7 @@ def called_functions() -> dict[str, Callable[..., Any]]:
 
 @functools.lru_cache(maxsize=1 << 6)
 def _codes(
-    source: str, file: str, flags: int, places: frozenset[Place]
+    source: str, file: str, flags: int, places: frozenset[SourcePosition]
 ) -> dict[CodeType, CodeType]:
     """By the code of each function of a file what makes texts by our calls."""
     try:
@@ -90,7 +90,7 @@ def _pairs(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeTy
 
 @final
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, places: frozenset[Place]) -> None:
+    def __init__(self, places: frozenset[SourcePosition]) -> None:
         self._places = {each[1:] for each in places}
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:

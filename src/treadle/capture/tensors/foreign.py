@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.python_state.reads import Reads
-from treadle.capture.sources import Fixed, Held, Source
+from treadle.capture.sources import ClosedOverTensor, Held, Source
 from treadle.capture.symbolic.arrays.arrays import NdArray, overlaps
 from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.distributed.sharded_tensors import local_of
@@ -60,9 +60,11 @@ def refuse_foreign_writes(
     as it was. ``looked_at``: arrays of which the snapshot knows nothing."""
     inputs = zip(graph.find_nodes(op="placeholder"), sources, strict=True)
     for node, (_, source) in inputs:
-        if not isinstance(source, Fixed | Held):
+        if not isinstance(source, ClosedOverTensor | Held):
             continue
-        tensor = source.tensor if isinstance(source, Fixed) else local_of(source.place.get())
+        tensor = (
+            source.tensor if isinstance(source, ClosedOverTensor) else local_of(source.place.get())
+        )
         same = [node, *(user for user in node.users if user.target in _LIFTS)]
         written = next((each for each in same if functionalizer.is_written(each)), None)
         if written is None or tensor.untyped_storage().resizable():

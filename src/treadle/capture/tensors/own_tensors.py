@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from treadle.capture.python_state.external import Later
+from treadle.capture.python_state.external import DeferredValue
 from treadle.capture.tensors.input_memory import bytes_of
 from treadle.capture.tensors.result_slots import LeafSlot, slot_of
 from treadle.compat.distributed.sharded_tensors import layout_of
@@ -61,26 +61,26 @@ class OwnTensors:
     """What is traced in the place of tensors of the user's, and where those are found at a call."""
 
     def __init__(self) -> None:
-        self._itself: dict[int, tuple[Tensor, Later]] = {}
+        self._itself: dict[int, tuple[Tensor, DeferredValue]] = {}
         self._owners: dict[int, list[tuple[Tensor, Find]]] = {}  # by the keys of their storages
 
     def add(self, find: Find, now: Tensor, was: Tensor | None) -> None:
         """One of them. ``was``: in which memory it was before the step; ``None`` for one to whose
         memory a new value is written at the end, as in eager it is not: views of that are copies.
         """
-        self._itself.setdefault(id(now), (now, Later(find)))
+        self._itself.setdefault(id(now), (now, DeferredValue(find)))
         key = storage_key(was)
         if key is not None and was is not None and layout_of(was) is None and _is_plain(was):
             self._owners.setdefault(key, []).append((was, find))
 
-    def of(self, leaf: Tensor) -> Later | None:
+    def of(self, leaf: Tensor) -> DeferredValue | None:
         """The tensor or the view that ``leaf`` is at a call, the same one whenever it is asked for;
         ``None`` for what is of the step, and where symbols are in a layout."""
         if id(leaf) not in self._itself:
             view = self._view(leaf)
             if view is None:
                 return None
-            self._itself[id(leaf)] = leaf, Later(view)
+            self._itself[id(leaf)] = leaf, DeferredValue(view)
         return self._itself[id(leaf)][1]
 
     def _view(self, leaf: Tensor) -> KeptView | None:

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from treadle.capture.python_state.external import Later
+from treadle.capture.python_state.external import DeferredValue
 from treadle.capture.tensors.sparse_gradients import SparseLayout, sparse_layout_of
 from treadle.compat.distributed.sharded_tensors import ShardedLayout, layout_of
 from treadle.compat.fake import class_of
@@ -86,7 +86,7 @@ def fill(
         elif isinstance(leaf, RunAgain):
             found.append(found[leaf.at])
         else:
-            found.append(leaf.compute() if isinstance(leaf, Later) else leaf)
+            found.append(leaf.compute() if isinstance(leaf, DeferredValue) else leaf)
     return found[start:]
 
 
@@ -95,7 +95,7 @@ class NamedOnce:
     """Tensors and views among leaves, each of which is a value once; the leaves are counted."""
 
     def __init__(self) -> None:
-        self._first: dict[int, tuple[int, Tensor | Later]] = {}
+        self._first: dict[int, tuple[int, Tensor | DeferredValue]] = {}
         self._count = 0
 
     def of(self, leaves: Iterable[Any]) -> list[Any]:
@@ -103,7 +103,7 @@ class NamedOnce:
         found: list[Any] = []
         for leaf in leaves:
             at = self._count
-            if isinstance(leaf, Tensor | Later):
+            if isinstance(leaf, Tensor | DeferredValue):
                 at, _ = self._first.setdefault(id(leaf), (self._count, leaf))
             found.append(leaf if at == self._count else RunAgain(at))
             self._count += 1

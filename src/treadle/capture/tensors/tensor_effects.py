@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
-from treadle.capture.optimizers.optimizer_state import StatePlace
+from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.parts import MISSING
@@ -71,7 +71,7 @@ def made_gradient(tensor: Tensor) -> Tensor | None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class TensorPlace:
+class TensorLocation:
     """An aspect of a tensor of the user's, as a place that a call finds anew. ``find``: gives the
     tensor, or ``MISSING`` between two calls; ``name``: of an attribute."""
 
@@ -165,12 +165,12 @@ class HeldTensor:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
-        self._place: Location | StatePlace | None = None
+        self._place: Location | StateLocation | None = None
 
     def __call__(self) -> object:
         return self.tensor if self._place is None else self._place.get()
 
-    def found_at(self, place: Location | StatePlace) -> None:
+    def found_at(self, place: Location | StateLocation) -> None:
         """From now on it is looked for there."""
         self.tensor, self._place = None, place
 
@@ -208,7 +208,7 @@ class GivenTensor:
 
     def changes(
         self, assignments: DataAssignments, watch: "TensorUses"
-    ) -> Iterator[tuple[TensorPlace, object]]:
+    ) -> Iterator[tuple[TensorLocation, object]]:
         """Its aspects that the step changed, with what is there now. TR-117 for all but ``.data``
         of a tensor that is no argument."""
         if assignments.before(self.traced) is not None:
@@ -222,11 +222,13 @@ class GivenTensor:
         if tensor_hooks(self.traced):
             raise refused(f"the hooks of {self.label}", "tensor", watch.line_of(self.traced))
 
-    def read(self, reads: Reads, watch: "TensorUses", mentions: Callable[[str], bool]) -> None:
-        """What the run read of it beside its values. ``mentions``: whether it may have read an
-        attribute of that name."""
+    def read(
+        self, reads: Reads, watch: "TensorUses", is_named_in_code: Callable[[str], bool]
+    ) -> None:
+        """What the run read of it beside its values. ``is_named_in_code``: whether it may have read
+        an attribute of that name."""
         tensor = self.find()
-        for name in filter(mentions, vars(tensor) if isinstance(tensor, Tensor) else ()):
+        for name in filter(is_named_in_code, vars(tensor) if isinstance(tensor, Tensor) else ()):
             reads.add_found(f"{self.label}.{name}", functools.partial(_attribute, self.find, name))
         if self._reads_gradient(watch):
             reads.add_found(f"{self.label}.grad", functools.partial(_gradient_of, self.find))
@@ -242,7 +244,7 @@ class GivenTensor:
             return False
         return self.traced.grad is not self.grad or self.grad._version != self.version
 
-    def _of_gradient(self, watch: "TensorUses") -> Iterator[tuple[TensorPlace, object]]:
+    def _of_gradient(self, watch: "TensorUses") -> Iterator[tuple[TensorLocation, object]]:
         now, replaced = self.traced.grad, watch.is_replaced_first(self.traced)
         if now is self.grad and not replaced:
             return
@@ -251,7 +253,7 @@ class GivenTensor:
         known = replaced or self.grad is not None or watch.is_looked_at(self.traced)
         yield self._place("grad", Aspect.GRADIENT if known else Aspect.ADDED_GRADIENT), now
 
-    def _of_attributes(self) -> Iterator[tuple[TensorPlace, object]]:
+    def _of_attributes(self) -> Iterator[tuple[TensorLocation, object]]:
         before, now = self.attributes, vars(self.traced)
         for name in {**before, **now}:
             value = now.get(name, MISSING)
@@ -259,15 +261,15 @@ class GivenTensor:
                 yield self._place(name, Aspect.ATTRIBUTE), value
 
     def _allowed(
-        self, changes: Iterable[tuple[TensorPlace, object]], watch: "TensorUses"
-    ) -> Iterator[tuple[TensorPlace, object]]:
+        self, changes: Iterable[tuple[TensorLocation, object]], watch: "TensorUses"
+    ) -> Iterator[tuple[TensorLocation, object]]:
         for place, value in changes:
             if not self.is_argument:
                 raise refused(place.label, "tensor", watch.line_of(self.traced))
             yield place, value
 
-    def _place(self, name: str, aspect: Aspect) -> TensorPlace:
-        return TensorPlace(f"{self.label}.{name}", self.find, aspect, name)
+    def _place(self, name: str, aspect: Aspect) -> TensorLocation:
+        return TensorLocation(f"{self.label}.{name}", self.find, aspect, name)
 
 
 def _attribute(find: Callable[[], object], name: str) -> object:
@@ -280,10 +282,10 @@ _ASK = ("hasattr", "getattr", "vars", "__dict__", "AttributeError", "Exception")
 
 
 def read_attributes(
-    given: Sequence[GivenTensor], reads: Reads, mentions: Callable[[str], bool]
+    given: Sequence[GivenTensor], reads: Reads, is_named_in_code: Callable[[str], bool]
 ) -> None:
     """Which attributes tensors have, for a run that may have asked for one that is not there."""
-    if not any(map(mentions, _ASK)):
+    if not any(map(is_named_in_code, _ASK)):
         return
     finds = [each.find for each in given]
 
@@ -292,7 +294,7 @@ def read_attributes(
         for at, find in enumerate(finds):
             tensor = find()
             if isinstance(tensor, Tensor) and (names := vars(tensor)):
-                found[at] = frozenset(filter(mentions, names))
+                found[at] = frozenset(filter(is_named_in_code, names))
         return {at: names for at, names in found.items() if names}
 
     reads.add_computed("which attributes the tensors of the step have", read)
@@ -354,6 +356,6 @@ __all__ = [
     "DataAssignments",
     "GivenTensor",
     "HeldTensor",
-    "TensorPlace",
+    "TensorLocation",
     "refused_storage",
 ]

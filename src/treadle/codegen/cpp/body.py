@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 
 from treadle.algebra.index import Axis
 from treadle.codegen.contraction import only_summed
-from treadle.codegen.cpp.expr import Writer, stored
+from treadle.codegen.cpp.expr import CppWriter, stored
 from treadle.codegen.cpp.reduce import Accumulator
 from treadle.loop.expr import Expr, Load, Reduce
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.nest import Levels, kernel_loads, levels, split_columns
 
 
-class Body:
+class CppBody:
     """One kernel on its way to text.
 
     ``current`` names the values of the element at hand, ``outer`` those of its row or column.
@@ -46,9 +46,9 @@ class Body:
         """The last pass over the elements; -1 where there is none."""
         return self.levels.passes - 1
 
-    def writer(self, depths: Mapping[Axis, int], names: Mapping[Axis, str]) -> Writer:
+    def writer(self, depths: Mapping[Axis, int], names: Mapping[Axis, str]) -> CppWriter:
         """Prints formulas where these axes are loop variables, at these depths."""
-        return Writer(
+        return CppWriter(
             names,
             depths,
             self.names,
@@ -81,11 +81,11 @@ class Body:
                 found.append(item)
         return found
 
-    def target(self, item: Store, writer: Writer) -> str:
+    def target(self, item: Store, writer: CppWriter) -> str:
         """The element that a store writes, as an lvalue."""
         return f"{self.names[item.buffer]}[{writer.index(item.index)}]"
 
-    def store(self, item: Store, writer: Writer) -> str:
+    def store(self, item: Store, writer: CppWriter) -> str:
         """The statement of a store."""
         value = stored(self.local(item.value.name), item.value.dtype)
         return f"{self.target(item, writer)} = {value};"

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 
 from treadle.algebra.extents import ceil_div, divides, sample_of
 from treadle.algebra.index import Axis
-from treadle.codegen.cpp.body import Body
-from treadle.codegen.cpp.expr import VALUE_TYPES, Writer
+from treadle.codegen.cpp.body import CppBody
+from treadle.codegen.cpp.expr import VALUE_TYPES, CppWriter
 from treadle.codegen.cpp.reduce import Accumulator, fold_of
 from treadle.loop.expr import Reduce, ReduceKind
 from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position
 
 
-class Columns(Body):
+class Columns(CppBody):
     """The loops of one columns kernel."""
 
     @property
@@ -126,7 +126,7 @@ class Columns(Body):
             return [*lines, f"const int64_t w = {rest} < {size} ? {rest} : {size};"]
         return [*lines, f"const int64_t w = {size};"]
 
-    def _new_writer(self) -> Writer:
+    def _new_writer(self) -> CppWriter:
         rows = self.kernel.rows
         if self.split is None:
             names: dict[Axis, str] = {rows: "r", self.kernel.cols: "c"}
@@ -200,7 +200,7 @@ class Columns(Body):
             "}",
         ]
 
-    def _fold(self, name: str, reduce: Reduce, writer: Writer) -> None:
+    def _fold(self, name: str, reduce: Reduce, writer: CppWriter) -> None:
         fold = fold_of(reduce)
         into = f"a_{name}[l]"
         value = writer.value(reduce.body)

@@ -96,7 +96,7 @@ class _Product:
 
 
 @dataclass
-class Writer:
+class CppWriter:
     """Writes formulas into scopes, one per depth of the nest: what a loop does not change is
     computed outside of it.
 

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 
 from treadle.algebra.extents import Size, ceil_div, sample_of
 from treadle.algebra.index import Axis, Index
-from treadle.codegen.cpp.body import Body, simd
-from treadle.codegen.cpp.expr import STORED_TYPES, VALUE_TYPES, Scope, Writer, stored, wide
+from treadle.codegen.cpp.body import CppBody, simd
+from treadle.codegen.cpp.expr import STORED_TYPES, VALUE_TYPES, CppWriter, Scope, stored, wide
 from treadle.codegen.cpp.reduce import Accumulator, fold_of
 from treadle.loop.expr import Expr, Local, Reduce, ReduceKind
 from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position, transposed_loads
 
 
-class RowLoops(Body):
+class RowLoops(CppBody):
     """The loops of one rows kernel."""
 
     @property
@@ -36,7 +36,7 @@ class RowLoops(Body):
     def _inner(self) -> int:
         return 1 if self.split is None else 2
 
-    def _new_writer(self) -> Writer:
+    def _new_writer(self) -> CppWriter:
         if self.split is None:
             depths: dict[Axis, int] = {self.kernel.rows: 0, self.kernel.cols: 1}
             names = {self.kernel.rows: "r", self.kernel.cols: "c"}
@@ -60,7 +60,7 @@ class RowLoops(Body):
             "}",
         ]
 
-    def _straight(self, writer: Writer) -> None:
+    def _straight(self, writer: CppWriter) -> None:
         """Definitions and stores in the order of the kernel, in one loop."""
         for item in self.kernel.body:
             if isinstance(item, Definition):
@@ -134,7 +134,7 @@ class RowLoops(Body):
         ]
         return [f"{fold.total} part_{name}[{self.schedule.parts}];" for name, fold in folds]
 
-    def _pass(self, level: int, writer: Writer, kept: Sequence[str], wide: bool) -> list[str]:
+    def _pass(self, level: int, writer: CppWriter, kept: Sequence[str], wide: bool) -> list[str]:
         """One loop over the columns: values, reductions, stores."""
         known = self.levels
         writer.scopes[1:] = [Scope() for _ in writer.scopes[1:]]
@@ -168,7 +168,7 @@ class RowLoops(Body):
             if known.of[name] == level
         ]
 
-    def _fold(self, name: str, reduce: Reduce, writer: Writer) -> Accumulator:
+    def _fold(self, name: str, reduce: Reduce, writer: CppWriter) -> Accumulator:
         """Adds the step of a reduction to the loop and names its result."""
         fold = fold_of(reduce)
         value = writer.value(reduce.body)
@@ -184,7 +184,7 @@ class RowLoops(Body):
             self.outer[name] = f"y_{name}"
         return fold
 
-    def _own_loop(self, writer: Writer, folds: Mapping[str, Accumulator]) -> list[str]:
+    def _own_loop(self, writer: CppWriter, folds: Mapping[str, Accumulator]) -> list[str]:
         """The loop of a pass, run by one thread."""
         lines = [f"{fold.type} a_{name} = {fold.start};" for name, fold in folds.items()]
         lines += [f"int64_t at_{name} = -1;" for name, fold in folds.items() if fold.is_position]
@@ -245,7 +245,7 @@ class RowLoops(Body):
             if not fold.is_position
         ]
 
-    def _shared_loop(self, writer: Writer, folds: Mapping[str, Accumulator]) -> list[str]:
+    def _shared_loop(self, writer: CppWriter, folds: Mapping[str, Accumulator]) -> list[str]:
         """The loop of a pass in pieces that threads share, joined in the order of the pieces."""
         parts = self.schedule.parts
         size = ceil_div(self.cols, parts)
@@ -277,7 +277,7 @@ class RowLoops(Body):
             *self._finished(folds, ()),
         ]
 
-    def _narrow(self, level: int, writer: Writer, wide: bool) -> list[str]:
+    def _narrow(self, level: int, writer: CppWriter, wide: bool) -> list[str]:
         """Values of the row and their stores, in the order of the kernel."""
         scope = writer.scopes[0]
         begin = len(scope.lines)
@@ -291,7 +291,7 @@ class RowLoops(Body):
         return scope.lines[begin:]
 
 
-def _plain(index: Index, writer: Writer) -> str:
+def _plain(index: Index, writer: CppWriter) -> str:
     """An index of plain axes without naming parts of it."""
     terms = [f"{wide(k)}*{writer.names[a]}" for a, k in index.terms if isinstance(a, Axis)]
     return " + ".join([*terms, wide(index.const)])

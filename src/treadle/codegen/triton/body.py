@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.contraction import only_summed
-from treadle.codegen.triton.expr import TYPES, Named, Writer
+from treadle.codegen.triton.expr import TYPES, Named, TritonWriter
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, fill, finish
 from treadle.loop.expr import Expr, Reduce, values_of
 from treadle.loop.kernel import Definition, Kernel, KernelSchedule, LoopForm, Store
@@ -24,11 +24,11 @@ class GridFunction:
 
 
 @dataclass
-class Body:
+class TritonBody:
     """Emission state of one stage."""
 
     kernel: Kernel
-    writer: Writer
+    writer: TritonWriter
 
     @property
     def in_place(self) -> bool:
@@ -81,15 +81,15 @@ class Body:
 
 def new_writer(
     kernel: Kernel, buffers: Mapping[str, str], blocks: Iterable[str], *, contract: bool
-) -> Writer:
+) -> TritonWriter:
     """Prints formulas over ``r`` and ``c``; ``blocks``: which of them are blocks of positions.
     ``contract``: whether a product and a sum may round once."""
     names = {kernel.rows: "r", kernel.cols: "c"}
     summed = only_summed(kernel) if contract else frozenset[Expr]()
-    return Writer(names, buffers, {}, frozenset(blocks), wide=is_wide(kernel), summed=summed)
+    return TritonWriter(names, buffers, {}, frozenset(blocks), wide=is_wide(kernel), summed=summed)
 
 
-def positions(writer: Writer, axis: str, first: str, block: int, both: bool) -> None:
+def positions(writer: TritonWriter, axis: str, first: str, block: int, both: bool) -> None:
     """Define ``r`` or ``c``: a block of positions from ``first``, or the one position."""
     if block == 1:
         text = first
@@ -118,11 +118,11 @@ def pointwise(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> 
     positions(writer, "c", f"pid % {across} * {how.cols}", how.cols, both)
     bound(writer, "r", rows, how.rows)
     bound(writer, "c", cols, how.cols)
-    straight(Body(kernel, writer), None)
+    straight(TritonBody(kernel, writer), None)
     return GridFunction(tuple(writer.lines), math.ceil(rows / how.rows) * across, 0, how)
 
 
-def program(writer: Writer) -> str:
+def program(writer: TritonWriter) -> str:
     """The number of the program at hand, wide enough for what is computed from it."""
     return f"program{'.to(tl.int64)' if writer.wide else ''}"
 
@@ -139,19 +139,19 @@ def _flat(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> Grid
         positions(writer, axis, f"{program(writer)} * {block}", block, False)
         writer.line(f"m{axis} = {axis} < n")
         writer.masks[axis] = f"m{axis}"
-    straight(Body(kernel, writer), None)
+    straight(TritonBody(kernel, writer), None)
     lines = tuple(writer.lines)
     return GridFunction(lines, 1, 0, how) if block == 1 else GridFunction(lines, 0, block, how)
 
 
-def bound(writer: Writer, axis: str, extent: int, block: int) -> None:
+def bound(writer: TritonWriter, axis: str, extent: int, block: int) -> None:
     """Mask the lanes past the end, if blocks of this size do not cover it exactly."""
     if extent % block:
         writer.line(f"m{axis} = {axis} < {extent}")
         writer.masks[axis] = f"m{axis}"
 
 
-def straight(body: Body, tile: Tile | None) -> None:
+def straight(body: TritonBody, tile: Tile | None) -> None:
     """Every item in order: all values stay in registers."""
     late: list[Store] = []
     for item in body.kernel.body:

@@ -129,7 +129,7 @@ class Named:
 
 
 @dataclass
-class Writer:
+class TritonWriter:
     """Lines of one device function, with the values that are in scope.
 
     ``names`` maps the kernel's axes to ``r`` and ``c``; ``masks`` says which lanes of an axis

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from treadle.algebra.index import Index
 from treadle.codegen.triton.body import (
-    Body,
     GridFunction,
+    TritonBody,
     bound,
     positions,
     straight,
 )
-from treadle.codegen.triton.expr import Named, Writer
+from treadle.codegen.triton.expr import Named, TritonWriter
 from treadle.codegen.triton.reduce import (
     Partial,
     collapse,
@@ -55,7 +55,7 @@ def _persistent(
     parallel_positions(writer, shape, "program")
     positions(writer, shape.along, "0", shape.block_q, shape.both)
     bound(writer, shape.along, shape.reduced, shape.block_q)
-    straight(Body(kernel, writer), shape.tile(shape.block_q) if shape.block_q > 1 else None)
+    straight(TritonBody(kernel, writer), shape.tile(shape.block_q) if shape.block_q > 1 else None)
     return GridFunction(tuple(writer.lines), shape.programs, 0, shape.how)
 
 
@@ -80,7 +80,7 @@ class Looped:
             body.store(item)
         return self._stage(body, self.shape.programs)
 
-    def _collapse(self, body: Body, sums: Sequence[tuple[Definition, Partial]]) -> None:
+    def _collapse(self, body: TritonBody, sums: Sequence[tuple[Definition, Partial]]) -> None:
         """The values of reductions, after their loop."""
         tile = self.shape.tile(self.shape.block_q)
         partials = {item.name: partial for item, partial in sums}
@@ -122,21 +122,21 @@ class Looped:
             body.store(item, "(part == 0)" if splits > 1 else "")
         return self._stage(body, self.shape.programs * splits)
 
-    def _stage(self, body: Body, programs: int) -> GridFunction:
+    def _stage(self, body: TritonBody, programs: int) -> GridFunction:
         return GridFunction(tuple(body.writer.lines), programs, 0, self.shape.how)
 
-    def _begin(self, program: str) -> Body:
+    def _begin(self, program: str) -> TritonBody:
         writer = reducing_writer(self.kernel, self.buffers, self.shape, contract=self.contract)
         parallel_positions(writer, self.shape, program)
-        return Body(self.kernel, writer)
+        return TritonBody(self.kernel, writer)
 
-    def _fixed(self, body: Body, level: int) -> None:
+    def _fixed(self, body: TritonBody, level: int) -> None:
         """Formulas that do not vary along the reduced axis, known at this level."""
         for item in self.levels.fixed_in(level):
             body.define(item, None)
 
     def _loop(
-        self, body: Body, level: int, span: int, splits: int
+        self, body: TritonBody, level: int, span: int, splits: int
     ) -> list[tuple[Definition, Partial]]:
         """The loop of one level over ``span`` elements; gives its reductions' accumulators."""
         writer, levels = body.writer, self.levels
@@ -175,7 +175,9 @@ class Looped:
             _restore(writer, outside)
         return sums
 
-    def _head(self, writer: Writer, begin: int, end: int, blocks: int, *, backwards: bool) -> None:
+    def _head(
+        self, writer: TritonWriter, begin: int, end: int, blocks: int, *, backwards: bool
+    ) -> None:
         """The head of a loop; ``q``: where its block begins. Every other pass goes back, since what
         was read last is what a cache still has."""
         step = self.shape.block_q * blocks
@@ -190,7 +192,7 @@ class Looped:
 
     def _pass(
         self,
-        body: Body,
+        body: TritonBody,
         wanted: Collection[str],
         new: dict[str, list[Partial]],
         stores: Sequence[Store],
@@ -215,7 +217,7 @@ class Looped:
 
     def _combine(
         self,
-        writer: Writer,
+        writer: TritonWriter,
         sums: Sequence[tuple[Definition, Partial]],
         new: Mapping[str, Sequence[Partial]],
     ) -> None:
@@ -242,7 +244,7 @@ class Looped:
                 places.setdefault(node.buffer, set()).add((node.index, id(node.mask)))
         return all(len(each) == 1 for each in places.values())
 
-    def _hoist(self, body: Body, items: Iterable[Definition | Store]) -> None:
+    def _hoist(self, body: TritonBody, items: Iterable[Definition | Store]) -> None:
         """Compute before the loop what does not change in it; equal text finds it again."""
         for item in items:
             inside = [root.body if isinstance(root, Reduce) else root for root in roots(item)]
@@ -261,12 +263,12 @@ class Looped:
 _State = tuple[dict[str, Named], dict[str, str], dict[str, str]]
 
 
-def _state(writer: Writer) -> _State:
+def _state(writer: TritonWriter) -> _State:
     """What is known where a loop begins."""
     return dict(writer.locals), dict(writer.known), dict(writer.masks)
 
 
-def _restore(writer: Writer, state: _State) -> None:
+def _restore(writer: TritonWriter, state: _State) -> None:
     known, texts, masks = state
     writer.locals, writer.known, writer.masks = dict(known), dict(texts), dict(masks)
 

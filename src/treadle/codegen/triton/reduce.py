@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from treadle.codegen.triton.expr import TYPES, Writer, literal
+from treadle.codegen.triton.expr import TYPES, TritonWriter, literal
 from treadle.loop.expr import Reduce, ReduceKind
 from treadle.loop.nest import accumulators, is_position
 
@@ -59,7 +59,7 @@ def identities(reduce: Reduce) -> tuple[str, ...]:
     return (f"tl.full((), {value}, {TYPES[accumulators(reduce)[0]]})", *position)
 
 
-def fill(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
+def fill(writer: TritonWriter, reduce: Reduce, tile: Tile) -> Partial:
     """The body over the whole tile, with the identity in the lanes that do not exist."""
     value = writer.evaluate(reduce.body)
     texts = [value.text]
@@ -79,7 +79,7 @@ def fill(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
     return Partial(tuple(filled))
 
 
-def start(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
+def start(writer: TritonWriter, reduce: Reduce, tile: Tile) -> Partial:
     """Fresh accumulators, one lane per lane of the tile."""
     names: list[str] = []
     for value, dtype in zip(_literals(reduce), accumulators(reduce), strict=True):
@@ -89,7 +89,7 @@ def start(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
     return Partial(tuple(names))
 
 
-def combine(writer: Writer, reduce: Reduce, into: Partial, new: Partial) -> None:
+def combine(writer: TritonWriter, reduce: Reduce, into: Partial, new: Partial) -> None:
     """``into <- into (+) new``, lane by lane."""
     if reduce.kind in _ARG:
         call = f"{_ARG[reduce.kind]}({', '.join((*into.parts, *new.parts))})"
@@ -102,7 +102,11 @@ def combine(writer: Writer, reduce: Reduce, into: Partial, new: Partial) -> None
 
 
 def rescale(
-    writer: Writer, top: Reduce, into: Partial, new: Sequence[Partial], sums: Sequence[Partial]
+    writer: TritonWriter,
+    top: Reduce,
+    into: Partial,
+    new: Sequence[Partial],
+    sums: Sequence[Partial],
 ) -> None:
     """Bring ``into`` up to the maximum that the ``new`` make, and sums of exp(x - into) with it,
     and add what is new."""
@@ -127,13 +131,13 @@ def _power(exponent: str, dtype: torch.dtype) -> str:
     return f"{'_power' if dtype is torch.float32 else 'tl.exp'}({exponent})"
 
 
-def scaled(writer: Writer, total: Partial, lanes: Partial, top: Partial) -> Partial:
+def scaled(writer: TritonWriter, total: Partial, lanes: Partial, top: Partial) -> Partial:
     """A sum of exp(x - lanes), as one of exp(x - top)."""
     factor = f"tl.exp({lanes.parts[0]} - {top.parts[0]})"
     return Partial((writer.name(f"{total.parts[0]} * {factor}"),))
 
 
-def collapse(writer: Writer, reduce: Reduce, partial: Partial, tile: Tile) -> Partial:
+def collapse(writer: TritonWriter, reduce: Reduce, partial: Partial, tile: Tile) -> Partial:
     """The tile's one value along its reduced axis."""
     keep = ", keep_dims=True" if tile.keep else ""
     if reduce.kind in _ARG:
@@ -156,7 +160,7 @@ def collapse(writer: Writer, reduce: Reduce, partial: Partial, tile: Tile) -> Pa
     return Partial((writer.name(text),))
 
 
-def finish(writer: Writer, reduce: Reduce, partial: Partial) -> str:
+def finish(writer: TritonWriter, reduce: Reduce, partial: Partial) -> str:
     """The reduction's value, in its own dtype."""
     value = partial.parts[-1]
     if reduce.dtype is torch.bool:

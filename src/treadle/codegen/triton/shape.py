@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.triton.body import Body, bound, new_writer, positions
-from treadle.codegen.triton.expr import Writer
+from treadle.codegen.triton.body import TritonBody, bound, new_writer, positions
+from treadle.codegen.triton.expr import TritonWriter
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, identities
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, Store
@@ -70,14 +70,14 @@ class Shape:
 
 def reducing_writer(
     kernel: Kernel, buffers: Mapping[str, str], shape: Shape, *, contract: bool
-) -> Writer:
+) -> TritonWriter:
     """Prints formulas over the blocks of that shape."""
     blocks = {shape.other: shape.block_p, shape.along: shape.block_q}
     taken = [axis for axis, block in blocks.items() if block > 1]
     return new_writer(kernel, buffers, taken, contract=contract)
 
 
-def parallel_positions(writer: Writer, shape: Shape, program: str) -> None:
+def parallel_positions(writer: TritonWriter, shape: Shape, program: str) -> None:
     """Where along the parallel axis a program stands."""
     first = program if shape.block_p == 1 else f"{program} * {shape.block_p}"
     positions(writer, shape.other, first, shape.block_p, shape.both)
@@ -85,7 +85,7 @@ def parallel_positions(writer: Writer, shape: Shape, program: str) -> None:
 
 
 def scatter(
-    body: Body, shape: Shape, item: Definition, partial: Partial, scratch: Sequence[str]
+    body: TritonBody, shape: Shape, item: Definition, partial: Partial, scratch: Sequence[str]
 ) -> None:
     """scratch[part, p] = this part's value"""
     tile = shape.tile(shape.block_q)
@@ -93,7 +93,9 @@ def scatter(
     leave(body.writer, value, scratch, f"part * {shape.parallel} + {shape.other}", shape.other)
 
 
-def leave(writer: Writer, value: Partial, scratch: Sequence[str], place: str, axis: str) -> None:
+def leave(
+    writer: TritonWriter, value: Partial, scratch: Sequence[str], place: str, axis: str
+) -> None:
     """scratch[place] = value, along ``axis``"""
     mask = writer.masks.get(axis)
     guard = f", mask={mask}" if mask else ""
@@ -101,7 +103,7 @@ def leave(writer: Writer, value: Partial, scratch: Sequence[str], place: str, ax
         writer.line(f"tl.store({pointer} + ({place}), {text}{guard})")
 
 
-def gather(body: Body, shape: Shape, item: Definition, scratch: Sequence[str]) -> None:
+def gather(body: TritonBody, shape: Shape, item: Definition, scratch: Sequence[str]) -> None:
     """The reduction over all parts of scratch[part, p], in one fixed order."""
     writer, reduce = body.writer, as_reduce(item)
     count = 1 << (shape.splits - 1).bit_length()

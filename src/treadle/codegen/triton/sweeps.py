@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from treadle.codegen.triton.body import Body, GridFunction, bound, positions, program
-from treadle.codegen.triton.expr import Writer
+from treadle.codegen.triton.body import GridFunction, TritonBody, bound, positions, program
+from treadle.codegen.triton.expr import TritonWriter
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, combine, fill, start
 from treadle.codegen.triton.shape import (
     Shape,
@@ -62,7 +62,7 @@ class _Sweep:
         """One program for each part of the rows."""
         shape = self.shape
         writer = reducing_writer(self.kernel, self.buffers, shape, contract=self.contract)
-        body = Body(self.kernel, writer)
+        body = TritonBody(self.kernel, writer)
         down = replace(shape.tile(shape.block_q), along="r", axis=0)
         positions(writer, "c", "0", shape.block_q, shape.both)
         bound(writer, "c", shape.reduced, shape.block_q)
@@ -93,7 +93,7 @@ class _Sweep:
         parts = 2  # or any number above one: the parts of a column are a block beside its columns
         shape = Shape(self.shape.how, "r", cols, rows, few, parts)
         writer = reducing_writer(self.kernel, self.buffers, shape, contract=self.contract)
-        body = Body(self.kernel, writer)
+        body = TritonBody(self.kernel, writer)
         parallel_positions(body.writer, shape, "program")
         for item in self._of_columns():
             if isinstance(item, Store):
@@ -105,7 +105,7 @@ class _Sweep:
         how = replace(self.shape.how, warps=_WARPS)
         return GridFunction(tuple(body.writer.lines), shape.programs, 0, how)
 
-    def _turn(self, writer: Writer) -> None:
+    def _turn(self, writer: TritonWriter) -> None:
         """The loop over blocks of rows. Programs take them in turn, so that those which run at the
         same time are neighbours in memory."""
         shape = self.shape
@@ -155,7 +155,7 @@ class _Sweep:
         kept += [definitions[name] for name in seen]
         return [item for item in self.kernel.body if item in kept]
 
-    def _hoist(self, body: Body, items: Iterable[Definition | Store]) -> None:
+    def _hoist(self, body: TritonBody, items: Iterable[Definition | Store]) -> None:
         """Compute before the loop what is the same for all rows; equal text finds it again."""
         varying: set[str] = set()
         for item in items:
@@ -171,7 +171,7 @@ class _Sweep:
 
     def _block(
         self,
-        body: Body,
+        body: TritonBody,
         items: Iterable[Definition | Store],
         sums: Mapping[str, Partial],
         down: Tile,

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from treadle.compat.operators.draw_operators import DRAWS, FUNCTIONAL
+from treadle.compat.operators.rng_operators import DRAWS, FUNCTIONAL
 from treadle.compat.operators.schemas import OpOverload, schema_of, written_arguments
 
 aten = torch.ops.aten

@@ -35,7 +35,7 @@ from treadle.util.errors import LoweringError
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
-Known = Mapping[str, tuple[SymInt, Size]]
+KnownSymbols = Mapping[str, tuple[SymInt, Size]]
 """By the name of a symbol: the ``SymInt`` and the ``Size`` of the same dim."""
 
 
@@ -46,7 +46,7 @@ class Symbols:
     trace, and all that is made of it, is right.
     """
 
-    def __init__(self, mode: FakeTensorMode, known: Known) -> None:
+    def __init__(self, mode: FakeTensorMode, known: KnownSymbols) -> None:
         self.mode = mode
         self.guards = GuardSet()
         self._known = known

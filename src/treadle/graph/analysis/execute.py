@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treadle.graph.analysis.at_run_time import AtRunTime
+from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.core.arguments import given_of
 from treadle.graph.core.signature import StepGraph
 
@@ -49,6 +49,6 @@ def values_of(step: StepGraph, inputs: Sequence[Tensor]) -> Iterator[tuple[fx.No
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     args, kwargs = given_of(node, values.__getitem__)
-    target = node.target.op if isinstance(node.target, AtRunTime) else node.target
+    target = node.target.op if isinstance(node.target, DataDependentOp) else node.target
     assert callable(target), node
     return target(*args, **kwargs)

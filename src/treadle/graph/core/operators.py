@@ -16,12 +16,12 @@ from treadle.compat.operators.operator_facts import (
     written_names,
 )
 from treadle.compat.operators.schemas import OpOverload, schema_of
-from treadle.graph.analysis.at_run_time import AtRunTime
+from treadle.graph.analysis.data_dependent import DataDependentOp
 
 
 def _operator_of(node: fx.Node) -> OpOverload | None:
     """PyTorch's operator that the node calls, with sizes that are known or not."""
-    target = node.target.op if isinstance(node.target, AtRunTime) else node.target
+    target = node.target.op if isinstance(node.target, DataDependentOp) else node.target
     return target if isinstance(target, OpOverload) else None
 
 
@@ -80,7 +80,7 @@ def is_known(node: fx.Node) -> bool:
     that is no operator."""
     if node.op != "call_function" or node.target is operator.getitem:
         return True
-    return isinstance(node.target, AtRunTime) or _operator_of(node) is not None
+    return isinstance(node.target, DataDependentOp) or _operator_of(node) is not None
 
 
 def draw_reads_values(node: fx.Node) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treadle.graph.analysis.lookups import lookups_in
+from treadle.graph.analysis.index_bounds import index_bounds_in
 from treadle.graph.core.node_info import NodeInfo, describe, tensor_of, with_info
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.signature import Input, Role, Signature, StepGraph
@@ -51,7 +51,7 @@ class LoopBody:
         first = len(results) - self.sums
         results[first:] = _summed(step, output, results[first:])
         output.args = (tuple(_contiguous(step.graph, output, each) for each in results),)
-        for lookup in lookups_in(step.graph):
+        for lookup in index_bounds_in(step.graph):
             name = operation_name(lookup.user.target)
             why = f"an index of {name} is known in its round only, and PyTorch's kernel looks at it"
             with_info(lookup.user, eager=ReasonCode.REFUSED.because(why))

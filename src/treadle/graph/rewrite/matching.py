@@ -16,7 +16,7 @@ from treadle.graph.rewrite.pattern import (
     Constant,
     Each,
     Exactly,
-    Items,
+    ListPattern,
     Pattern,
     PatternCall,
     PatternVariable,
@@ -175,7 +175,7 @@ def unify(match: PatternMatch, pattern: Pattern, value: Any) -> None:
             _bind(match, name, value)
         case PatternCall():
             _unify_call(match, pattern, value)
-        case Items(items):
+        case ListPattern(items):
             if not isinstance(value, list | tuple) or len(value) != len(items):
                 raise NoMatch(f"expected {len(items)} values, found {value}")
             for inner, operand in zip(items, value, strict=True):

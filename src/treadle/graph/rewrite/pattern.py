@@ -53,7 +53,7 @@ class PatternCall:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Items:
+class ListPattern:
     """A list or tuple of these."""
 
     items: "tuple[Pattern, ...]"
@@ -108,7 +108,7 @@ class Read:
 
 
 Pattern: TypeAlias = (
-    PatternVariable | PatternCall | Items | Each | Constant | Exactly | Anything | Read
+    PatternVariable | PatternCall | ListPattern | Each | Constant | Exactly | Anything | Read
 )
 
 
@@ -271,7 +271,7 @@ class _Compiler:
                     self._made[leaf] = self._of_node(leaf)
                 return self._made[leaf]
             case list() | tuple():
-                return Items(tuple(map(self.pattern, leaf)))
+                return ListPattern(tuple(map(self.pattern, leaf)))
             case Anything() | Constant():
                 return leaf
             case _:
@@ -340,7 +340,7 @@ def parts_of(pattern: Pattern) -> Iterator[Pattern]:
         case PatternCall(arguments):
             for each in arguments.values():
                 yield from each.values()
-        case Items(items):
+        case ListPattern(items):
             yield from items
         case Read(inner, _):
             yield inner

@@ -14,7 +14,14 @@ from torch import fx
 
 from treadle.graph.core.operators import arguments
 from treadle.graph.rewrite.filled import FILLED
-from treadle.graph.rewrite.pattern import Constant, Items, Pattern, PatternCall, Roots, inner_of
+from treadle.graph.rewrite.pattern import (
+    Constant,
+    ListPattern,
+    Pattern,
+    PatternCall,
+    Roots,
+    inner_of,
+)
 
 Path: TypeAlias = tuple[str | int, ...]
 """From a node to one that it reads: names of arguments, and places in lists."""
@@ -32,7 +39,7 @@ class _Leaf(Generic[Entry]):
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Question(Generic[Entry]):
+class _Test(Generic[Entry]):
     """What stands at ``path``? ``others``: the entries that do not ask."""
 
     path: Path
@@ -40,12 +47,12 @@ class _Question(Generic[Entry]):
     others: "_Tree[Entry]"
 
 
-_Tree: TypeAlias = _Leaf[Entry] | _Question[Entry]
+_Tree: TypeAlias = _Leaf[Entry] | _Test[Entry]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Asked(Generic[Entry]):
+class _Requirement(Generic[Entry]):
     """An entry in its order, and what it wants at the paths it names."""
 
     order: int
@@ -57,12 +64,12 @@ class RuleIndex(Generic[Entry]):
     """Entries by what their patterns, one or several each, need around the node where they end."""
 
     def __init__(self, entries: Sequence[tuple[Entry, Sequence[Roots]]]) -> None:
-        by_root: defaultdict[Any, list[_Asked[Entry]]] = defaultdict(list)
+        by_root: defaultdict[Any, list[_Requirement[Entry]]] = defaultdict(list)
         for order, (entry, patterns) in enumerate(entries):
             for call in [call for roots in patterns for call in roots.calls]:
                 for target in call.arguments:
                     wanted = dict(_wanted(call, target, ()))
-                    by_root[target].append(_Asked(order, entry, wanted))
+                    by_root[target].append(_Requirement(order, entry, wanted))
         self._trees: dict[Any, _Tree[Entry]] = {
             target: _tree(asked, frozenset()) for target, asked in by_root.items()
         }
@@ -94,21 +101,21 @@ def _wanted_at(pattern: Pattern, path: Path) -> Iterator[tuple[Path, tuple[Any, 
                 yield from _wanted(call, targets[0], path)
         case Constant(number=number):
             yield path, (_PLAIN, *FILLED) if number else (_PLAIN,)
-        case Items(items):
+        case ListPattern(items):
             for at, each in enumerate(items):
                 yield from _wanted_at(each, (*path, at))
         case _:
             pass
 
 
-def _tree(asked: Sequence[_Asked[Entry]], answered: frozenset[Path]) -> _Tree[Entry]:
+def _tree(asked: Sequence[_Requirement[Entry]], answered: frozenset[Path]) -> _Tree[Entry]:
     """The question that most entries ask first, and trees for its answers."""
     counts = Counter(path for each in asked for path in each.wanted if path not in answered)
     if not counts:
         return _Leaf([(each.order, each.entry) for each in asked])
     path = min(counts, key=lambda each: (-counts[each], len(each), repr(each)))
-    groups: defaultdict[Any, list[_Asked[Entry]]] = defaultdict(list)
-    others: list[_Asked[Entry]] = []
+    groups: defaultdict[Any, list[_Requirement[Entry]]] = defaultdict(list)
+    others: list[_Requirement[Entry]] = []
     for each in asked:
         for target in each.wanted.get(path, ()):
             groups[target].append(each)
@@ -116,13 +123,13 @@ def _tree(asked: Sequence[_Asked[Entry]], answered: frozenset[Path]) -> _Tree[En
             others.append(each)
     answered |= {path}
     branches = {target: _tree(group, answered) for target, group in groups.items()}
-    return _Question(path, branches, _tree(others, answered))
+    return _Test(path, branches, _tree(others, answered))
 
 
 def _answers(
     tree: _Tree[Entry], node: fx.Node, known: dict[fx.Node, dict[str, Any]]
 ) -> Iterator[tuple[int, Entry]]:
-    while isinstance(tree, _Question):
+    while isinstance(tree, _Test):
         value = _value_at(node, tree.path, known)
         branch = tree.branches.get(value.target if isinstance(value, fx.Node) else _PLAIN)
         if branch is not None:

@@ -39,7 +39,7 @@ from treadle.graph.rewrite.replacement import (
     put_in,
 )
 from treadle.graph.rewrite.rule_index import RuleIndex
-from treadle.graph.rewrite.torch_programs import Form, TorchProgram, TorchReplacement
+from treadle.graph.rewrite.torch_programs import TorchProgram, TorchReplacement, TracedPattern
 from treadle.util.errors import VerifyError
 
 _MOST_SWEEPS = 100
@@ -98,7 +98,7 @@ class Rule:
     def patterns(self) -> tuple[Roots, ...]:
         """What the rule looks for: one pattern, or one for each form of a function."""
         if isinstance(self.pattern, TorchProgram):
-            return tuple(form.roots for form in self.pattern.forms)
+            return tuple(form.roots for form in self.pattern.traced_patterns)
         return (roots_of(self.pattern),)
 
 
@@ -237,9 +237,9 @@ def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> PatternMatch
     """The first of the forms that is there; of the refusals one of a form that was, if any."""
     misses: list[NoMatch] = []
     close: list[NoMatch] = []
-    for form in program.forms:
+    for form in program.traced_patterns:
 
-        def confirmed(match: PatternMatch, form: Form = form) -> PatternMatch:
+        def confirmed(match: PatternMatch, form: TracedPattern = form) -> PatternMatch:
             try:
                 program.confirm(form, match)
                 return _checked(rule, match)

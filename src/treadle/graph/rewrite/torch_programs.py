@@ -28,7 +28,7 @@ _SAME = (aten.detach.default, aten.alias.default)
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class TracedPattern:
     """What a function looks like for one example: its operations, and whether with gradients,
     which some functions of PyTorch's ask about."""
 
@@ -53,18 +53,18 @@ class TorchProgram:
         return tuple(inspect.signature(self.function).parameters)
 
     @functools.cached_property
-    def forms(self) -> tuple[Form, ...]:
+    def traced_patterns(self) -> tuple[TracedPattern, ...]:
         """The forms of the examples, those that are alike once."""
-        found: dict[str, Form] = {}
+        found: dict[str, TracedPattern] = {}
         for example in self.examples:
             fits = len(example) == len(self.names)
             require(fits, VerifyError, f"{len(example)} arguments for {', '.join(self.names)}")
             for gradients in (True, False):
                 graph = self._traced_like(example, gradients)
-                found.setdefault(str(graph), Form(self._roots(graph, example), gradients))
+                found.setdefault(str(graph), TracedPattern(self._roots(graph, example), gradients))
         return tuple(found.values())
 
-    def confirm(self, form: Form, match: PatternMatch) -> None:
+    def confirm(self, form: TracedPattern, match: PatternMatch) -> None:
         """``NoMatch`` if the function is something else for the types that were found."""
         found = {name: match.bindings[name] for name in self.names}
         graph = traced_with(_called(self.function, form.gradients), found)
@@ -160,4 +160,4 @@ def _plain(graph: fx.Graph, names: Sequence[str]) -> fx.Graph:
     return graph
 
 
-__all__ = ["Form", "TorchProgram", "TorchReplacement", "traced_with"]
+__all__ = ["TorchProgram", "TorchReplacement", "TracedPattern", "traced_with"]

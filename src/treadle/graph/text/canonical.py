@@ -28,7 +28,7 @@ from treadle.algebra.extents import Size
 from treadle.algebra.polynomial import to_data
 from treadle.compat.operators.schemas import schema_of
 from treadle.compat.tensors import storage_of
-from treadle.graph.analysis.at_run_time import AtRunTime
+from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.analysis.dynamic import layout_of, offset_of
 from treadle.graph.core.node_info import drop_notes, info, known_value, notes, with_info
 from treadle.graph.core.operators import OpOverload
@@ -183,7 +183,7 @@ def _schema_text(op: OpOverload) -> str:
 def _target(target: object) -> str:
     if isinstance(target, OpOverload):
         return _schema_text(target)
-    if isinstance(target, AtRunTime):
+    if isinstance(target, DataDependentOp):
         return f"at run time {_target(target.op)} {target.unsized}"
     if callable(target):
         return f"{target.__module__}.{target.__qualname__}"

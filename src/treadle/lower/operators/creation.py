@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 @lowers(counted_mask)
-def counted(
+def counter_based_mask(
     context: LoweringContext, keys: Value, at: int, _size: object, p: float, _dtype: torch.dtype
 ) -> Array:
     """``out[i] = squares(position of i, keys[at]) < p * 2^32``."""

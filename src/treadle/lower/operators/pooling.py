@@ -12,9 +12,9 @@ from treadle.algebra.index import Axis, Index, linear, unflatten
 from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Array, Position, Reduce, ReduceKind
 from treadle.lower.context import LoweringContext, element
-from treadle.lower.operators.bands import Band, Row, within
 from treadle.lower.operators.indexing import masked
 from treadle.lower.operators.resize import spread
+from treadle.lower.operators.sparse_maps import Row, SparseMap, within
 from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.scalars import ScalarExpr, cast, compute_dtype
 
@@ -48,7 +48,7 @@ class _Window:
         before = ScalarExpr(Position(place)).fn("lt", ScalarExpr(Position(end)))
         return before if inside is None else inside.fn("and", before)
 
-    def band(self) -> Band:
+    def sparse_map(self) -> SparseMap:
         """Which outputs look at an input."""
         rows: list[Row] = []
         for j in range(self.outputs):
@@ -56,7 +56,7 @@ class _Window:
             stop = -(-(j + 1) * self.slope // self.unit) if self.adaptive else self.extent
             places = [start + k * self.gap for k in range(self.size)]
             rows.append({place: 1.0 for place in places if 0 <= place < min(stop, self.extent)})
-        return Band.of(self.extent, rows).transposed()
+        return SparseMap.of(self.extent, rows).transposed()
 
 
 def _strided(
@@ -136,14 +136,16 @@ def _chosen(
 ) -> Value:
     """``out[i] = sum{k} grad[j] if places[j] == i``, over the windows ``j`` that look at ``i``."""
     axes, rank = context.axes(), len(windows)
-    bands = [window.band() for window in windows]
-    sizes = [band.width for band in bands]
+    sparse_maps = [window.sparse_map() for window in windows]
+    sizes = [sparse_map.width for sparse_map in sparse_maps]
     cover = Axis(math.prod(sizes))
     at: list[Index] = []
     mask: ScalarExpr | None = None
-    for band, axis, k in zip(bands, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True):
-        at.append(band.first(axis) + k)
-        held = within(at[-1], band.extent, context.builder.guards)
+    for sparse_map, axis, k in zip(
+        sparse_maps, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True
+    ):
+        at.append(sparse_map.first(axis) + k)
+        held = within(at[-1], sparse_map.extent, context.builder.guards)
         if held is not None:
             mask = held if mask is None else mask.fn("and", held)
     spot = (*axes[:-rank], *at)

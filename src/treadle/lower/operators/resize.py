@@ -7,8 +7,8 @@ import torch
 
 from treadle.loop.expr import Array
 from treadle.lower.context import LoweringContext
-from treadle.lower.operators.bands import Band, Row, resampled
 from treadle.lower.operators.reductions import mean
+from treadle.lower.operators.sparse_maps import Row, SparseMap, resampled
 from treadle.lower.registry import Value, aten_op, lowers
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def spread(values: Sequence[int] | int, rank: int, default: Sequence[int] = ()) 
 
 def _averages(
     extent: int, out: int, size: int, stride: int, pad: int, include_pad: bool, override: bool
-) -> Band:
+) -> SparseMap:
     """Output ``j`` is the mean of ``x[j * stride - pad ...]``; ``override``: the sum of it."""
     rows: list[Row] = []
     for j in range(out):
@@ -36,10 +36,10 @@ def _averages(
         count = end - start if include_pad else len(inside)
         weight = 1.0 if override else 1.0 / max(count, 1)
         rows.append(dict.fromkeys(inside, weight))
-    return Band.of(extent, rows)
+    return SparseMap.of(extent, rows)
 
 
-def _average_bands(
+def _average_maps(
     shape: Sequence[int],
     out: Sequence[int],
     rank: int,
@@ -48,7 +48,7 @@ def _average_bands(
     padding: Sequence[int],
     include_pad: bool,
     divisor: int | None,
-) -> list[Band]:
+) -> list[SparseMap]:
     sizes = spread(kernel, rank)
     steps, pads = spread(stride, rank, sizes), spread(padding, rank, (0,))
     return [
@@ -70,10 +70,10 @@ def _register_average(rank: int) -> None:
         divisor: int | None = None,
     ) -> Array:
         """``out[j] = sum{k} x[j * stride - pad + k] / count``."""
-        bands = _average_bands(
+        sparse_maps = _average_maps(
             x.shape, context.shape, rank, kernel, stride, padding, include_pad, divisor
         )
-        return resampled(context, x, bands, 1.0 / divisor if divisor else 1.0)
+        return resampled(context, x, sparse_maps, 1.0 / divisor if divisor else 1.0)
 
     @lowers(aten_op(f"avg_pool{rank}d_backward.default"))
     def backward(
@@ -87,20 +87,20 @@ def _register_average(rank: int) -> None:
         include_pad: bool,
         divisor: int | None,
     ) -> Array:
-        bands = _average_bands(
+        sparse_maps = _average_maps(
             x.shape, grad.shape, rank, kernel, stride, padding, include_pad, divisor
         )
-        flipped = [band.transposed() for band in bands]
+        flipped = [sparse_map.transposed() for sparse_map in sparse_maps]
         return resampled(context, grad, flipped, 1.0 / divisor if divisor else 1.0)
 
 
-def _adaptive(extent: int, out: int) -> Band:
+def _adaptive(extent: int, out: int) -> SparseMap:
     """Output ``j`` is the mean of ``x[j * n // m ... ceil((j + 1) * n / m)]``."""
     rows: list[Row] = []
     for j in range(out):
         inside = range(j * extent // out, -(-(j + 1) * extent // out))
         rows.append(dict.fromkeys(inside, 1.0 / max(len(inside), 1)))
-    return Band.of(extent, rows)
+    return SparseMap.of(extent, rows)
 
 
 def _register_adaptive(rank: int) -> None:
@@ -126,12 +126,12 @@ def _float32(value: float) -> float:
     return torch.tensor(value, dtype=torch.float32).item()
 
 
-def _nearest(extent: int, out: int, scale: float | None, exact: bool) -> Band:
+def _nearest(extent: int, out: int, scale: float | None, exact: bool) -> SparseMap:
     """Output ``j`` is ``x[floor(j * n / m)]``, or of its centre: in float32, as eager counts."""
     ratio = _float32(1.0 / scale if scale else extent / out)
     places = torch.arange(out, dtype=torch.float32)
     found = ((places + 0.5 if exact else places) * ratio).floor().long().clamp(0, extent - 1)
-    return Band.of(extent, [{place: 1.0} for place in found.tolist()])
+    return SparseMap.of(extent, [{place: 1.0} for place in found.tolist()])
 
 
 def _sources(
@@ -146,7 +146,9 @@ def _sources(
     return ((places + 0.5) * ratio - 0.5).tolist()
 
 
-def _linear(extent: int, out: int, scale: float | None, align: bool, dtype: torch.dtype) -> Band:
+def _linear(
+    extent: int, out: int, scale: float | None, align: bool, dtype: torch.dtype
+) -> SparseMap:
     """Output ``j`` between its two neighbours, by distance."""
     rows: list[Row] = []
     for source in _sources(extent, out, scale, align, dtype):
@@ -157,13 +159,15 @@ def _linear(extent: int, out: int, scale: float | None, align: bool, dtype: torc
         row: Row = {low: 1.0 - share}
         row[high] = row.get(high, 0.0) + share
         rows.append({place: weight for place, weight in row.items() if weight})
-    return Band.of(extent, rows)
+    return SparseMap.of(extent, rows)
 
 
 _CUBIC = -0.75
 
 
-def _cubic(extent: int, out: int, scale: float | None, align: bool, dtype: torch.dtype) -> Band:
+def _cubic(
+    extent: int, out: int, scale: float | None, align: bool, dtype: torch.dtype
+) -> SparseMap:
     """Output ``j`` from four neighbours; places outside are those at the edge."""
 
     def near(x: float) -> float:
@@ -181,34 +185,36 @@ def _cubic(extent: int, out: int, scale: float | None, align: bool, dtype: torch
             inside = min(max(place, 0), extent - 1)
             row[inside] = row.get(inside, 0.0) + weight
         rows.append({place: weight for place, weight in row.items() if weight})
-    return Band.of(extent, rows)
+    return SparseMap.of(extent, rows)
 
 
-Make = Callable[[int, int, float | None, torch.dtype], Band]
+Make = Callable[[int, int, float | None, torch.dtype], SparseMap]
 
 
-def _bands(
+def _sparse_maps(
     small: Sequence[int],
     large: Sequence[int],
     scales: Sequence[float | None],
     dtype: torch.dtype,
     make: Make,
-) -> list[Band]:
+) -> list[SparseMap]:
     given = list(scales) or [None] * len(small)
     precise = dtype if dtype is torch.float64 else torch.float32
     return [make(n, m, s, precise) for n, m, s in zip(small, large, given, strict=True)]
 
 
 def _register_nearest(name: str, rank: int, exact: bool) -> None:
-    def make(n: int, m: int, scale: float | None, dtype: torch.dtype) -> Band:
+    def make(n: int, m: int, scale: float | None, dtype: torch.dtype) -> SparseMap:
         return _nearest(n, m, scale, exact)
 
     @lowers(aten_op(f"{name}{rank}d.default"))
     def forward(
         context: LoweringContext, x: Value, size: Sequence[int], *scales: float | None
     ) -> Array:
-        bands = _bands(x.shape[-rank:], context.shape[-rank:], scales, context.dtype, make)
-        return resampled(context, x, bands)
+        sparse_maps = _sparse_maps(
+            x.shape[-rank:], context.shape[-rank:], scales, context.dtype, make
+        )
+        return resampled(context, x, sparse_maps)
 
     @lowers(aten_op(f"{name}{rank}d_backward.default"))
     def backward(
@@ -218,12 +224,14 @@ def _register_nearest(name: str, rank: int, exact: bool) -> None:
         inputs: Sequence[int],
         *scales: float | None,
     ) -> Array:
-        bands = _bands(context.shape[-rank:], grad.shape[-rank:], scales, context.dtype, make)
-        return resampled(context, grad, [band.transposed() for band in bands])
+        sparse_maps = _sparse_maps(
+            context.shape[-rank:], grad.shape[-rank:], scales, context.dtype, make
+        )
+        return resampled(context, grad, [sparse_map.transposed() for sparse_map in sparse_maps])
 
 
 def _register_weighted(
-    name: str, rank: int, kind: Callable[[int, int, float | None, bool, torch.dtype], Band]
+    name: str, rank: int, kind: Callable[[int, int, float | None, bool, torch.dtype], SparseMap]
 ) -> None:
     def maker(align: bool) -> Make:
         return lambda n, m, scale, dtype: kind(n, m, scale, align, dtype)
@@ -232,8 +240,10 @@ def _register_weighted(
     def forward(
         context: LoweringContext, x: Value, size: Sequence[int], align: bool, *scales: float | None
     ) -> Array:
-        bands = _bands(x.shape[-rank:], context.shape[-rank:], scales, context.dtype, maker(align))
-        return resampled(context, x, bands)
+        sparse_maps = _sparse_maps(
+            x.shape[-rank:], context.shape[-rank:], scales, context.dtype, maker(align)
+        )
+        return resampled(context, x, sparse_maps)
 
     @lowers(aten_op(f"{name}_backward.default"))
     def backward(
@@ -244,20 +254,20 @@ def _register_weighted(
         align: bool,
         *scales: float | None,
     ) -> Array:
-        bands = _bands(
+        sparse_maps = _sparse_maps(
             context.shape[-rank:], grad.shape[-rank:], scales, context.dtype, maker(align)
         )
-        return resampled(context, grad, [band.transposed() for band in bands])
+        return resampled(context, grad, [sparse_map.transposed() for sparse_map in sparse_maps])
 
 
 # --- padding --------------------------------------------------------------------------------
 
 
-def _replicated(extent: int, before: int, after: int) -> Band:
+def _replicated(extent: int, before: int, after: int) -> SparseMap:
     """Padded place ``j`` is ``x[min(max(j - before, 0), n - 1)]``."""
     out = extent + before + after
     rows = [{min(max(j - before, 0), extent - 1): 1.0} for j in range(out)]
-    return Band.of(extent, rows)
+    return SparseMap.of(extent, rows)
 
 
 def _register_replication(rank: int) -> None:

@@ -24,9 +24,9 @@ from treadle.algebra.conditions import (
     All,
     Condition,
     Element,
+    IndexExpr,
     IndexNumber,
     Numeric,
-    Term,
     Unread,
     all_of,
     any_of,
@@ -195,7 +195,7 @@ class ElementReader(Protocol):
         """Why a node is read as elements that only a run knows."""
         ...
 
-    def at(self, node: fx.Node, index: Sequence[Index]) -> Term:
+    def at(self, node: fx.Node, index: Sequence[Index]) -> IndexExpr:
         """The element of ``node`` at ``index``."""
         ...
 

@@ -32,18 +32,18 @@ from treadle.passes.chunks.rows import (
     Grid,
     MadeRows,
     Member,
-    Outside,
     Renewed,
     Resliced,
     RowPart,
     RowRange,
+    RowSlice,
     Total,
     TotalWeight,
 )
 from treadle.passes.chunks.rules import (
     OtherGrid,
+    RowContext,
     Shape,
-    Site,
     in_chunks,
     nll_loss_of_rows,
     number_of,
@@ -166,10 +166,10 @@ class _Finder:
         except NoMatch:
             self.late.add(node)
 
-    def _site(self, node: fx.Node, first: fx.Node) -> Site:
+    def _site(self, node: fx.Node, first: fx.Node) -> RowContext:
         rows = self.found[first].rows
         require(not rows.transposed, NoMatch, f"{node} is not known to work on columns")
-        return Site(node, rows, self._row_dims(first), self.grid, self._fetch)
+        return RowContext(node, rows, self._row_dims(first), self.grid, self._fetch)
 
     def _row_dims(self, node: fx.Node) -> Shape:
         value = tensors_in(value_of(node))[0]
@@ -195,7 +195,7 @@ class _Finder:
         if shape[: rows.lead] != row_dims or not self._is_wide_row(shape[rows.lead :]):
             return
         try:
-            site = Site(operand, rows, row_dims, self.grid, self._fetch)
+            site = RowContext(operand, rows, row_dims, self.grid, self._fetch)
             member = in_chunks(site)
         except (NoMatch, OtherGrid):
             return
@@ -325,7 +325,7 @@ class _Finder:
         require(not rows.transposed, NoMatch, f"{node} sums columns")
         dims = set(range(len(shape))) if dims is None else dims
         require(set(range(rows.lead)) <= dims, NoMatch, f"{node} sums over some dims of rows alone")
-        site = Site(node, rows, tuple(shape[: rows.lead]), self.grid, self._fetch)
+        site = RowContext(node, rows, tuple(shape[: rows.lead]), self.grid, self._fetch)
         kept = [0, *(each - rows.lead + 1 for each in sorted(dims) if each >= rows.lead)]
         partial = _summed(site.aligned(source), kept, node)
         is_mean = node.target in (aten.mean.default, aten.mean.dim)
@@ -366,14 +366,14 @@ class _Finder:
         )
 
 
-def _columns(node: fx.Node, rows: RowRange) -> Outside:
+def _columns(node: fx.Node, rows: RowRange) -> RowSlice:
     size, count = tensor_of(node).shape
-    return Outside(node, rows, (count,), (size,), dim=1)
+    return RowSlice(node, rows, (count,), (size,), dim=1)
 
 
-def _rows(node: fx.Node, rows: RowRange) -> Outside:
+def _rows(node: fx.Node, rows: RowRange) -> RowSlice:
     count, size = tensor_of(node).shape
-    return Outside(node, rows, (count,), (size,))
+    return RowSlice(node, rows, (count,), (size,))
 
 
 def _summed(part: Any, dims: list[int], node: fx.Node) -> MadeRows:
@@ -412,14 +412,14 @@ def leaves_of(template: Any) -> Iterator[Any]:
             yield leaf
 
 
-def read_by_kernels(template: Any) -> Iterator[Outside]:
+def read_by_kernels(template: Any) -> Iterator[RowSlice]:
     """What a template reads of values that are there before, besides factors of products."""
     if isinstance(template, MadeRows) and template.target not in (
         aten.mm.default,
         aten.addmm.default,
     ):
         for leaf in leaves_of((template.args, dict(template.kwargs))):
-            if isinstance(leaf, Outside):
+            if isinstance(leaf, RowSlice):
                 yield leaf
 
 
@@ -432,7 +432,7 @@ def _nodes_of(template: Any) -> list[fx.Node]:
     """What a template reads that is there before the chunks."""
     found: list[fx.Node] = []
     for leaf in leaves_of(template):
-        if isinstance(leaf, Outside):
+        if isinstance(leaf, RowSlice):
             found.append(leaf.node)
         elif isinstance(leaf, fx.Node):
             found.append(leaf)

@@ -5,7 +5,7 @@
     grid    =  outer x middle x inner rows: those of the product that the chunks are cut from
     Rows    =  the first ``lead`` dims of a value count rows: ``middle[start:stop]`` of each outer
     box     =  some of outer and some of middle: the rows of one chunk
-    template = arguments in which ``Part``, ``Outside``, ``RowCount`` and ``Made`` stand for values
+    template = arguments in which ``Part``, ``RowSlice``, ``RowCount`` and ``Made`` stand for values
                of the chunk
 
 In a chunk every value is flat: one dim of rows, then the dims behind ``lead``.
@@ -107,7 +107,7 @@ class RowPart:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Outside:
+class RowSlice:
     """The rows of a chunk of ``node``, which is there before. ``row_dims``: what its leading dims
     are, or are expanded to. ``dim``: where its rows are once these are one."""
 
@@ -146,7 +146,7 @@ class Resliced:
     rows: RowRange
 
 
-Form = RowPart | MadeRows | Resliced
+ChunkValue = RowPart | MadeRows | Resliced
 """What a value is in a chunk: the value of another node, a call, or other rows."""
 
 
@@ -157,7 +157,7 @@ class Member:
 
     node: fx.Node
     rows: RowRange
-    form: Form
+    form: ChunkValue
 
 
 @final

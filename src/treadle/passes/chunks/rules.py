@@ -36,15 +36,15 @@ from treadle.graph.core.operators import OpOverload, arguments, is_item, may_rec
 from treadle.graph.core.types import is_tensor
 from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.chunks.rows import (
-    Form,
+    ChunkValue,
     Grid,
     MadeRows,
     Member,
-    Outside,
     Resliced,
     RowCount,
     RowPart,
     RowRange,
+    RowSlice,
 )
 from treadle.util.errors import require
 
@@ -57,7 +57,7 @@ Fetch = Callable[[fx.Node, RowRange, Shape], RowPart | None]
 
 @final
 @dataclass(frozen=True)
-class Site:
+class RowContext:
     """A node that may work on rows. ``rows`` and ``row_dims``: of its operands; ``fetch``: finds
     out whether an operand is computed in chunks, and refuses one with other rows."""
 
@@ -86,11 +86,11 @@ class Site:
         """Of the value of the node itself, or of another."""
         return tuple(tensor_of(node or self.node).shape)
 
-    def member(self, form: Form, rows: RowRange | None = None) -> Member:
+    def member(self, form: ChunkValue, rows: RowRange | None = None) -> Member:
         """The node in chunks, with the rows of its operands or others."""
         return Member(self.node, rows or self.rows, form)
 
-    def aligned(self, operand: fx.Node) -> RowPart | Outside:
+    def aligned(self, operand: fx.Node) -> RowPart | RowSlice:
         """An operand whose leading dims are the rows."""
         part = self.fetch(operand, self.rows, self.row_dims)
         if part is not None:
@@ -98,9 +98,9 @@ class Site:
         shape = self.shape(operand)
         found = shape[: self.lead] == self.row_dims
         require(found, NoMatch, f"{self.node}: {operand} has other rows")
-        return Outside(operand, self.rows, self.row_dims, shape[self.lead :])
+        return RowSlice(operand, self.rows, self.row_dims, shape[self.lead :])
 
-    def broadcast(self, operand: fx.Node, ndim: int) -> RowPart | Outside | fx.Node:
+    def broadcast(self, operand: fx.Node, ndim: int) -> RowPart | RowSlice | fx.Node:
         """An operand of elementwise work on values of ``ndim`` dims; one without rows is the same
         for every chunk."""
         shape, behind = self.shape(operand), ndim - self.lead
@@ -113,7 +113,7 @@ class Site:
             require(whole, NoMatch, f"{self.node}: rows of {operand} meet other dims")
         if len(shape) <= behind:
             return operand
-        return Outside(operand, self.rows, self.row_dims, shape[len(shape) - behind :])
+        return RowSlice(operand, self.rows, self.row_dims, shape[len(shape) - behind :])
 
     def behind(self, dim: int, ndim: int) -> int:
         """Where ``dim`` of a value of ``ndim`` dims is in a chunk; it must not be one of rows."""
@@ -135,7 +135,7 @@ class OtherGrid(Exception):
         self.grid = grid
 
 
-Rule = Callable[[Site], Member]
+Rule = Callable[[RowContext], Member]
 _RULES: dict[object, Rule] = {}
 
 
@@ -147,7 +147,7 @@ def row_rule(node: fx.Node) -> Rule | None:
     return _elementwise if facts_of(node.target).elementwise else None
 
 
-def in_chunks(site: Site) -> Member:
+def in_chunks(site: RowContext) -> Member:
     """The node as work on rows; ``NoMatch`` says why it is none."""
     node = site.node
     rule = row_rule(node)
@@ -188,7 +188,7 @@ def _mapped(given: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, Any
     }
 
 
-def _result(site: Site) -> Shape:
+def _result(site: RowContext) -> Shape:
     """The shape of the one result, which must have the rows of the operands."""
     require(is_tensor(site.node), NoMatch, f"{site.node} has several results")
     shape = site.shape()
@@ -196,14 +196,14 @@ def _result(site: Site) -> Shape:
     return shape
 
 
-def _elementwise(site: Site) -> Member:
+def _elementwise(site: RowContext) -> Member:
     """``f(x, y)``: of each operand the rows of the chunk, or all of it if it has none."""
     ndim = len(_result(site))
     given = _mapped(site.given, lambda each: site.broadcast(each, ndim))
     return site.member(site.made(given))
 
 
-def _item(site: Site) -> Member:
+def _item(site: RowContext) -> Member:
     """One of several results."""
     source, at = site.node.args
     assert isinstance(source, fx.Node)
@@ -213,14 +213,14 @@ def _item(site: Site) -> Member:
     return site.member(MadeRows(site.node.target, (part, at)))
 
 
-def _all_aligned(site: Site, **changed: object) -> Member:
+def _all_aligned(site: RowContext, **changed: object) -> Member:
     """A call whose tensors all have the rows."""
     given = _mapped({**site.given, **changed}, site.aligned)
     return site.member(site.made(given))
 
 
 @_for(*REDUCTIONS, *ALONG_DIM, aten.cat.default)
-def _across(site: Site) -> Member:
+def _across(site: RowContext) -> Member:
     """Over dims, or along one, that are not those of rows."""
     known, dims = dim_map(site.node), site.given["dim"]
     listed = dims if isinstance(dims, Sequence) else [dims]
@@ -232,7 +232,7 @@ def _across(site: Site) -> Member:
 
 
 @_for(*RESHAPES)
-def _view(site: Site) -> Member:
+def _view(site: RowContext) -> Member:
     """Other row dims alone change nothing of a chunk, other dims behind them are a view of it."""
     source = site.given["self"]
     old, new = site.shape(source), site.shape()
@@ -248,7 +248,7 @@ def _view(site: Site) -> Member:
 
 
 @_for(aten.unsqueeze.default, aten.squeeze.dim)
-def _thin_dim(site: Site) -> Member:
+def _thin_dim(site: RowContext) -> Member:
     """One of size 1 comes or goes: among the dims of rows that changes nothing of a chunk."""
     source = site.given["self"]
     old, new, part = len(site.shape(source)), len(site.shape()), site.aligned(source)
@@ -261,7 +261,7 @@ def _thin_dim(site: Site) -> Member:
 
 
 @_for(*EXPANDS)
-def _expand(site: Site) -> Member:
+def _expand(site: RowContext) -> Member:
     """More elements behind the rows; or the same for all rows, of a value that has none."""
     shape = site.shape()
     part = site.broadcast(site.given["self"], len(shape))
@@ -269,7 +269,7 @@ def _expand(site: Site) -> Member:
 
 
 @_for(*SWAPS)
-def _transpose(site: Site) -> Member:
+def _transpose(site: RowContext) -> Member:
     """Of two dims, for a product over rows; otherwise of dims behind the rows."""
     order, part = permutation(site.node), site.aligned(site.given["self"])
     if order[: site.lead] == list(range(site.lead)):
@@ -282,7 +282,7 @@ def _transpose(site: Site) -> Member:
 
 
 @_for(aten.slice.Tensor)
-def _slice(site: Site) -> Member:
+def _slice(site: RowContext) -> Member:
     """Part of a dim that is not one of rows; or fewer rows, the same of each outer."""
     given = site.given
     source = given["self"]
@@ -298,7 +298,7 @@ def _slice(site: Site) -> Member:
 
 
 @_for(aten.slice_backward.default)
-def _slice_backward(site: Site) -> Member:
+def _slice_backward(site: RowContext) -> Member:
     """Zeros around part of a dim that is not one of rows; or around some rows of each outer."""
     given = site.given
     source = given["grad_output"]
@@ -316,19 +316,19 @@ def _slice_backward(site: Site) -> Member:
     return _resliced(site, source, low, new[at])
 
 
-def _start(site: Site, length: int) -> int:
+def _start(site: RowContext, length: int) -> int:
     """Where a slice of a dim of that length begins; it leaves out none of those that follow."""
     require(site.given["step"] == 1, NoMatch, f"{site.node} skips elements")
     return first_of(site.given["start"], length)
 
 
-def _resliced(site: Site, source: fx.Node, low: int, count: int) -> Member:
+def _resliced(site: RowContext, source: fx.Node, low: int, count: int) -> Member:
     """``count`` rows of each outer, from ``low`` on, of what has others."""
     rows = RowRange(site.lead, low, low + count)
     return site.member(Resliced(source, site.rows, rows), rows)
 
 
-def _require_middle(site: Site, shape: Shape, dim: int) -> None:
+def _require_middle(site: RowContext, shape: Shape, dim: int) -> None:
     """``dim`` of a value with rows is the grid's middle, as far as the value has it."""
     found = prod(shape[:dim]), shape[dim], prod(shape[dim + 1 : site.lead])
     wanted = site.grid.outer, site.rows.stop - site.rows.start, site.grid.inner
@@ -338,7 +338,7 @@ def _require_middle(site: Site, shape: Shape, dim: int) -> None:
 
 
 @_for(aten.nll_loss_backward.default)
-def _nll_loss_backward(site: Site) -> Member:
+def _nll_loss_backward(site: RowContext) -> Member:
     """The gradient of all rows is the same, or one of each row where losses are not summed."""
     given = site.given
     require(site.lead == 1, NoMatch, f"{site.node} has rows in several dims")
@@ -350,7 +350,7 @@ def _nll_loss_backward(site: Site) -> Member:
 
 
 @_for(aten.nll_loss_forward.default)
-def nll_loss_of_rows(site: Site) -> Member:
+def nll_loss_of_rows(site: RowContext) -> Member:
     """The losses of single rows; their sum is not row by row."""
     given = site.given
     require(site.lead == 1, NoMatch, f"{site.node} has rows in several dims")
@@ -359,7 +359,7 @@ def nll_loss_of_rows(site: Site) -> Member:
 
 
 @_for(aten.full.default, aten.zeros.default, aten.ones.default)
-def _filled(site: Site) -> Member:
+def _filled(site: RowContext) -> Member:
     return site.member(site.made(site.given | {"size": site.sizes(site.shape())}))
 
 
@@ -378,7 +378,7 @@ def number_of(node: fx.Node) -> int | None:
 
 
 @_for(*_NUMBERS)
-def _one_number(site: Site) -> Member:
+def _one_number(site: RowContext) -> Member:
     like, number = tensor_of(site.node), _NUMBERS[site.node.target]
     value = bool(number) if like.dtype is torch.bool else number
     kwargs = (("dtype", like.dtype), ("device", like.device))

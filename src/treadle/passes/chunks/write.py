@@ -30,11 +30,11 @@ from treadle.passes.chunks.rows import (
     Filled,
     MadeRows,
     Member,
-    Outside,
     Renewed,
     Resliced,
     RowCount,
     RowPart,
+    RowSlice,
     Total,
     TotalWeight,
 )
@@ -57,9 +57,9 @@ class _Writer:
     wide_products: bool
     parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
-    outside: dict[Outside, fx.Node] = field(default_factory=dict[Outside, fx.Node])
-    copies: dict[tuple[Outside, Box], fx.Node] = field(
-        default_factory=dict[tuple[Outside, Box], fx.Node]
+    outside: dict[RowSlice, fx.Node] = field(default_factory=dict[RowSlice, fx.Node])
+    copies: dict[tuple[RowSlice, Box], fx.Node] = field(
+        default_factory=dict[tuple[RowSlice, Box], fx.Node]
     )
     weights: dict[TotalWeight, fx.Node] = field(default_factory=dict[TotalWeight, fx.Node])
 
@@ -140,7 +140,7 @@ class _Writer:
             match each:
                 case RowPart(node=node):
                     return self.parts[node]
-                case Outside():
+                case RowSlice():
                     return self.copies.get((each, box)) or self._sliced(root, each, box)
                 case RowCount(rows=rows):
                     start, stop = box.of(rows, self.region.grid)
@@ -162,7 +162,7 @@ class _Writer:
             return self._flat(root, args[0], args[1])
         return self._call(root, target, *args, **kwargs)
 
-    def _sliced(self, root: fx.Node, each: Outside, box: Box) -> fx.Node:
+    def _sliced(self, root: fx.Node, each: RowSlice, box: Box) -> fx.Node:
         """The chunk's rows of a value that is there before."""
         if each not in self.outside:
             self.outside[each] = self._one_row_dim(root, each)
@@ -170,7 +170,7 @@ class _Writer:
         start, stop = box.of(each.rows, self.region.grid)
         return self._call(root, aten.slice.Tensor, whole, each.dim, start, stop)
 
-    def _one_row_dim(self, root: fx.Node, each: Outside) -> fx.Node:
+    def _one_row_dim(self, root: fx.Node, each: RowSlice) -> fx.Node:
         """The whole value, its rows in one dim."""
         node, shape = self.renewed.get(each.node, each.node), tuple(tensor_of(each.node).shape)
         if len(each.row_dims) == 1 and shape[each.dim] == each.row_dims[0]:

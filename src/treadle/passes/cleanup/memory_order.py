@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.operators.draw_operators import BERNOULLI, FUNCTIONAL
+from treadle.compat.operators.rng_operators import BERNOULLI, FUNCTIONAL
 from treadle.graph.core.node_info import tensor_of, value_of
 from treadle.graph.core.operators import OpOverload, arguments
 from treadle.graph.core.signature import StepGraph

@@ -21,7 +21,7 @@ from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
 from treadle.util.sizes import format_bytes
 
-Judge = Callable[[StepGraph], int]
+PeakEvaluator = Callable[[StepGraph], int]
 _TRUST = 0.005
 """Share of the largest peak by which a plan may turn out smaller than expected."""
 _LAST_RESORTS = 4
@@ -65,7 +65,7 @@ class _Judged:
     """The frontier from fastest to smallest, and the exact peaks asked for so far."""
 
     points: Sequence[Candidate]
-    judge: Judge
+    judge: PeakEvaluator
     peaks: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
@@ -87,7 +87,10 @@ class _Judged:
 
 
 def plan_memory(
-    step: StepGraph | Sequence[Version], budget: int | float, device: DeviceModel, judge: Judge
+    step: StepGraph | Sequence[Version],
+    budget: int | float,
+    device: DeviceModel,
+    judge: PeakEvaluator,
 ) -> MemoryPlan:
     """The fastest plan whose peak, by ``judge``, is at most ``budget``; of a step, or of several
     versions of one.

@@ -52,7 +52,7 @@ class RecomputeCost:
     once: float
 
 
-def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
+def recompute_costs(facts: Facts, device: DeviceModel) -> RecomputeCost:
     """The fused costs of every value of a step on ``device``."""
     stages = _stages(facts)
     stored, late = _stored(facts, stages, phase=0), _stored(facts, stages, phase=1)
@@ -134,8 +134,10 @@ class _Sources:
                 continue
             made = facts.kinds[i] is Kind.INPUT or facts.phases[i] > 0  # a new weight, for one
             there.append(stored[i] or made)
-            at_hand = (after.but_for(i, each) if there[each] else waits[each] for each in operands)
-            waits.append(functools.reduce(operator.and_, at_hand, _ALL))
+            available = (
+                after.but_for(i, each) if there[each] else waits[each] for each in operands
+            )
+            waits.append(functools.reduce(operator.and_, available, _ALL))
         read = tuple(each != _ALL for each in after.all_of)
         return _Sources(facts, tuple(there), read, calls, tuple(waits))
 

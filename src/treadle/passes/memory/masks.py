@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from treadle.compat.operators.draw_operators import BERNOULLI
-from treadle.graph.core.draws import is_zero_or_one, zero_one_draw
+from treadle.compat.operators.rng_operators import BERNOULLI
+from treadle.graph.core.rng import is_zero_or_one, zero_one_draw
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.core.values import inherit

@@ -77,14 +77,14 @@ class _Writer:
         return len(self.origin) - 1
 
     def _known(self, i: int) -> int | None:
-        at_hand = self.there[i] or (self.near and i >= self.facts.head)
-        return self.first[i] if at_hand else self.copy.get(i)
+        available = self.there[i] or (self.near and i >= self.facts.head)
+        return self.first[i] if available else self.copy.get(i)
 
     def _late(self, i: int) -> int:
         """Value ``i`` after the forward pass."""
-        at_hand = self._known(i)
-        if at_hand is not None:
-            return at_hand
+        available = self._known(i)
+        if available is not None:
+            return available
         for each in self._missing(i):
             reads = [self._known(operand) for operand in self.facts.operands[each]]
             found = tuple(read for read in reads if read is not None)

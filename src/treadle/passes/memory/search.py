@@ -10,7 +10,7 @@ from treadle.passes.memory.after import finished
 from treadle.passes.memory.classify import SaveCandidates, classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.cut import cheapest_cut
-from treadle.passes.memory.fused import traffic
+from treadle.passes.memory.fused import recompute_costs
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
@@ -54,7 +54,7 @@ class _Planner:
         self.traced = as_traced(plain)
         self.facts: Facts = plain if masked is step else facts_of(masked)
         self.claims: SaveCandidates = classify(self.facts)
-        self.fused = traffic(self.facts, device)
+        self.fused = recompute_costs(self.facts, device)
         self.bandwidth = device.bandwidth
         self.seen: dict[frozenset[int], Candidate] = {}
 

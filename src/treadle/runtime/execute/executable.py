@@ -42,12 +42,12 @@ from treadle.runtime.execute.halves import widened
 from treadle.runtime.execute.incoming import Incoming, imported
 from treadle.runtime.execute.loops import Loop
 from treadle.runtime.kernels.build import Build, build
-from treadle.runtime.kernels.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.kernels.loader import DeviceFunction, Functions, Loader
+from treadle.runtime.kernels.rng import FUNCTION, OPERATOR, drawer
 from treadle.runtime.ranks.collectives import IN_FLIGHT
 from treadle.runtime.replay.cuda_graph import CudaRecorder
-from treadle.runtime.replay.recordings import Recorder, Replay, Terms
-from treadle.runtime.replay.steady import SteadyInputs, UntouchedTensors
+from treadle.runtime.replay.recordings import Recorder, Replay, ReplayPolicy
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs, UntouchedTensors
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.targets.registry import target_for
 from treadle.util.errors import GroupFailure, RuntimeFailure, require
@@ -74,7 +74,7 @@ class Executable:
     ``like``: an executable of the same sources for other sizes, whose code, arena and generators it
     shares. ``generators``: those of the user's that the artifact's calls draw from, by number.
     ``first``: launches what comes before the artifact's own steps, on the inputs of a call.
-    ``terms``: with them, a step that is bound by launching is recorded by ``recorder`` (on a GPU
+    ``policy``: with one, a step that is bound by launching is recorded by ``recorder`` (on a GPU
     CUDA's) and replayed. ``space``: what it takes turns in with others, for its temporaries.
     """
 
@@ -86,7 +86,7 @@ class Executable:
         like: "Executable | None" = None,
         generators: Sequence[torch.Generator] = (),
         first: Callable[[Sequence[Tensor]], None] = _nothing,
-        terms: Terms | None = None,
+        policy: ReplayPolicy | None = None,
         recorder: Recorder | None = None,
         space: Arena | None = None,
     ) -> None:
@@ -126,14 +126,14 @@ class Executable:
         self._brought: Mapping[int, Tensor] = {}
         self._incoming = Incoming(self.device)
         self._steady: SteadyInputs | None = None
-        if terms is not None and terms.layouts is not None:
-            self._steady = SteadyInputs(len(self._specs), terms.moving, terms.layouts)
+        if policy is not None and policy.layouts is not None:
+            self._steady = SteadyInputs(len(self._specs), policy.moving, policy.layouts)
         self._prepare()
-        if recorder is None and terms is not None and not self.target.on_host:
-            recorder = CudaRecorder(self.device, terms.clear)
+        if recorder is None and policy is not None and not self.target.on_host:
+            recorder = CudaRecorder(self.device, policy.clear)
         self.replay: Replay | None = None
-        if terms is not None and recorder is not None and not self.generators:
-            self.replay = Replay(artifact, weakref.proxy(self), recorder, terms)
+        if policy is not None and recorder is not None and not self.generators:
+            self.replay = Replay(artifact, weakref.proxy(self), recorder, policy)
 
     def run(
         self,

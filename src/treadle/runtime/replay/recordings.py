@@ -26,7 +26,7 @@ from treadle.compat.operators.operator_facts import may_wait
 from treadle.runtime.execute.bindings import same_strides, spec_bytes
 from treadle.runtime.execute.incoming import imported
 from treadle.runtime.replay.segments import MOST, Segment, split
-from treadle.runtime.replay.steady import LayoutsOf, SteadyInputs
+from treadle.runtime.replay.unchanged_inputs import LayoutsOf, SteadyInputs
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch, Storage, View, views_in
 from treadle.util.errors import RuntimeFailure
 from treadle.util.expected import NotExpected
@@ -106,7 +106,7 @@ class Recordable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ReplayPolicy:
     """What a recording has to know of a step. ``moving``: inputs that are elsewhere at each call;
     ``written``: those that change in place; ``room``: bytes it may cost beside the plan's own;
     ``clear``: gives the workspaces of libraries back; ``layouts``: watches layouts."""
@@ -126,10 +126,10 @@ class Replay:
         artifact: Artifact,
         step: Recordable,
         recorder: Recorder,
-        terms: "Terms",
+        policy: "ReplayPolicy",
     ) -> None:
         self._specs = [artifact.buffers[name] for name in artifact.inputs]
-        why = [_why_not(artifact, step, terms.written) for step in artifact.steps]
+        why = [_why_not(artifact, step, policy.written) for step in artifact.steps]
         self.note = next(filter(None, why), "")
         self._segments = _segments(artifact, why)
         if self._segments:
@@ -140,7 +140,7 @@ class Replay:
             each[0] for each, word in zip(brought, why, strict=True) if each and not word
         }
         hosted = {at for at, spec in enumerate(self._specs) if spec.device}
-        self._moving = (set(terms.moving) | hosted) & self._placeable
+        self._moving = (set(policy.moving) | hosted) & self._placeable
         names = {view.buffer for view in artifact.results if view is not None}
         self._results = {each for each in names if artifact.buffers[each].place is Storage.CALL}
         kept = [artifact.buffers[name] for name in names]
@@ -152,7 +152,7 @@ class Replay:
         ]
         self._extra = sum(spec_bytes(spec) for spec in kept if spec.place is Storage.CALL)
         self._device = torch.device(artifact.device)
-        self._written, self._room, self._layouts = terms.written, terms.room, terms.layouts
+        self._written, self._room, self._layouts = policy.written, policy.room, policy.layouts
         self._step, self._recorder = step, recorder
         self._calls = self._attempts = 0
         self._due = False

@@ -154,14 +154,14 @@ def _asked_once(node: Expr) -> Expr:
         return node
     condition, yes, no = node.operands
 
-    def settled(inner: Expr) -> Expr:
+    def simplified(inner: Expr) -> Expr:
         match inner:
             case Apply("where", (asked, found, _)) if asked == condition:
                 return found
             case _:
                 return inner
 
-    return Apply("where", (condition, map_expr(yes, settled), no), node.dtype)
+    return Apply("where", (condition, map_expr(yes, simplified), no), node.dtype)
 
 
 def _count(step: Step, name: str) -> int:

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import torch
 
+from treadle.capture.argument_containers import ServedCall
 from treadle.capture.dynamic import Dims
 from treadle.capture.eager import CallsClosure
 from treadle.capture.explain_errors import branches
 from treadle.capture.failures import raise_told
-from treadle.capture.given import GivenCall
 from treadle.capture.python_state.call_arguments import CallArguments, parameter_names
 from treadle.capture.python_state.object_graph import Location, argument_place
 from treadle.capture.step import Captured, capture
@@ -58,7 +58,7 @@ class Dispatcher:
         self.recompiles: list[str] = []
         self.recaptures: list[str] = []
         self.last: Compiled | None = None
-        self.call = GivenCall()
+        self.call = ServedCall()
         self.carrier = Carrier(step.models, step.optimizers)
         self.variants = Variants(options.max_cached)
         self._arena = Arena()  # of all variants

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.build_graph import Captured
-from treadle.capture.optimizers.registry import form_of, has_form
-from treadle.capture.python_state.flatten import FlatCalls, Given, Structure
+from treadle.capture.optimizers.registry import has_update_rule, update_rule
+from treadle.capture.python_state.flatten import FlatArguments, FlatCalls, Structure
 from treadle.capture.python_state.object_graph import first_of_each, place_of_tensor, tensor_fact
 from treadle.capture.python_state.plain_values import NUMBERS, is_plain, plain_fact
 from treadle.capture.python_state.reads import Reads
@@ -19,11 +19,11 @@ from treadle.compat.distributed.fully_sharded import sharded_facts
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
 from treadle.compat.switches import Switches
 from treadle.guards.watching import Watches
-from treadle.session.variants.steady import (
+from treadle.session.variants.cached_facts import (
+    CachedFact,
     Facts,
     ModelWatch,
     OptimizerWatch,
-    Steady,
     are_grads,
     modules_of,
     watch_models,
@@ -135,21 +135,21 @@ class Keys:
         self._trained = models
         self._switches = Switches()
         self._there: tuple[bool, ...] = ()  # gradients at the last call
-        self._models = Steady(lambda: _model_facts(models), lambda: watch_models(models))
-        self._optimizers = Steady(
+        self._models = CachedFact(lambda: _model_facts(models), lambda: watch_models(models))
+        self._optimizers = CachedFact(
             lambda: _optimizer_facts(optimizers), lambda: watch_optimizers(optimizers)
         )
 
     def of(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
-    ) -> tuple[GuardKey, Given]:
+    ) -> tuple[GuardKey, FlatArguments]:
         """The key of a call, and its arguments."""
         called, given = self.called(args, kwargs, update=update)
         return self.key(called), given
 
     def called(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
-    ) -> tuple[Called, Given]:
+    ) -> tuple[Called, FlatArguments]:
         """What the call itself decides, and its arguments. Python values among their leaves are
         part of it as they are; ``update``: whether the optimizers step."""
         given, paths, structure = self._calls.of(args, kwargs)
@@ -238,9 +238,9 @@ def _optimizer_facts(optimizers: Mapping[str, Optimizer]) -> Facts:
 
 def _structure(optimizer: Optimizer, group: dict[str, object]) -> Facts:
     """What of the group's options decides the graph; nothing where the optimizer is not in it."""
-    if not has_form(optimizer):
+    if not has_update_rule(optimizer):
         return ("eager", type(optimizer))
-    return form_of(optimizer).structure(group)
+    return update_rule(optimizer).structure(group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from treadle.capture.dynamic import Dims
 from treadle.compiler.compiled import Compiled
-from treadle.graph.analysis.lookups import IndexCheck
+from treadle.graph.analysis.index_bounds import IndexCheck
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
 from treadle.session.variants.guards import GuardKey, Ignored

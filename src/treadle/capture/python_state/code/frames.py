@@ -23,9 +23,9 @@ import torch
 
 from treadle.capture.explain_errors import Line
 from treadle.capture.python_state.code.bytecode import ReflectiveRead
+from treadle.capture.python_state.code.code_references import CodeReferences, references_in
 from treadle.capture.python_state.code.distributions import is_installed
-from treadle.capture.python_state.code.mentions import Mentions, mentions
-from treadle.capture.python_state.system import is_aside, name_of_question
+from treadle.capture.python_state.system import is_introspection_frame, os_call_name
 from treadle.capture.python_state.threads import Threads
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
@@ -52,7 +52,7 @@ _MACHINERY = tuple(
 """Parts of torch that trace: they see tensors, and no object of the user's."""
 
 
-class Whose(IntEnum):
+class CodeOwner(IntEnum):
     """Whose code runs: ours and the machinery of the trace read nothing of the user's."""
 
     OURS = 0
@@ -63,23 +63,23 @@ class Whose(IntEnum):
 
 
 @functools.cache
-def whose(filename: str) -> Whose:
+def code_owner(filename: str) -> CodeOwner:
     """By the file of the code."""
     if filename.startswith((_OURS, *_MACHINERY)):
-        return Whose.OURS
+        return CodeOwner.OURS
     if filename.startswith(_TORCH):
-        return Whose.TORCH
+        return CodeOwner.TORCH
     if filename.startswith(("<frozen", NUMPY)):
-        return Whose.STDLIB
+        return CodeOwner.STDLIB
     if any(f"/{folder}/" in filename for folder in _INSTALLED):
-        return Whose.INSTALLED
+        return CodeOwner.INSTALLED
     if filename.startswith(_STDLIB):
-        return Whose.STDLIB
-    return Whose.INSTALLED if is_installed(filename) else Whose.USER
+        return CodeOwner.STDLIB
+    return CodeOwner.INSTALLED if is_installed(filename) else CodeOwner.USER
 
 
 @dataclass
-class Entered:
+class ExecutionRecord:
     """The code that a run entered. ``spaces``: by their ids, globals and the names in them that
     were read; ``deep``: those of code that is neither torch's nor the library's."""
 
@@ -88,8 +88,8 @@ class Entered:
     codes: dict[tuple[int, int], CodeType] = field(
         default_factory=dict[tuple[int, int], CodeType]
     )  # by their ids and those of globals: a code's own hash goes through all of it
-    spaces: dict[int, tuple[dict[str, object], set[str], Whose]] = field(
-        default_factory=dict[int, tuple[dict[str, object], set[str], Whose]]
+    spaces: dict[int, tuple[dict[str, object], set[str], CodeOwner]] = field(
+        default_factory=dict[int, tuple[dict[str, object], set[str], CodeOwner]]
     )
     modules: set[str] = field(default_factory=set[str])
     any_name: bool = False  # what hears no reading is read by names that cannot be said
@@ -109,16 +109,16 @@ class Entered:
         """Whether it was entered before."""
         return (id(code), id(space)) in self.codes
 
-    def note(self, code: CodeType, space: dict[str, object], owner: "Whose") -> None:
+    def note(self, code: CodeType, space: dict[str, object], owner: "CodeOwner") -> None:
         """``code`` of ``owner`` runs on the globals ``space``."""
         if self.knows(code, space):
             return
         self.codes[id(code), id(space)] = code
-        found = mentions(code)
+        found = references_in(code)
         self.names |= found.names
-        if owner >= Whose.INSTALLED:
+        if owner >= CodeOwner.INSTALLED:
             self.theirs |= found.names
-        if owner >= Whose.INSTALLED:
+        if owner >= CodeOwner.INSTALLED:
             self.modules |= found.modules
         _, known, _ = self.spaces.setdefault(id(space), (space, set(), owner))
         known |= found.reads - frozenset(code.co_freevars)
@@ -131,7 +131,7 @@ class HearsReflection(Protocol):
         """Any code begins."""
         ...
 
-    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: Whose) -> None:
+    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
         """Code of the user's or of what they installed begins, which may read so at ``found``."""
         ...
 
@@ -147,25 +147,25 @@ class _Seen:
 
 
 class FrameRecorder:
-    """While it runs, ``entered`` grows with every frame, and ``meets(frame)`` is called for those
+    """While it runs, ``executed`` grows with every frame, and ``meets(frame)`` is called for those
     of the user's code and of what they installed before they begin. ``reflection`` hears of each
     frame and each call that may read by names which no code mentions."""
 
     def __init__(
         self,
-        entered: Entered,
+        executed: ExecutionRecord,
         meets: Callable[[FrameType], None],
         threads: Threads,
         reflection: HearsReflection,
     ) -> None:
-        self.entered = entered
+        self.executed = executed
         self._meets = meets
         self._reflection = reflection
         self._threads = threads
         self.asked: tuple[str, Line] | None = None  # of the operating system, by the user's code
         self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
         self._told: set[tuple[int, int]] = set()  # by ids, of torch and the library: all is known
-        self._mentions: dict[int, tuple[CodeType, Mentions]] = {}
+        self._mentions: dict[int, tuple[CodeType, CodeReferences]] = {}
         self._events = _Profiling(self._enters, self._calls, self._ours)
         self._seen = _Seen()
         self._traced: dict[int, FrameType] = {}  # generators' frames that cannot be marked
@@ -207,59 +207,61 @@ class FrameRecorder:
             return False
         imports = _is_import(frame)
         self._imports = self._imports or imports
-        owner = whose(file_of(frame))
-        if owner is Whose.OURS:
+        owner = code_owner(file_of(frame))
+        if owner is CodeOwner.OURS:
             if not imports and not code.co_filename.startswith("<"):
                 self._ours[id(code)] = code
             return False
-        known = self.entered.knows(code, frame.f_globals)
-        if not known and self._is_aside(frame):
+        known = self.executed.knows(code, frame.f_globals)
+        if not known and self._is_introspection_frame(frame):
             return True
         resumable = bool(code.co_flags & _RESUMABLE)
         if resumable:
             self._resumes(frame)
-        if owner >= Whose.INSTALLED:
+        if owner >= CodeOwner.INSTALLED:
             given = variables(frame)
             found = self._mentioned(code)
             self._asks_types(found, given, owner)
-            if found.calls_type and id(code) not in self.entered.calls_type:
+            if found.calls_type and id(code) not in self.executed.calls_type:
                 self._calls_type(frame, owner)
             texts = {value for value in given.values() if type(value) is str}
-            new = not texts <= self.entered.names
-            self.entered.names |= texts
+            new = not texts <= self.executed.names
+            self.executed.names |= texts
             if not known or new:
-                self.entered.note(code, frame.f_globals, owner)
+                self.executed.note(code, frame.f_globals, owner)
                 self._meets(frame)
             if found.sites:
                 self._reflection.looks(frame, found.sites, owner)
             return True
         if not known:
-            self.entered.note(code, frame.f_globals, owner)
+            self.executed.note(code, frame.f_globals, owner)
         if not imports and not resumable:
             self._told.add(key)
         return resumable
 
-    def _mentioned(self, code: CodeType) -> Mentions:
-        """``mentions`` without the hash of the code, for what is entered again and again."""
+    def _mentioned(self, code: CodeType) -> CodeReferences:
+        """``references_in`` without the hash of the code, for what is entered again and again."""
         found = self._mentions.get(id(code))
         if found is None:
-            found = self._mentions[id(code)] = code, mentions(code)
+            found = self._mentions[id(code)] = code, references_in(code)
         return found[1]
 
-    def _asks_types(self, found: Mentions, given: Mapping[str, object], owner: Whose) -> None:
+    def _asks_types(
+        self, found: CodeReferences, given: Mapping[str, object], owner: CodeOwner
+    ) -> None:
         """Whether ``type`` is asked of a number that stands in: of an argument, which can be
         seen; or of something that users' code got in other ways, or installed code was given."""
         asked = any(is_stand_in(given.get(name)) for name in found.typed)
         if not asked and (found.asks_types or any(each is type for each in given.values())):
-            asked = owner is Whose.USER or any(map(is_stand_in, given.values()))
-        self.entered.asks_types |= asked
+            asked = owner is CodeOwner.USER or any(map(is_stand_in, given.values()))
+        self.executed.asks_types |= asked
 
-    def _calls_type(self, frame: FrameType, owner: Whose) -> None:
+    def _calls_type(self, frame: FrameType, owner: CodeOwner) -> None:
         """A traced tensor is of another class than the user's own. Installed code has it from its
         arguments."""
-        if owner is Whose.USER or any(map(_is_traced_tensor, variables(frame).values())):
+        if owner is CodeOwner.USER or any(map(_is_traced_tensor, variables(frame).values())):
             around = tuple(each.f_code for each in callers(frame))
-            self.entered.calls_type[id(frame.f_code)] = around
+            self.executed.calls_type[id(frame.f_code)] = around
 
     def _resumes(self, frame: FrameType) -> None:
         """A generator's frame is entered again at each value; the first time from its start. It is
@@ -272,23 +274,27 @@ class FrameRecorder:
         else:  # a debugger's or a coverage tool's place
             self._traced[id(frame)] = frame
         if frame.f_lasti > _first(frame.f_code):
-            self.entered.resumed = frame.f_code.co_qualname
+            self.executed.resumed = frame.f_code.co_qualname
 
     def _calls(self, frame: FrameType, function: object) -> None:
         """Code in ``frame`` calls a function made in C."""
         self._reflection.calls(frame, function)
-        name = "" if self.asked is not None else name_of_question(function)
+        name = "" if self.asked is not None else os_call_name(function)
         if not name or self.is_importing(frame):
             return
         for each in callers(frame):
-            owner = whose(file_of(each))
-            if is_of_logs(each) or is_aside(each) or Whose.STDLIB != owner < Whose.USER:
+            owner = code_owner(file_of(each))
+            if (
+                is_of_logs(each)
+                or is_introspection_frame(each)
+                or CodeOwner.STDLIB != owner < CodeOwner.USER
+            ):
                 return
-            if owner is Whose.USER:
+            if owner is CodeOwner.USER:
                 self.asked = name, (each.f_code.co_filename, each.f_lineno)
                 return
 
-    def _is_aside(self, frame: FrameType) -> bool:
+    def _is_introspection_frame(self, frame: FrameType) -> bool:
         """Whether it runs for a handler of a log or a warning, or for a module that is imported
         for the first time: neither is the step."""
         return self.is_importing(frame) or any(map(is_of_logs, callers(frame)))

@@ -22,7 +22,13 @@ from typing import Any, Protocol, final
 
 from treadle.capture.python_state.attribute_watch import AttributeWatch
 from treadle.capture.python_state.code.bytecode import ReflectiveRead, value_of
-from treadle.capture.python_state.code.frames import Entered, Whose, callers, file_of, whose
+from treadle.capture.python_state.code.frames import (
+    CodeOwner,
+    ExecutionRecord,
+    callers,
+    code_owner,
+    file_of,
+)
 from treadle.capture.python_state.ownership import BUILTINS
 from treadle.util.frame_variables import variables
 
@@ -54,24 +60,24 @@ class Meets(Protocol):
 
 @final
 class Reflection:
-    """Notes in ``entered`` and ``watch`` what was read so."""
+    """Notes in ``executed`` and ``watch`` what was read so."""
 
     def __init__(
         self,
-        entered: Entered,
+        executed: ExecutionRecord,
         watch: AttributeWatch,
         meets: Meets,
         is_importing: Callable[[FrameType], bool],
     ) -> None:
-        self._entered, self._watch, self._meets = entered, watch, meets
+        self._executed, self._watch, self._meets = executed, watch, meets
         self._is_importing = is_importing
 
     # -- what was read
 
     def _name(self, name: object) -> None:
         """Whatever hears nothing may have been read by ``name``."""
-        if type(name) is str and name not in self._entered.names:
-            self._entered.names.add(name)
+        if type(name) is str and name not in self._executed.names:
+            self._executed.names.add(name)
             self._meets.learn_names()
 
     def _attribute(self, owner: object, name: object) -> None:
@@ -83,20 +89,20 @@ class Reflection:
         if self._watch.hears(owner):
             self._watch.note_all(owner)
         else:
-            self._entered.whole[id(owner)] = owner
+            self._executed.whole[id(owner)] = owner
             self._meets.meet_attributes(owner)
 
     def _any_name(self) -> None:
-        if not self._entered.any_name:
-            self._entered.any_name = True
+        if not self._executed.any_name:
+            self._executed.any_name = True
             self._meets.learn_names()
 
     def _variables(self, space: dict[str, object], key: object = None) -> None:
         """Of globals the one under ``key``, or all."""
-        _, known, _ = self._entered.spaces.setdefault(id(space), (space, set(), _of_space(space)))
+        _, known, _ = self._executed.spaces.setdefault(id(space), (space, set(), _of_space(space)))
         names = {key} if type(key) is str else space.keys() - {"__builtins__"}
         if type(key) is not str:
-            self._entered.whole_spaces.add(id(space))
+            self._executed.whole_spaces.add(id(space))
         known |= names
         self._meets.meet_variables(space, names)
 
@@ -108,7 +114,7 @@ class Reflection:
             given = variables(frame)
             self._attribute(given["obj"], given["attr"])
 
-    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: Whose) -> None:
+    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
         """Code begins that takes a ``__dict__`` as a whole, say."""
         given, globals_ = variables(frame), frame.f_globals
         for site in found:
@@ -121,20 +127,20 @@ class Reflection:
                 case "globals" if isinstance(of, FunctionType):
                     self._variables(of.__globals__, name)
                 case "frames":
-                    if owner is Whose.USER or type(name) is str:
+                    if owner is CodeOwner.USER or type(name) is str:
                         self._of_callers(frame, name)
                 case "past":
                     self._past(site, frame.f_code, of, name)
-                case "globals" if owner is Whose.USER:
+                case "globals" if owner is CodeOwner.USER:
                     self._all_variables()
-                case _ if owner is Whose.USER:
+                case _ if owner is CodeOwner.USER:
                     self._any_name()
                 case _:
                     pass
 
     def _of_callers(self, frame: FrameType, name: object) -> None:
         for each in callers(frame):
-            if whose(file_of(each)) is Whose.USER:
+            if code_owner(file_of(each)) is CodeOwner.USER:
                 self._variables(each.f_globals, name)
 
     def _past(self, site: ReflectiveRead, code: CodeType, of: object, name: object) -> None:
@@ -143,18 +149,18 @@ class Reflection:
         elif code.co_name == "__getattribute__":
             return  # of a class whose objects hear nothing
         elif type(name) is str:
-            self._entered.past_names.add(name)
+            self._executed.past_names.add(name)
             self._name(name)
             self._meets.learn_names()
         else:
-            self._entered.past = True
+            self._executed.past = True
             self._any_name()
             self._meets.learn_names()
 
     def _all_variables(self) -> None:
         """Those of all modules of the user's."""
-        for space, _, owner in list(self._entered.spaces.values()):
-            if owner is Whose.USER:
+        for space, _, owner in list(self._executed.spaces.values()):
+            if owner is CodeOwner.USER:
                 self._variables(space)
 
     def calls(self, frame: FrameType, function: object) -> None:
@@ -162,11 +168,11 @@ class Reflection:
         if id(function) in _VARIABLES:
             if function is globals or not frame.f_code.co_flags & _OPTIMIZED:
                 self._of_module(frame)
-        elif id(function) in _ORIGINALS and whose(file_of(frame)) >= Whose.INSTALLED:
+        elif id(function) in _ORIGINALS and code_owner(file_of(frame)) >= CodeOwner.INSTALLED:
             self._any_name()
 
     def _of_module(self, frame: FrameType) -> None:
-        if whose(file_of(frame)) < Whose.INSTALLED or frame.f_globals is BUILTINS:
+        if code_owner(file_of(frame)) < CodeOwner.INSTALLED or frame.f_globals is BUILTINS:
             return
         if not self._is_importing(frame):
             key = self._watch.key_of(frame, ("globals", "locals", "vars"))
@@ -184,7 +190,7 @@ class Reflection:
 
     def _replacements(self) -> dict[str, Callable[..., Any]]:
         got, has, names_of = builtins.getattr, builtins.hasattr, builtins.dir
-        space_of, ours, known = builtins.vars, self._is_ours, self._entered.names
+        space_of, ours, known = builtins.vars, self._is_ours, self._executed.names
 
         def get(owner: Any, name: str, *default: Any) -> Any:
             if name not in known or name in _WAYS_ON:
@@ -222,7 +228,7 @@ class Reflection:
         return dict(zip(_REPLACED, made, strict=True))
 
     def _is_ours(self, frame: FrameType) -> bool:
-        return whose(file_of(frame)) is Whose.OURS
+        return code_owner(file_of(frame)) is CodeOwner.OURS
 
     def _local(self, frame: FrameType) -> None:
         """``vars()`` and ``dir()``."""
@@ -231,21 +237,21 @@ class Reflection:
 
     def _asked(self, owner: Any, name: str) -> None:
         frame = _getframe(2)
-        if name not in self._entered.names and not self._is_ours(frame):
+        if name not in self._executed.names and not self._is_ours(frame):
             self._name(name)
         if name not in _WAYS_ON:
             return
-        asks = whose(file_of(frame))
-        if asks is Whose.OURS or self._is_importing(frame):
+        asks = code_owner(file_of(frame))
+        if asks is CodeOwner.OURS or self._is_importing(frame):
             return
         if name == "__dict__" and not self._watch.hears(owner):
             self._all(owner)
-        elif asks < Whose.INSTALLED:
+        elif asks < CodeOwner.INSTALLED:
             return  # Python's library only passes it on
         elif name == "__globals__" and type(owner) is FunctionType:
             self._variables(owner.__globals__)
         elif name == "__getattribute__":
-            self._entered.past = True
+            self._executed.past = True
             self._any_name()
 
     def meets(self, value: object) -> None:
@@ -256,9 +262,9 @@ class Reflection:
                     self._name(name)
 
 
-def _of_space(space: dict[str, object]) -> Whose:
+def _of_space(space: dict[str, object]) -> CodeOwner:
     file = space.get("__file__")
-    return whose(file) if type(file) is str else Whose.USER
+    return code_owner(file) if type(file) is str else CodeOwner.USER
 
 
 __all__ = ["Reflection"]

@@ -54,7 +54,7 @@ def _inside(value: object, known: Mapping[int, object]) -> tuple[list[object], f
     return list(found.values()), frozenset(met)
 
 
-class _Place:
+class _Placeholder:
     """Stands in a template for a value of a call."""
 
 
@@ -65,7 +65,7 @@ class ObjectTemplate:
     run, by its id, which copies share."""
 
     blank: object
-    places: tuple[_Place, ...]
+    places: tuple[_Placeholder, ...]
     known: Mapping[int, object]
 
     def filled(self, values: Sequence[object]) -> Any:
@@ -85,7 +85,7 @@ class MadeObject:
     def of(value: object, known: Mapping[int, object]) -> "MadeObject | None":
         """``None`` where copies would still hold what is of the run."""
         values = values_inside(value, known)
-        places = tuple(_Place() for _ in values)
+        places = tuple(_Placeholder() for _ in values)
         blank = copy.deepcopy(value, _beside(known, values, places))
         if values_inside(blank, known):
             return None

@@ -22,7 +22,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from treadle.capture.python_state.code.frames import Whose, callers, is_of_logs, whose
+from treadle.capture.python_state.code.frames import CodeOwner, callers, code_owner, is_of_logs
 from treadle.capture.python_state.flatten import unflatten
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.capture.symbolic.texts import texts
@@ -121,7 +121,7 @@ class OutputLog:
 
     def _handling(self, thread: int) -> Callable[..., None]:
         def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-            if works_for(thread) and _logs(sys._getframe(1)) is Whose.USER:
+            if works_for(thread) and _logs(sys._getframe(1)) is CodeOwner.USER:
                 fields = dict(vars(record))
                 given = fields.pop("msg"), fields.pop("args")
                 later = [name for name, each in fields.items() if _is_later(each)]
@@ -137,16 +137,16 @@ def _is_later(value: object) -> bool:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return _logs(frame) >= Whose.INSTALLED
+    return _logs(frame) >= CodeOwner.INSTALLED
 
 
-def _logs(frame: FrameType) -> Whose:
+def _logs(frame: FrameType) -> CodeOwner:
     """Whose code speaks: that of the frame, or which calls Python's own library there."""
     for each in callers(frame):
-        owner = whose(each.f_code.co_filename)
-        if owner is not Whose.STDLIB and each.f_code.co_filename != str(texts.__file__):
+        owner = code_owner(each.f_code.co_filename)
+        if owner is not CodeOwner.STDLIB and each.f_code.co_filename != str(texts.__file__):
             return owner
-    return Whose.OURS
+    return CodeOwner.OURS
 
 
 def _print_to(stream: Any, *args: Any, **named: Any) -> None:

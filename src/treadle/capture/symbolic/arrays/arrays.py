@@ -339,9 +339,9 @@ COMPARISONS = {name: getattr(operator, name) for name in ["eq", "ne", "lt", "le"
 
 
 def _give_answers() -> None:
-    def binary(function: Callable[..., Any], swapped: bool) -> Callable[[ArrayLeaf, Any], object]:
+    def binary(function: Callable[..., Any], reflected: bool) -> Callable[[ArrayLeaf, Any], object]:
         def call(self: ArrayLeaf, other: Any) -> object:
-            pair = (other, self) if swapped else (self, other)
+            pair = (other, self) if reflected else (self, other)
             if _is_operand(other):
                 return self.computed(function, *pair)
             return function(*map(plain, pair))
@@ -349,9 +349,9 @@ def _give_answers() -> None:
         return call
 
     for name, function in (ARITHMETIC | COMPARISONS).items():
-        setattr(ArrayLeaf, f"__{name}__", binary(function, swapped=False))
+        setattr(ArrayLeaf, f"__{name}__", binary(function, reflected=False))
         if name in ARITHMETIC:
-            setattr(ArrayLeaf, f"__r{name}__", binary(function, swapped=True))
+            setattr(ArrayLeaf, f"__r{name}__", binary(function, reflected=True))
     for name, function in {"neg": operator.neg, "pos": operator.pos, "abs": abs}.items():
         setattr(ArrayLeaf, f"__{name}__", lambda self, f=function: self.computed(f, self))
     for name, kind in {"float": float, "int": int}.items():

@@ -169,18 +169,18 @@ def _is_operand(value: object) -> bool:
 
 
 def _give_operators() -> None:
-    def binary(function: Callable[..., Any], swapped: bool) -> Callable[..., object]:
+    def binary(function: Callable[..., Any], reflected: bool) -> Callable[..., object]:
         def call(self: DeferredArray, other: Any) -> object:
             if not _is_operand(other):
                 return self.plain()
-            return self.computed(function, (other, self) if swapped else (self, other))
+            return self.computed(function, (other, self) if reflected else (self, other))
 
         return call
 
     for name, function in (ARITHMETIC | COMPARISONS).items():
-        setattr(DeferredArray, f"__{name}__", binary(function, swapped=False))
+        setattr(DeferredArray, f"__{name}__", binary(function, reflected=False))
         if name in ARITHMETIC:
-            setattr(DeferredArray, f"__r{name}__", binary(function, swapped=True))
+            setattr(DeferredArray, f"__r{name}__", binary(function, reflected=True))
     for name, function in {"neg": operator.neg, "pos": operator.pos, "abs": abs}.items():
         setattr(DeferredArray, f"__{name}__", lambda self, f=function: self.computed(f, (self,)))
     names = (

@@ -19,12 +19,12 @@ from torch import Tensor, fx
 from torch.distributions import constraints
 
 from treadle.capture.explain_errors import here
-from treadle.capture.python_state.code.frames import Whose, whose
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.symbolic.branches.decisions import MOST_DECISIONS, Answers, ValueDecision
 from treadle.compat.fake import FakeTensor
 from treadle.graph.core.node_info import copy_notes, info, set_value, tensor_of, with_info
 from treadle.graph.custom_ops.expect import expect
-from treadle.util.answers import answer_without_error
+from treadle.util.branch_analysis import answer_without_error
 
 aten = torch.ops.aten
 _OF_SIZE = "size"
@@ -133,7 +133,7 @@ def constraint_checks() -> list[tuple[type, str, Callable[..., Tensor]]]:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return whose(frame.f_code.co_filename) is Whose.OURS
+    return code_owner(frame.f_code.co_filename) is CodeOwner.OURS
 
 
 def join_conditions(graph: fx.Graph) -> list[fx.Node]:

@@ -9,7 +9,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
 from treadle.compat.fake import is_of_values
-from treadle.graph.analysis.at_run_time import AtRunTime, fresh
+from treadle.graph.analysis.data_dependent import DataDependentOp, fresh
 from treadle.graph.core.node_info import info, known_value, set_value, value_of
 from treadle.graph.core.types import tensors_in
 from treadle.util.errors import CaptureError
@@ -22,7 +22,7 @@ Bounds = dict[object, int]
 
 
 def wrap_unsized(graph: fx.Graph) -> None:
-    """Every operation that gives or takes a value of unknown size becomes ``AtRunTime``.
+    """Every operation that gives or takes a value of unknown size becomes ``DataDependentOp``.
 
     A symbol is bounded by the most elements that an operand of its operation has: the rows that a
     mask picks, the distinct values of a tensor.
@@ -41,7 +41,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
         parts = value if isinstance(value, tuple | list) else (value,)
         flags = tuple(map(_is_symbolic, parts))
         if node.target is not operator.getitem:
-            node.target = AtRunTime(node.target, fresh(known), flags)
+            node.target = DataDependentOp(node.target, fresh(known), flags)
         set_value(node, known)
         if any(flags):
             unsized.add(node)

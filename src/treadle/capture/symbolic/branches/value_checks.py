@@ -8,8 +8,9 @@
 
 A call in which it does not hold has changed nothing and is eager's, which raises its own error. On
 a GPU nothing is looked at: PyTorch's kernels there stop the device or go on, and so does ours.
-Indices of whole numbers of the batch are checked before the step (``graph/analysis/lookups.py``);
-those that their own operations bound, as ``argmax`` does, are not checked.
+Indices of whole numbers of the batch are checked before the step, by
+``graph/analysis/index_bounds.py``; those that their own operations bound, as ``argmax`` does, are
+not checked.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from treadle.graph.analysis.lookups import Lookup, unchecked_lookups, unmoved
+from treadle.graph.analysis.index_bounds import IndexBound, unchecked_index_bounds, unmoved
 from treadle.graph.core.node_info import copy_notes, info, known_value, set_value, tensor_of
 from treadle.graph.core.operators import OpOverload, arguments
 from treadle.graph.custom_ops.expect import expect
@@ -35,16 +36,16 @@ _DIVIDES = frozenset({aten.div, aten.floor_divide, aten.remainder, aten.fmod})
 def require_values(graph: fx.Graph) -> None:
     """An ``expect`` in front of each operation whose operands could be refused, up to the first
     update: what is written by that would have to wait. ``graph`` is functional."""
-    lookups: dict[fx.Node, list[Lookup]] = {}
-    for each in unchecked_lookups(graph):
-        lookups.setdefault(each.user, []).append(each)
+    bounds: dict[fx.Node, list[IndexBound]] = {}
+    for each in unchecked_index_bounds(graph):
+        bounds.setdefault(each.user, []).append(each)
     seen: set[tuple[object, ...]] = set()
     for node in list(graph.nodes):
         if info(node).phase == "optimizer":
             return
         if not isinstance(node.target, OpOverload) or not _is_on_host(node):
             continue
-        for key, write in [*_of_lookups(lookups.get(node, ())), *_of_operands(node)]:
+        for key, write in [*_of_index_bounds(bounds.get(node, ())), *_of_operands(node)]:
             if key not in seen:
                 seen.add(key)
                 with graph.inserting_before(node):
@@ -56,7 +57,7 @@ Requirement = tuple[tuple[object, ...], Callable[["_Writer"], fx.Node]]
 """What is required, and how it is written into the graph."""
 
 
-def _of_lookups(found: Any) -> Iterator[Requirement]:
+def _of_index_bounds(found: Any) -> Iterator[Requirement]:
     for each in found:
         if each.user.target in _UNSAFE:
             continue  # PyTorch's own, made to fit
@@ -99,7 +100,7 @@ class _Writer:
     def all(self, flags: fx.Node) -> fx.Node:
         return self.call(aten.all.default, flags)
 
-    def inside(self, value: fx.Node, low: int, high: int, of: Lookup | None = None) -> fx.Node:
+    def inside(self, value: fx.Node, low: int, high: int, of: IndexBound | None = None) -> fx.Node:
         above = self.call(aten.ge.Scalar, value, low)
         flags = self.call(aten.logical_and.default, above, self.call(aten.le.Scalar, value, high))
         if of is not None and of.ignored is not None:

@@ -15,7 +15,7 @@ from treadle.passes.comm.overlap.in_flight import InFlight
 from treadle.passes.comm.overlap.kept_order import is_fence
 from treadle.passes.memory.cost import Kind, kind_of
 
-_Place = tuple[int, int, int]
+_OrderKey = tuple[int, int, int]
 """A position of the graph as it was; of the collective that moved there, 0 for what stays; of the
 node itself."""
 
@@ -65,7 +65,7 @@ class _Hoisted:
         self._flight = InFlight(step.graph, in_flight_bytes)
         self._companions = _companions(step.graph)
         self._behind = len(step.placeholders) - 1  # or the last fence: nothing moves to before it
-        self._place: dict[fx.Node, _Place] = {}
+        self._place: dict[fx.Node, _OrderKey] = {}
         self._ready: dict[fx.Node, int] = {}  # of companions: where they could stand
 
     def may_move(self, node: fx.Node) -> bool:

@@ -16,8 +16,8 @@ from treadle.passes.comm.blocks import views_towards
 from treadle.passes.comm.overlap.pipeline_sites import (
     LEFT,
     GatherSite,
+    PipelineSite,
     ScatterSite,
-    Site,
     casts_of,
     row_arguments,
 )
@@ -25,7 +25,7 @@ from treadle.passes.comm.overlap.pipeline_sites import (
 aten = torch.ops.aten
 
 
-def cut(site: Site, factor: int, pieces: int) -> list[fx.Node]:
+def cut(site: PipelineSite, factor: int, pieces: int) -> list[fx.Node]:
     """Put ``pieces`` in the place of the site, each with a part of the indices of ``factor``; what
     stands for its results now. Readers may stand ahead of that."""
     match site:
@@ -39,7 +39,7 @@ def cut(site: Site, factor: int, pieces: int) -> list[fx.Node]:
 class _Rows:
     """The rows of a matrix by their factors, of which one is cut."""
 
-    def __init__(self, site: Site, factor: int, pieces: int) -> None:
+    def __init__(self, site: PipelineSite, factor: int, pieces: int) -> None:
         self._moves, self._factor, self.pieces = site.moves, factor, pieces
         self.factors, self.at = site.rows, site.rows.index(factor)
 

@@ -22,7 +22,7 @@ from treadle.passes.comm.overlap.hoist import HoistCollectives
 from treadle.passes.comm.overlap.kept_order import kept_order
 from treadle.passes.comm.overlap.pieces import cut
 from treadle.passes.comm.overlap.pipeline_sites import (
-    Site,
+    PipelineSite,
     cut_factor,
     likeness,
     nodes_of,
@@ -90,7 +90,7 @@ class PipelineProducts(GraphPass):
         """What would be cut, and why not the rest; changes nothing."""
         sites, reasons = sites_in(step.graph)
         choice = PipelineChoice({}, reasons)
-        alike: dict[Hashable, list[Site]] = {}
+        alike: dict[Hashable, list[PipelineSite]] = {}
         for each in sites:
             alike.setdefault(likeness(each), []).append(each)
         if not alike:
@@ -109,7 +109,7 @@ class PipelineProducts(GraphPass):
             reasons |= {each.collective.node: reason for each in members}
         return choice
 
-    def _trials(self, given: "_Trial", kind: Hashable, site: Site) -> Iterator["_Trial"]:
+    def _trials(self, given: "_Trial", kind: Hashable, site: PipelineSite) -> Iterator["_Trial"]:
         """The step with those of one kind in 2, 4... pieces, as long as that makes it shorter."""
         shortest = given.seconds
         pieces = 1
@@ -129,7 +129,7 @@ class PipelineProducts(GraphPass):
                 return
             shortest = trial.seconds
 
-    def _refusal(self, best: "_Trial", trial: "_Trial | None", site: Site) -> str:
+    def _refusal(self, best: "_Trial", trial: "_Trial | None", site: PipelineSite) -> str:
         """Why none is better, of which ``trial`` is the shortest."""
         start = site.collective.node
         if trial is not None:

@@ -84,20 +84,20 @@ class ScatterSite:
     columns: Factors
 
 
-Site: TypeAlias = GatherSite | ScatterSite
+PipelineSite: TypeAlias = GatherSite | ScatterSite
 
 
-def nodes_of(site: Site) -> tuple[fx.Node, ...]:
+def nodes_of(site: PipelineSite) -> tuple[fx.Node, ...]:
     """All that goes when it is cut."""
     return site.collective.node, site.wait, *site.chain, *site.products
 
 
-def casts_of(site: Site) -> list[fx.Node]:
+def casts_of(site: PipelineSite) -> list[fx.Node]:
     """What gives elements another dtype on the way."""
     return [each for each in site.chain if each.target in CASTS]
 
 
-def likeness(site: Site) -> Hashable:
+def likeness(site: PipelineSite) -> Hashable:
     """Equal for sites of which each takes as long as the other: layers of one kind."""
     each = site.collective
     types = [str(type_of(given)) for p in site.products for given in p.all_input_nodes]
@@ -109,7 +109,7 @@ def likeness(site: Site) -> Hashable:
     return each.agreement, phase, tuple(names), tuple(types), tuple(sizes), places, others
 
 
-def cut_factor(site: Site, pieces: int, smallest_rows: int) -> int:
+def cut_factor(site: PipelineSite, pieces: int, smallest_rows: int) -> int:
     """Which factor of the rows is cut in ``pieces`` of equal size: the slowest that can be, so that
     the rows of a piece lie as near to each other as may be. ``NoMatch`` if none can be."""
     start, sizes = site.collective.node, site.moves.sizes
@@ -125,9 +125,9 @@ def cut_factor(site: Site, pieces: int, smallest_rows: int) -> int:
     raise NoMatch(f"{start}: the {own} rows of a rank are not {pieces} equal parts")
 
 
-def sites_in(graph: fx.Graph) -> tuple[list[Site], dict[fx.Node, str]]:
+def sites_in(graph: fx.Graph) -> tuple[list[PipelineSite], dict[fx.Node, str]]:
     """The sites in the order of their collectives; why other gathers and scatters are none."""
-    found: list[Site] = []
+    found: list[PipelineSite] = []
     reasons: dict[fx.Node, str] = {}
     for each in collectives_in(graph):
         try:

@@ -13,7 +13,7 @@ from treadle.passes.comm.blocks import is_view
 from treadle.passes.comm.overlap.in_flight import InFlight
 from treadle.passes.comm.overlap.kept_order import is_fence, updates_in
 
-_Place = tuple[int, int, int]
+_OrderKey = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SinkWaits(GraphPass):
         for limits in (_behind_the_next(graph), _ahead_of_updates(step)):
             for wait in wanted.keys() & limits.keys():
                 wanted[wait] = min(limits[wait], wanted[wait])
-        place: dict[fx.Node, _Place] = {node: (at, 1, 0) for at, node in enumerate(graph.nodes)}
+        place: dict[fx.Node, _OrderKey] = {node: (at, 1, 0) for at, node in enumerate(graph.nodes)}
         for node, (at, _, _) in list(place.items()):
             if node in wanted and wanted[node] > at:
                 place[node] = wanted[node], 0, at
@@ -70,7 +70,7 @@ class SinkWaits(GraphPass):
             place |= {wait: (at, 0, position[wait]) for wait, at in _too_late(graph).items()}
         return sorted(place, key=place.__getitem__)
 
-    def _hold_back(self, graph: fx.Graph, place: dict[fx.Node, _Place]) -> None:
+    def _hold_back(self, graph: fx.Graph, place: dict[fx.Node, _OrderKey]) -> None:
         """Put the waits that went too far nearer to where they were. The last collective first:
         then what started first is waited for first, and something is always under way."""
         flight = InFlight(graph, self.in_flight_bytes)
@@ -124,7 +124,7 @@ def _ahead_of_updates(step: StepGraph) -> dict[fx.Node, int]:
     return {wait: first for each in early for wait in each.waits}
 
 
-def _spot(place: _Place) -> float:
+def _spot(place: _OrderKey) -> float:
     """Between which positions that is: ahead of one is half a position less."""
     at, stays, _ = place
     return at if stays else at - 0.5

@@ -20,7 +20,7 @@ from treadle.graph.core.node_info import Value
 
 @final
 @dataclass(frozen=True, eq=False)
-class AtRunTime:
+class DataDependentOp:
     """The target of such a node. ``val``: what it gives, as fake tensors and numbers of known
     sizes; ``unsized``: for each result whether its true sizes (or number) are others."""
 

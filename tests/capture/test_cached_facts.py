@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from treadle.session.variants.cached_facts import CachedFact, watch_models, watch_optimizers
 from treadle.session.variants.guards import Keys
-from treadle.session.variants.steady import Steady, watch_models, watch_optimizers
 
 
 def model_and_optimizer():
@@ -176,7 +176,7 @@ def test_after_an_error_nothing_is_known():
         def is_same(self):
             return self.seen == now[0]
 
-    steady = Steady(lambda: now[0], Watch)
+    steady = CachedFact(lambda: now[0], Watch)
     assert steady.get() == "first"
     now[0] = "second"
     fails.append(True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, final
 
-from treadle.guards.memory_words import WORD, Words, layout, made, word
+from treadle.guards.memory_fingerprint import WORD, MemoryFingerprint, layout, made, word
 
 _USED = object.__basicsize__
 _VERSION = _USED + WORD  # behind the length
@@ -39,7 +39,7 @@ class DictLayout:
     contents: bool  # where a dict keeps what it holds
 
 
-def of_dict(value: dict[Any, Any]) -> Words | None:
+def of_dict(value: dict[Any, Any]) -> MemoryFingerprint | None:
     """Words that are others after each write. (The order of an ``OrderedDict`` is not written
     there.)"""
     kinds = dict_layout()
@@ -47,11 +47,11 @@ def of_dict(value: dict[Any, Any]) -> Words | None:
         return _of_version(value)
     if kinds.own and not word(id(value) + _VALUES):
         at = id(value) + _VALUES, id(value) + _VERSION
-        return Words(at, (0, word(at[1])), (value,))
+        return MemoryFingerprint(at, (0, word(at[1])), (value,))
     return _of_contents(value) if kinds.contents else None
 
 
-def of_own_space(value: Any) -> Words | None:
+def of_own_space(value: Any) -> MemoryFingerprint | None:
     """Of an object that makes its ``__dict__`` when somebody asks for it: that it has none; or
     which one, and that nobody has written to it."""
     found = layout()
@@ -60,7 +60,7 @@ def of_own_space(value: Any) -> Words | None:
         return None
     at = id(value) + offset
     if not word(at):
-        return Words((at,), (0,), (value,))
+        return MemoryFingerprint((at,), (0,), (value,))
     held = value.__dict__
     inside = of_dict(held)
     if inside is None:
@@ -69,7 +69,7 @@ def of_own_space(value: Any) -> Words | None:
     return made(places, expected, (value, held, inside.held), direct=inside.direct)
 
 
-def _of_values(value: dict[Any, Any]) -> Words | None:
+def _of_values(value: dict[Any, Any]) -> MemoryFingerprint | None:
     """What a dict that shares its table holds: a size in the first byte, the values, and their
     order in a byte each."""
     held = tuple(dict.items(value))
@@ -82,10 +82,10 @@ def _of_values(value: dict[Any, Any]) -> Words | None:
     if size < len(held) or sorted(filter(None, there)) != sorted(id(each) for _, each in held):
         return None
     at = *_own(value), *_places(first, len(words))
-    return Words(at, (*map(word, _own(value)), *words), (value, held), direct=False)
+    return MemoryFingerprint(at, (*map(word, _own(value)), *words), (value, held), direct=False)
 
 
-def _of_entries(value: dict[Any, Any]) -> Words | None:
+def _of_entries(value: dict[Any, Any]) -> MemoryFingerprint | None:
     """What a dict with a table of its own holds: the entries, in order."""
     held = tuple(dict.items(value))
     table = word(id(value) + _KEYS)
@@ -101,7 +101,7 @@ def _of_entries(value: dict[Any, Any]) -> Words | None:
         return None
     own = *_own(value), table + _HEADER, table + _ENTRIES
     at = *own, *_places(first, len(words))
-    return Words(at, (*map(word, own), *words), (value, held), direct=False)
+    return MemoryFingerprint(at, (*map(word, own), *words), (value, held), direct=False)
 
 
 def _own(value: object) -> tuple[int, int, int]:
@@ -188,7 +188,7 @@ def _attribute_writes() -> tuple[dict[Any, Any], Writes]:
 
 def _shows(
     make: Callable[[], tuple[dict[Any, Any], Writes]],
-    look: Callable[[dict[Any, Any]], Words | None],
+    look: Callable[[dict[Any, Any]], MemoryFingerprint | None],
 ) -> bool:
     """Whether each write shows in the words before it, and no reading."""
     value, writes = make()
@@ -205,12 +205,12 @@ def _shows(
     return True
 
 
-def _of_version(value: dict[Any, Any]) -> Words:
+def _of_version(value: dict[Any, Any]) -> MemoryFingerprint:
     at = id(value) + _VERSION
-    return Words((at,), (word(at),), (value,))
+    return MemoryFingerprint((at,), (word(at),), (value,))
 
 
-def _of_contents(value: dict[Any, Any]) -> Words | None:
+def _of_contents(value: dict[Any, Any]) -> MemoryFingerprint | None:
     return _of_values(value) if word(id(value) + _VALUES) else _of_entries(value)
 
 

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from treadle.compat.hooks import hook_dicts_of
 from treadle.compat.tensors import dispatch_keys, impl_of, storage_of
 from treadle.compat.tracing import outside_modes
-from treadle.guards.dict_words import of_dict
-from treadle.guards.memory_words import WORD, Words, find, layout, word
+from treadle.guards.dict_fingerprint import of_dict
+from treadle.guards.memory_fingerprint import WORD, MemoryFingerprint, find, layout, word
 
 _INLINE = 5  # dims whose sizes and strides are in the object itself
 _OWN = (Tensor, nn.Parameter)
 _HOST: Any = {"device": "cpu", "dtype": torch.float32}
 
 
-def of_tensor(tensor: Tensor) -> Words | None:
+def of_tensor(tensor: Tensor) -> MemoryFingerprint | None:
     """``None`` for what is not dense, or not PyTorch's own."""
     found = _tensor_layout()
     if found is None or type(tensor) not in _OWN or tensor.layout is not torch.strided:
@@ -91,7 +91,7 @@ class _TensorLayout:
             raise LookupError("autograd")
         return found[0]
 
-    def words(self, tensor: Tensor) -> Words | None:
+    def words(self, tensor: Tensor) -> MemoryFingerprint | None:
         """Those of a tensor, if they say what PyTorch says."""
         impl, kind = impl_of(tensor), type(tensor)
         places = id(tensor) + self.kind, id(tensor) + self.impl
@@ -110,7 +110,7 @@ class _TensorLayout:
                 return None
             at += entries.at if entries else ()
             held += [hooks, entries and entries.held]
-        return Words(tuple(at), tuple(map(word, at)), tuple(held), direct=False)
+        return MemoryFingerprint(tuple(at), tuple(map(word, at)), tuple(held), direct=False)
 
     def _places(self, ndim: int) -> list[int]:
         """From the storage to the dispatch keys; not the sizes and strides of dims that it has

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from treadle.compat.operators import draw_operators
+from treadle.compat.operators import rng_operators
 from treadle.util.errors import RuntimeFailure
 
-LIBRARY = draw_operators.DRAWS
+LIBRARY = rng_operators.DRAWS
 """Operators of ours that an artifact may call as it calls PyTorch's; importing registers them."""
 OPERATOR = "treadle.bernoulli.out"
 """What an artifact calls it: ``(x, p, *, out)``, as ``aten.bernoulli.p``."""

@@ -14,7 +14,7 @@ from treadle.capture.python_state.code.bytecode import (
 
 
 @dataclass(frozen=True, slots=True)
-class Mentions:
+class CodeReferences:
     """What a piece of code names. ``reads``: variables of its module or of Python that it may
     need; ``assigns``: those that it sets; ``names``: attributes, keys and texts of its own;
     ``modules``: what it may import or look up as modules; ``typed``: of which of its parameters it
@@ -33,7 +33,7 @@ class Mentions:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def mentions(code: CodeType) -> Mentions:
+def references_in(code: CodeType) -> CodeReferences:
     """``code`` alone; code within it is entered for itself."""
     steps = Instructions(code)
     named = {op: frozenset(s.arg for s in steps.all if s.op == op) for op in _NAMING}
@@ -41,7 +41,7 @@ def mentions(code: CodeType) -> Mentions:
     looks_up = names & {"modules", "import_module", "__import__"}
     typed, asks = _typed(steps)
     types = any(s.op == "LOAD_GLOBAL" and s.arg == "type" for s in steps.all)
-    return Mentions(
+    return CodeReferences(
         names=names,
         reads=named["LOAD_GLOBAL"],
         assigns=named["STORE_GLOBAL"] | named["DELETE_GLOBAL"],

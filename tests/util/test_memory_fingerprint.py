@@ -12,9 +12,9 @@ import pytest
 from torch import nn
 
 from treadle.capture.python_state.introspect import parts_of
-from treadle.guards import dict_words
-from treadle.guards import memory_words as words
-from treadle.guards.dict_words import DictLayout, dict_layout, of_dict, of_own_space
+from treadle.guards import dict_fingerprint
+from treadle.guards import memory_fingerprint as words
+from treadle.guards.dict_fingerprint import DictLayout, dict_layout, of_dict, of_own_space
 
 KNOWN = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info < (3, 14)
 """Where every kind has to be found; other Pythons may have another layout."""
@@ -103,8 +103,8 @@ def test_what_is_not_there_is_not_said():
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_said_of_another_python(kind, monkeypatch):
     monkeypatch.setattr(words, "layout", lambda: None)
-    monkeypatch.setattr(dict_words, "layout", lambda: None)
-    monkeypatch.setattr(dict_words, "dict_layout", lambda: NOTHING)
+    monkeypatch.setattr(dict_fingerprint, "layout", lambda: None)
+    monkeypatch.setattr(dict_fingerprint, "dict_layout", lambda: NOTHING)
     assert KINDS[kind]() is None
 
 
@@ -122,7 +122,7 @@ def by(request, monkeypatch):
     """What this Python has, and how dicts are read where nothing counts their writes."""
     if not (request.param.contents or request.param is dict_layout()):
         pytest.skip("writes are counted")
-    monkeypatch.setattr(dict_words, "dict_layout", lambda: request.param)
+    monkeypatch.setattr(dict_fingerprint, "dict_layout", lambda: request.param)
 
 
 def some_dict(rng):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import treadle
-from treadle.codegen.cpp.draws import DRAWS
+from treadle.codegen.cpp.rng import DRAWS
 from treadle.passes.memory import masks
-from treadle.runtime.kernels import draws
+from treadle.runtime.kernels import rng
 from treadle.runtime.kernels.build import build
 from treadle.runtime.store.artifact import CallStep
 from treadle.runtime.store.cache import Cache
@@ -15,7 +15,7 @@ from treadle.runtime.store.cache import Cache
 @pytest.fixture(scope="module")
 def bernoulli(tmp_path_factory):
     machine = build(Cache(tmp_path_factory.mktemp("cache")), device="cpu")
-    return draws.drawer(machine.load((DRAWS,)).native[draws.FUNCTION])
+    return rng.drawer(machine.load((DRAWS,)).native[rng.FUNCTION])
 
 
 def compare(bernoulli, n, p, dtype=torch.float32):
@@ -31,7 +31,7 @@ def compare(bernoulli, n, p, dtype=torch.float32):
 
 
 def test_this_version_of_pytorch_draws_as_expected():
-    assert draws.is_known()
+    assert rng.is_known()
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0, 1e-9, 1 - 1e-12])
@@ -105,7 +105,7 @@ def test_a_step_uses_them_and_leaves_the_generator_where_eager_does():
     step, eager = compiled_step()
     torch.manual_seed(1)
     ours, state = step(x), torch.get_rng_state()
-    assert draws.OPERATOR in {
+    assert rng.OPERATOR in {
         each.out for each in step.compiled.artifact.steps if hasattr(each, "out")
     }
     step, eager = compiled_step()
@@ -118,7 +118,7 @@ def test_a_mask_is_drawn_as_bytes_and_what_it_looks_like_takes_none():
     step, _ = compiled_step()
     artifact = step.prepare(torch.randn(5, 7)).artifact
     (draw,) = [
-        each for each in artifact.steps if isinstance(each, CallStep) and each.out == draws.OPERATOR
+        each for each in artifact.steps if isinstance(each, CallStep) and each.out == rng.OPERATOR
     ]
     assert artifact.buffers[draw.outputs[0]].dtype is torch.bool
     assert draw.args[0].strides == (0, 0)
@@ -144,7 +144,7 @@ def test_masks_stay_floats_where_bools_are_drawn_differently(monkeypatch, tmp_pa
 
 
 def test_another_pytorch_draws_by_itself(monkeypatch, tmp_path):
-    monkeypatch.setattr(draws, "is_known", lambda: False)
+    monkeypatch.setattr(rng, "is_known", lambda: False)
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))
     step, _ = compiled_step()
     x = torch.randn(5, 7)

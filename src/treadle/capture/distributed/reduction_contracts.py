@@ -40,7 +40,7 @@ _OF_SIZES = frozenset({
 
 @final
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ReductionContract:
     """``wrapper``: who demands it. ``reductions``: kinds and groups of what a gradient goes
     through, in their order. ``gathers``: the group in which the parameter is gathered ahead of what
     computes with it, if it is in parts."""
@@ -50,12 +50,12 @@ class Demand:
     gathers: str | None = None
 
 
-def demand_of_wrapper(group: str) -> Demand:
+def contract_of_wrapper(group: str) -> ReductionContract:
     """Of ``DistributedDataParallel`` over the ranks of ``group``."""
-    return Demand("DistributedDataParallel", ((CollectiveKind.ALL_REDUCE, group),))
+    return ReductionContract("DistributedDataParallel", ((CollectiveKind.ALL_REDUCE, group),))
 
 
-def sharded_demands(plans: Iterable[ShardedStatePlan]) -> Iterator[tuple[int, Demand]]:
+def sharded_contracts(plans: Iterable[ShardedStatePlan]) -> Iterator[tuple[int, ReductionContract]]:
     """Of ``fully_shard``, for those parameters whose gradients are reduced; by identity."""
     for plan in plans:
         for group in plan.groups:
@@ -64,24 +64,26 @@ def sharded_demands(plans: Iterable[ShardedStatePlan]) -> Iterator[tuple[int, De
                 yield from ((id(each.sharded), demand) for each in group.parameters)
 
 
-def _sharded(group: ShardedGroupPlan) -> Demand:
+def _sharded(group: ShardedGroupPlan) -> ReductionContract:
     parts, copies = group_of_ranks(group.gathers), group_of_ranks(group.copies)
     reductions: list[tuple[CollectiveKind, str]] = []
     if parts is not None:
         reductions.append((CollectiveKind.REDUCE_SCATTER, parts.name))
     if copies is not None:
         reductions.append((CollectiveKind.ALL_REDUCE, copies.name))
-    return Demand("fully_shard", tuple(reductions), None if parts is None else parts.name)
+    return ReductionContract(
+        "fully_shard", tuple(reductions), None if parts is None else parts.name
+    )
 
 
-def check_demands(
-    step: StepGraph, demands: Mapping[int, Demand], written: Mapping[int, Iterable[int]]
+def check_contracts(
+    step: StepGraph, demands: Mapping[int, ReductionContract], written: Mapping[int, Iterable[int]]
 ) -> None:
     """``CaptureError`` TR-517 if what is written for a parameter is not reduced as is demanded,
     TR-518 if one is not gathered. ``demands``: by its place among inputs; ``written``: and the
     places of outputs that are made of its gradient."""
     of_batch = _of_batch(step)
-    found: dict[Demand, dict[fx.Node, int]] = {}
+    found: dict[ReductionContract, dict[fx.Node, int]] = {}
     for at, demand in demands.items():
         if not demand.reductions:
             continue
@@ -105,7 +107,9 @@ def _of_batch(step: StepGraph) -> set[fx.Node]:
     return found
 
 
-def _missing(step: StepGraph, demand: Demand, of_batch: set[fx.Node]) -> dict[fx.Node, int]:
+def _missing(
+    step: StepGraph, demand: ReductionContract, of_batch: set[fx.Node]
+) -> dict[fx.Node, int]:
     """Of what is made of gradients that have not gone through all reductions: a bit for each of
     those that comes next. A number made of a tensor, as a norm, and a tensor made of numbers are no
     gradients any more."""
@@ -141,14 +145,16 @@ def _has_dims(node: fx.Node) -> bool:
     return any(each.dim() for each in tensors_in(known_value(node)))
 
 
-def _place_of(collective: Collective | None, demand: Demand) -> int | None:
+def _place_of(collective: Collective | None, demand: ReductionContract) -> int | None:
     if collective is None:
         return None
     wanted = collective.kind, collective.group
     return demand.reductions.index(wanted) if wanted in demand.reductions else None
 
 
-def _check_gathered(step: StepGraph, at: int, demand: Demand, of_batch: set[fx.Node]) -> None:
+def _check_gathered(
+    step: StepGraph, at: int, demand: ReductionContract, of_batch: set[fx.Node]
+) -> None:
     """No forward computes with the batch and with this rank's part alone."""
     parts = {step.placeholders[at]}
     for node in step.graph.nodes:
@@ -164,7 +170,7 @@ def _check_gathered(step: StepGraph, at: int, demand: Demand, of_batch: set[fx.N
         parts.add(node)
 
 
-def _unreduced(name: str, demand: Demand, missing: int, node: fx.Node) -> CaptureError:
+def _unreduced(name: str, demand: ReductionContract, missing: int, node: fx.Node) -> CaptureError:
     kind, group = demand.reductions[(missing & -missing).bit_length() - 1]
     return CaptureError(
         f"{demand.wrapper} demands {_words(kind)} over group {group} of the gradient of {name}, "
@@ -176,7 +182,7 @@ def _unreduced(name: str, demand: Demand, missing: int, node: fx.Node) -> Captur
     )
 
 
-def _ungathered(name: str, demand: Demand, node: fx.Node) -> CaptureError:
+def _ungathered(name: str, demand: ReductionContract, node: fx.Node) -> CaptureError:
     return CaptureError(
         f"{demand.wrapper} demands {_words(CollectiveKind.ALL_GATHER)} over group {demand.gathers} "
         f"of {name}, and {node} computes with the part of this rank",
@@ -195,4 +201,4 @@ def _words(kind: CollectiveKind) -> str:
     }.get(kind, kind.value)
 
 
-__all__ = ["Demand", "check_demands", "demand_of_wrapper", "sharded_demands"]
+__all__ = ["ReductionContract", "check_contracts", "contract_of_wrapper", "sharded_contracts"]

@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.optimizers.registry import forms
+from treadle.capture.optimizers.registry import update_rules
 from treadle.capture.python_state.plain_values import is_real
 from treadle.compat.hooks import has_tensor_hooks, hook_dicts, step_hook_dicts
-from treadle.guards.dict_words import of_dict
-from treadle.guards.tensor_words import grad_word, no_grad, of_tensor
-from treadle.guards.watching import Unchanged, Watches, WordWatch, watch_dicts, watch_tensors
+from treadle.guards.dict_fingerprint import of_dict
+from treadle.guards.tensor_fingerprint import grad_word, no_grad, of_tensor
+from treadle.guards.watching import FingerprintWatch, Unchanged, Watches, watch_dicts, watch_tensors
 
 Facts = tuple[Any, ...]
 _GRAD = operator.attrgetter("grad")
@@ -43,7 +43,7 @@ def are_grads(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:
 
 
 @final
-class Steady(Generic[T]):
+class CachedFact(Generic[T]):
     """A value that ``compute`` gives, and what has to be as it was for it to be the same."""
 
     def __init__(self, compute: Callable[[], T], watch: Callable[[], Unchanged | None]) -> None:
@@ -73,7 +73,7 @@ class ModelWatch:
     """Models by the words of their modules' dicts and of their tensors; which parameters have
     gradients is looked at beside them."""
 
-    def __init__(self, words: WordWatch, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, words: FingerprintWatch, parameters: Sequence[Tensor]) -> None:
         places = {at: word for at, each in enumerate(parameters) if (word := grad_word(each))}
         self._at = list(places)
         self._words = words.settle(list(places.values()), no_grad())
@@ -94,7 +94,7 @@ class ModelWatch:
 
 
 @final
-class AskedModels:
+class PolledModels:
     """Models whose tensors are asked."""
 
     def __init__(self, dicts: Unchanged, tensors: Unchanged, parameters: Sequence[Tensor]) -> None:
@@ -111,7 +111,7 @@ class AskedModels:
         )
 
 
-def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | AskedModels | None:
+def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | PolledModels | None:
     """For the modes, hooks and tensors of models; ``None`` where they cannot be watched."""
     dicts: list[dict[Any, Any]] = []
     parameters: list[Tensor] = []
@@ -131,11 +131,11 @@ def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | AskedModels | 
         return None
     unique = list({id(each): each for each in (*parameters, *buffers)}.values())
     looks = [partial(of_dict, each) for each in dicts] + [partial(of_tensor, t) for t in unique]
-    words = WordWatch()
+    words = FingerprintWatch()
     if all(map(words.add, looks)):
         return ModelWatch(words, parameters)
     tensors = watch_tensors(unique)
-    return None if tensors is None else AskedModels(watch_dicts(dicts), tensors, parameters)
+    return None if tensors is None else PolledModels(watch_dicts(dicts), tensors, parameters)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -164,10 +164,10 @@ class OptimizerWatch:
     def join(self, watches: Watches, is_known: Callable[[], bool]) -> None:
         """All of it. ``is_known``: whether what decides the graph is what it was, which schedulers,
         who write to a group at every step, leave as it is."""
-        if isinstance(self._dicts, WordWatch):
+        if isinstance(self._dicts, FingerprintWatch):
             self._dicts.excuse = lambda _: self._are_sealed() and is_known()
         watches.add(self._dicts)
-        watches.asked.append(self._is_same_beside_dicts)
+        watches.polled.append(self._is_same_beside_dicts)
 
     def _are_sealed(self) -> bool:
         return all(
@@ -185,7 +185,7 @@ class OptimizerWatch:
 
 def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | None:
     """For what of their groups decides the graph; ``None`` where it cannot be watched."""
-    dicts: list[dict[Any, Any]] = [forms(), *step_hook_dicts(optimizers.values())]
+    dicts: list[dict[Any, Any]] = [update_rules(), *step_hook_dicts(optimizers.values())]
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             if not _is_sealed_group(group):
@@ -211,6 +211,12 @@ def _is_sealed(value: object) -> bool:
 
 
 __all__ = [
-    "Facts", "ModelWatch", "OptimizerWatch", "Steady", "are_grads", "modules_of", "watch_models",
+    "CachedFact",
+    "Facts",
+    "ModelWatch",
+    "OptimizerWatch",
+    "are_grads",
+    "modules_of",
+    "watch_models",
     "watch_optimizers",
 ]  # fmt: skip

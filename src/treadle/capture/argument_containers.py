@@ -11,17 +11,17 @@ from typing import Any, final
 
 from treadle.capture.python_state.changes import Change, refused
 from treadle.capture.python_state.containers.container_changes import reference_to
-from treadle.capture.python_state.flatten import Container, Given, nodes_in, replaced
+from treadle.capture.python_state.flatten import Container, FlatArguments, nodes_in, replaced
 from treadle.capture.python_state.introspect import parts_of
 from treadle.capture.python_state.parts import MISSING, Part, Reading, Sequenced
 from treadle.capture.python_state.plain_values import is_same_value
 
 
 @dataclass(slots=True)
-class GivenCall:
+class ServedCall:
     """The call that is served: what its arguments were taken apart into."""
 
-    given: Given = field(default_factory=Given)
+    given: FlatArguments = field(default_factory=FlatArguments)
     _nodes: list[object] | None = None
 
     @property
@@ -34,13 +34,13 @@ class GivenCall:
         """Those of its containers that may have more than their parts."""
         return self.given.containers
 
-    def serve(self, given: Given) -> None:
+    def serve(self, given: FlatArguments) -> None:
         """From now on these arguments."""
         self.given, self._nodes = given, None
 
     def forget(self) -> None:
         """Nothing of a call is kept."""
-        self.serve(Given())
+        self.serve(FlatArguments())
 
     def node(self, at: int) -> object:
         """One of the containers, as they were when it was first asked for."""
@@ -51,10 +51,10 @@ class GivenCall:
 
 @final
 @dataclass(frozen=True, slots=True)
-class InArgument:
+class ArgumentLocation:
     """A place in a container among the arguments: the part ``at`` of the ``node``th."""
 
-    call: GivenCall
+    call: ServedCall
     node: int
     at: int
     name: object
@@ -74,10 +74,10 @@ class InArgument:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class ArgumentAlias:
     """Stands for the user's own container in a result. (Callable: so it is not taken apart.)"""
 
-    call: GivenCall
+    call: ServedCall
     at: int
 
     def __call__(self) -> object:
@@ -88,13 +88,13 @@ class Whole:
 class Copies:
     """The containers that the traced run gets, with what they were like before it."""
 
-    def __init__(self, tree: object, call: GivenCall) -> None:
+    def __init__(self, tree: object, call: ServedCall) -> None:
         self._call = call
         self._nodes = nodes_in(tree)
         self._at = {id(node): at for at, node in enumerate(self._nodes)}
         self._before = [_parts(node) for node in self._nodes]
 
-    def changes(self) -> Iterator[tuple[Change, InArgument]]:
+    def changes(self) -> Iterator[tuple[Change, ArgumentLocation]]:
         """What the run did to them. ``CaptureError`` TR-117 for what cannot be done again: entries
         that lists, sets and deques got or lost."""
         for nth, node in enumerate(self._nodes):
@@ -107,17 +107,17 @@ class Copies:
                 for name in {**before, **now}:
                     old, new = before.get(name, MISSING), now.get(name, MISSING)
                     if old is not new and not is_same_value(old, new):
-                        place = InArgument(self._call, nth, at, name, part.where(name))
+                        place = ArgumentLocation(self._call, nth, at, name, part.where(name))
                         yield Change(node, at, part, name, old, new), place
 
     def with_whole(self, value: object) -> object:
-        """``value`` with ``Whole`` in the places of these containers, and ``Reference`` in those of
-        containers outside."""
+        """``value`` with ``ArgumentAlias`` in the places of these containers, and ``Reference`` in
+        those of containers outside."""
         return replaced(value, lambda node: reference_to(node) or self._whole(node))
 
-    def _whole(self, node: object) -> Whole | None:
+    def _whole(self, node: object) -> ArgumentAlias | None:
         at = self._at.get(id(node))
-        return None if at is None else Whole(self._call, at)
+        return None if at is None else ArgumentAlias(self._call, at)
 
 
 def _parts(node: object) -> list[tuple[Part, Reading]]:
@@ -125,4 +125,4 @@ def _parts(node: object) -> list[tuple[Part, Reading]]:
     return [(part, dict(part.now())) for part in parts]
 
 
-__all__ = ["Copies", "GivenCall", "InArgument", "Whole"]
+__all__ = ["ArgumentAlias", "ArgumentLocation", "Copies", "ServedCall"]

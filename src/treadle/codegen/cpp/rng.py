@@ -8,7 +8,7 @@ over a block vectorise, which PyTorch's own does not.
 """
 
 from treadle.codegen.cpp.prelude import PRELUDE
-from treadle.runtime.kernels.draws import FUNCTION
+from treadle.runtime.kernels.rng import FUNCTION
 from treadle.runtime.store.artifact import Source
 from treadle.targets.cpu import CPP
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
-from treadle.runtime.replay.recordings import Terms
-from treadle.runtime.replay.steady import SteadyInputs
+from treadle.runtime.replay.recordings import ReplayPolicy
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs
 from treadle.util.errors import RuntimeFailure
 
 from .test_replay import PLAIN, step
@@ -65,8 +65,8 @@ def test_another_layout_or_memory_of_the_same_object_is_noticed(change):
 
 
 def made() -> Executable:
-    terms = Terms(frozenset({0}), frozenset({1}), 0, lambda: None, watch_tensors)
-    return Executable(step(), PLAIN, terms=terms)
+    policy = ReplayPolicy(frozenset({0}), frozenset({1}), 0, lambda: None, watch_tensors)
+    return Executable(step(), PLAIN, policy=policy)
 
 
 def test_calls_write_the_tensors_that_they_are_given():

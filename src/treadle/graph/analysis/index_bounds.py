@@ -43,7 +43,7 @@ _ALONG_A_DIM = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class IndexBound:
     """``value`` must be in ``low..high``, or ``ignored``; ``origin`` is the user's line."""
 
     value: fx.Node
@@ -55,23 +55,23 @@ class Lookup:
     user: fx.Node
 
 
-def lookups_in(graph: fx.Graph) -> list[Lookup]:
+def index_bounds_in(graph: fx.Graph) -> list[IndexBound]:
     """Every check that the graph needs, each once."""
-    found: dict[tuple[object, ...], Lookup] = {}
+    found: dict[tuple[object, ...], IndexBound] = {}
     for node in graph.nodes:
-        for each in lookups_of(node):
+        for each in index_bounds_of(node):
             if _is_of_whole_numbers(each.value):
                 found.setdefault((each.value, each.low, each.high, each.ignored), each)
     return list(found.values())
 
 
-def unchecked_lookups(graph: fx.Graph) -> list[Lookup]:
+def unchecked_index_bounds(graph: fx.Graph) -> list[IndexBound]:
     """Those that only a run of the step can check: floating-point or random numbers decide."""
-    every = [each for node in graph.nodes for each in lookups_of(node)]
+    every = [each for node in graph.nodes for each in index_bounds_of(node)]
     return [each for each in every if not _is_of_whole_numbers(each.value)]
 
 
-def lookups_of(node: fx.Node) -> Iterator[Lookup]:
+def index_bounds_of(node: fx.Node) -> Iterator[IndexBound]:
     """What a node looks up."""
     if not isinstance(node.target, OpOverload):
         return
@@ -99,9 +99,9 @@ def lookups_of(node: fx.Node) -> Iterator[Lookup]:
 
 def _lookup(
     node: fx.Node, index: fx.Node, extent: int, *, wraps: bool = False, ignored: int | None = None
-) -> Iterator[Lookup]:
+) -> Iterator[IndexBound]:
     low, name = -extent if wraps else 0, str(node.target).removesuffix(".default")
-    yield Lookup(unmoved(index), low, extent - 1, ignored, name, info(node).where, node)
+    yield IndexBound(unmoved(index), low, extent - 1, ignored, name, info(node).where, node)
 
 
 def unmoved(node: fx.Node) -> fx.Node:
@@ -149,7 +149,7 @@ def _is_on_host(node: fx.Node) -> bool:
     return target_for(type_of(node).device).on_host
 
 
-def _asked_before(graph: fx.Graph, lookups: Sequence[Lookup]) -> list[Lookup]:
+def _asked_before(graph: fx.Graph, bounds: Sequence[IndexBound]) -> list[IndexBound]:
     """Those whose numbers a condition of the step speaks of as well, without looking them up:
     eager raises there, and never reaches the operation."""
     pending = [node.args[0] for node in graph.find_nodes(op="call_function", target=expect)]
@@ -162,7 +162,7 @@ def _asked_before(graph: fx.Graph, lookups: Sequence[Lookup]) -> list[Lookup]:
             cones.append(set(_cone(condition)))
     return [
         each
-        for each in lookups
+        for each in bounds
         if any(each.user not in cone and cone & _inputs_of(each.value) for cone in cones)
     ]
 
@@ -180,7 +180,7 @@ def _extent(node: fx.Node, dim: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Replayed:
     """``node = target(*args, **kwargs)``, a value on the way to an index."""
 
     node: fx.Node
@@ -198,35 +198,37 @@ class _Part:
     waited for."""
 
     def __init__(
-        self, step: StepGraph, lookups: Sequence[Lookup], waits: Sequence[bool], sizes: Sizes
+        self, step: StepGraph, bounds: Sequence[IndexBound], waits: Sequence[bool], sizes: Sizes
     ) -> None:
         self._step, self._sizes = step, sizes
-        self._lookups, self._waits = lookups, waits
-        needed = {node for each in lookups for node in _cone(each.value)}
+        self._bounds, self._waits = bounds, waits
+        needed = {node for each in bounds for node in _cone(each.value)}
         self._inputs = {n: at for at, n in enumerate(step.placeholders) if n in needed}
-        self._made: list[_Made] = []
-        for node in step.graph.nodes if lookups else ():
+        self._made: list[_Replayed] = []
+        for node in step.graph.nodes if bounds else ():
             if node in needed and node.op == "call_function":
                 assert callable(node.target), node
                 args, kwargs = map_argument(self._at_sizes, (node.args, node.kwargs))
-                self._made.append(_Made(node, node.target, args, kwargs))
+                self._made.append(_Replayed(node, node.target, args, kwargs))
 
     def _at_sizes(self, leaf: Argument) -> Argument:
         return at(leaf, self._sizes) if isinstance(leaf, Size) else leaf
 
     def check(self, inputs: Sequence[Tensor]) -> None:
         """``BadIndex`` TR-407 if one that is waited for does not hold."""
-        if not self._lookups:
+        if not self._bounds:
             return
         values = {node: inputs[at] for node, at in self._inputs.items()}
         with torch.no_grad():
             for each in self._made:
                 each.run(values)
-            for each, waits in zip(self._lookups, self._waits, strict=True):
+            for each, waits in zip(self._bounds, self._waits, strict=True):
                 low, high = at(each.low, self._sizes), at(each.high, self._sizes)
                 self._require(each, values[each.value], low, high, waits=waits)
 
-    def _require(self, each: Lookup, value: Tensor, low: int, high: int, *, waits: bool) -> None:
+    def _require(
+        self, each: IndexBound, value: Tensor, low: int, high: int, *, waits: bool
+    ) -> None:
         if value.numel() == 0:
             return
         if not waits:
@@ -234,7 +236,7 @@ class _Part:
         elif not _is_inside(value, low, high, each.ignored):
             raise self._error(each, value, low, high)
 
-    def _error(self, each: Lookup, value: Tensor, low: int, high: int) -> BadIndex:
+    def _error(self, each: IndexBound, value: Tensor, low: int, high: int) -> BadIndex:
         inputs = self._step.signature.inputs
         names = [inputs[self._inputs[n]].name for n in _cone(each.value) if n in self._inputs]
         smallest, largest = (int(found) for found in torch.aminmax(value))
@@ -252,11 +254,11 @@ class IndexCheck:
     """The checks of a step, ready to run on its inputs. ``sizes``: those of dynamic dims."""
 
     def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
-        lookups = lookups_in(step.graph)
-        waited = {each for each in lookups if _is_on_host(each.value)}
-        waited |= set(_asked_before(step.graph, lookups))
-        kinds: dict[str, list[Lookup]] = {"fixed": [], "before": [], "launched": []}
-        for each in lookups:
+        bounds = index_bounds_in(step.graph)
+        waited = {each for each in bounds if _is_on_host(each.value)}
+        waited |= set(_asked_before(step.graph, bounds))
+        kinds: dict[str, list[IndexBound]] = {"fixed": [], "before": [], "launched": []}
+        for each in bounds:
             apart = each in waited or not _can_be_launched(each.value)
             kinds["fixed" if _is_fixed(each) else "before" if apart else "launched"].append(each)
 
@@ -285,7 +287,7 @@ class IndexCheck:
         self._launched.check(inputs)
 
 
-def _is_fixed(each: Lookup) -> bool:
+def _is_fixed(each: IndexBound) -> bool:
     """Whether no input has a say: a range of positions, as long as the shapes make it."""
     return all(node.op != "placeholder" for node in _cone(each.value))
 
@@ -331,7 +333,7 @@ def _all_inside(value: Tensor, low: int, high: int, ignored: int) -> bool:
     return bool((((value >= low) & (value <= high)) | (value == ignored)).all())
 
 
-def _assert_on_device(each: Lookup, value: Tensor, low: int, high: int) -> None:
+def _assert_on_device(each: IndexBound, value: Tensor, low: int, high: int) -> None:
     inside = (value >= low) & (value <= high)
     if each.ignored is not None:
         inside |= value == each.ignored

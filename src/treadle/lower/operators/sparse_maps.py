@@ -32,7 +32,7 @@ Row = dict[int, float]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Band:
+class SparseMap:
     """``rows[j]`` is what output ``j`` reads: ``{input: weight}``, none of it zero.
 
     ``first(j) = (slope * j + shift) // unit`` is at or before the first of them, and ``width``
@@ -47,30 +47,30 @@ class Band:
     width: int
 
     @staticmethod
-    def of(extent: int, rows: Sequence[Row]) -> "Band":
+    def of(extent: int, rows: Sequence[Row]) -> "SparseMap":
         """The band with the straight line under the first places that leaves it narrowest."""
         lines = {Fraction(extent, max(len(rows), 1)), Fraction(1)}
         middle = [min(row) for row in rows if row][len(rows) // 3 :][:2]
         if len(middle) == 2:
             lines.add(Fraction(middle[1] - middle[0]))
-        candidates = [Band._along(line, extent, rows) for line in lines if line > 0]
-        return min(candidates, key=lambda band: (band.width, band.unit))
+        candidates = [SparseMap._along(line, extent, rows) for line in lines if line > 0]
+        return min(candidates, key=lambda sparse_map: (sparse_map.width, sparse_map.unit))
 
     @staticmethod
-    def _along(line: Fraction, extent: int, rows: Sequence[Row]) -> "Band":
+    def _along(line: Fraction, extent: int, rows: Sequence[Row]) -> "SparseMap":
         slope, unit = line.numerator, line.denominator
         used = [(j, row) for j, row in enumerate(rows) if row]
         shift = min(((min(row) + 1) * unit - slope * j - 1 for j, row in used), default=0)
         width = max((max(row) - (slope * j + shift) // unit + 1 for j, row in used), default=1)
-        return Band(extent, tuple(rows), slope, unit, shift, width)
+        return SparseMap(extent, tuple(rows), slope, unit, shift, width)
 
-    def transposed(self) -> "Band":
+    def transposed(self) -> "SparseMap":
         """``entry[i, j] -> entry[j, i]``."""
         columns: list[Row] = [{} for _ in range(self.extent)]
         for j, row in enumerate(self.rows):
             for i, weight in row.items():
                 columns[i][j] = weight
-        return Band.of(len(self.rows), columns)
+        return SparseMap.of(len(self.rows), columns)
 
     def first(self, place: Axis | Index) -> Index:
         """The first place of the window of an output."""
@@ -98,7 +98,7 @@ class Band:
 
 
 def resampled(
-    context: LoweringContext, x: Value, bands: Sequence[Band], factor: float = 1.0
+    context: LoweringContext, x: Value, sparse_maps: Sequence[SparseMap], factor: float = 1.0
 ) -> Array:
     """``out[i, j...] = factor * sum{k...} weight[j, k]... * x[i, first(j) + k, ...]`` over the
     last dims of ``x``, one band for each."""
@@ -108,11 +108,11 @@ def resampled(
         raise Unsupported(f"weights of {wide} would be rounded")
     if 0 in x.shape:
         return Array(axes, cast(ScalarExpr(Position(Index.of(0))).expr, context.dtype))
-    sizes = [band.width for band in bands]
+    sizes = [sparse_map.width for sparse_map in sparse_maps]
     window = Axis(_product(sizes))
     if window.extent > _WIDEST:
         raise Unsupported("a window this wide is the library's")
-    taps = _Taps(context, x, bands, wide)
+    taps = _Taps(context, x, sparse_maps, wide)
     if window.extent <= UNROLLED:
         cells = itertools.product(*(range(size) for size in sizes))
         parts = [taps.at(axes, [Index.of(k) for k in cell]) for cell in cells]
@@ -141,25 +141,25 @@ class _Taps:
 
     context: LoweringContext
     x: Value
-    bands: Sequence[Band]
+    sparse_maps: Sequence[SparseMap]
     wide: torch.dtype
 
     def at(self, axes: Sequence[Axis], cell: Sequence[Index]) -> ScalarExpr:
-        lead = len(axes) - len(self.bands)
+        lead = len(axes) - len(self.sparse_maps)
         places: list[Index | Axis] = list(axes[:lead])
         inside: ScalarExpr | None = None
         weight: ScalarExpr | None = None
         factor = 1.0
-        for band, axis, k in zip(self.bands, axes[lead:], cell, strict=True):
-            place = band.first(axis) + k
+        for sparse_map, axis, k in zip(self.sparse_maps, axes[lead:], cell, strict=True):
+            place = sparse_map.first(axis) + k
             places.append(place)
-            held = within(place, band.extent, self.context.builder.guards)
-            if band.constant is None:
-                found = self._weight(band, axis, k)
+            held = within(place, sparse_map.extent, self.context.builder.guards)
+            if sparse_map.constant is None:
+                found = self._weight(sparse_map, axis, k)
                 held = found.fn("ne", 0)
                 weight = found if weight is None else weight * found
             else:
-                factor *= band.constant
+                factor *= sparse_map.constant
             if held is not None:
                 inside = held if inside is None else inside.fn("and", held)
         read = ScalarExpr(cast(self._read(places, inside), self.wide))
@@ -175,9 +175,9 @@ class _Taps:
             return Load(read.buffer, read.index, read.dtype, inside.expr)
         return inside.choose(ScalarExpr(read), 0).expr
 
-    def _weight(self, band: Band, axis: Axis, k: Index) -> ScalarExpr:
+    def _weight(self, sparse_map: SparseMap, axis: Axis, k: Index) -> ScalarExpr:
         """The entry of the band, from a small table."""
-        table = torch.tensor(band.table(), dtype=self.wide)
+        table = torch.tensor(sparse_map.table(), dtype=self.wide)
         ref = self.context.builder.constant(f"{self.context.name}_weights", table)
         return ScalarExpr(element(ref, (axis, k)))
 

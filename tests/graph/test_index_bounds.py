@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treadle.compat.operators.operator_facts import may_wait
-from treadle.graph.analysis.lookups import IndexCheck
+from treadle.graph.analysis.index_bounds import IndexCheck
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.util.errors import BadIndex

@@ -1,8 +1,8 @@
 """Words of memory of Python objects: whether anything was written to them.
 
 CPython keeps in functions, cells, lists and other objects the addresses of what they refer to.
-``Words`` of an object are such words, with what they have to be: an object that is asked takes some
-100 ns, a word that is compared 1 ns. (Those of dicts: ``dict_words``.)
+A ``MemoryFingerprint`` holds such words of an object and what each has to be. Asking the object
+takes some 100 ns, comparing a word 1 ns. (Dicts: ``dict_fingerprint``.)
 
 What a word has to be is said by Python: the address of the very object that is there, which is
 kept alive, so that its address is nobody else's. Words that are not so are not used, and callers
@@ -30,7 +30,7 @@ _LARGE = 1 << 12  # places in the table of a set
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Words:
+class MemoryFingerprint:
     """Some words of an object, in order: a word may say where later ones are.
 
     ``direct``: all are in objects of ``held``, which live as long as this. Others are in memory
@@ -48,13 +48,13 @@ def word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
-def of_class(value: object) -> Words | None:
+def of_class(value: object) -> MemoryFingerprint | None:
     """Which class it has."""
     found = layout()
     return found and _referring([(id(value) + found.kind, type(value))], value)
 
 
-def of_space(value: object, held: Mapping[str, object]) -> Words | None:
+def of_space(value: object, held: Mapping[str, object]) -> MemoryFingerprint | None:
     """That its ``__dict__`` is ``held``."""
     kind = type(value)
     offset = -3 * WORD if kind.__flags__ & _MANAGED_DICT else kind.__dictoffset__
@@ -71,7 +71,7 @@ def has_space(value: Any) -> bool:
     return not offset or word(id(value) + offset) != 0
 
 
-def of_cell(value: CellType) -> Words | None:
+def of_cell(value: CellType) -> MemoryFingerprint | None:
     """What a cell holds."""
     found = layout()
     if found is None:
@@ -82,20 +82,20 @@ def of_cell(value: CellType) -> Words | None:
         return None
 
 
-def of_function(value: FunctionType) -> Words | None:
+def of_function(value: FunctionType) -> MemoryFingerprint | None:
     """Code and defaults."""
     found = layout()
     parts = value.__code__, value.__defaults__, value.__kwdefaults__
     return found and _referring_at(found.function, parts, value)
 
 
-def of_property(value: property) -> Words | None:
+def of_property(value: property) -> MemoryFingerprint | None:
     """What it calls."""
     found = layout()
     return found and _referring_at(found.of_property, (value.fget, value.fset, value.fdel), value)
 
 
-def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
+def of_slots(value: Any, members: Iterable[Any]) -> MemoryFingerprint | None:
     """The values in its slots; of ``members`` as classes have them."""
     found = layout()
     if found is None:
@@ -117,7 +117,7 @@ def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
     return made(at, expected, (value, held))
 
 
-def of_list(value: list[Any]) -> Words | None:
+def of_list(value: list[Any]) -> MemoryFingerprint | None:
     """How long it is, and which objects are in it."""
     found = layout()
     if found is None:
@@ -129,7 +129,7 @@ def of_list(value: list[Any]) -> Words | None:
     return made(at, (len(held), items, *map(id, held)), (value, held), direct=False)
 
 
-def of_set(value: set[Any]) -> Words | None:
+def of_set(value: set[Any]) -> MemoryFingerprint | None:
     """Its table: which objects are in it, by their hashes."""
     found = layout()
     if found is None:
@@ -144,29 +144,31 @@ def of_set(value: set[Any]) -> Words | None:
     keys = {0, found.dummy, *map(id, held)}
     if not keys.issuperset(expected[4::2]):
         return None
-    return Words(at, expected, (value, held), direct=False)
+    return MemoryFingerprint(at, expected, (value, held), direct=False)
 
 
-def _referring(pairs: Sequence[tuple[int, object]], owner: object) -> Words | None:
+def _referring(pairs: Sequence[tuple[int, object]], owner: object) -> MemoryFingerprint | None:
     """Words that are the addresses of objects; nothing at all may stand for ``None``."""
     expected = [0 if each is None and not word(at) else id(each) for at, each in pairs]
     held = tuple(each for _, each in pairs)
     return made([at for at, _ in pairs], expected, (owner, held))
 
 
-def _referring_at(offsets: Sequence[int], parts: Sequence[object], owner: object) -> Words | None:
+def _referring_at(
+    offsets: Sequence[int], parts: Sequence[object], owner: object
+) -> MemoryFingerprint | None:
     """Words of ``owner``, at these offsets, that are the addresses of ``parts``."""
     return _referring([(id(owner) + at, p) for at, p in zip(offsets, parts, strict=True)], owner)
 
 
 def made(
     at: Sequence[int], expected: Sequence[int], held: tuple[object, ...], *, direct: bool = True
-) -> Words | None:
+) -> MemoryFingerprint | None:
     """Words as Python says they are; ``None`` if memory says otherwise."""
     for address, value in zip(at, expected, strict=True):
         if word(address) != value:
             return None
-    return Words(tuple(at), tuple(expected), held, direct)
+    return MemoryFingerprint(tuple(at), tuple(expected), held, direct)
 
 
 @final
@@ -295,7 +297,7 @@ def _dummy(filled: int) -> int:
 
 
 __all__ = [
-    "WORD", "Floats", "Words", "find", "gathered", "has_space", "layout", "made",
+    "WORD", "Floats", "MemoryFingerprint", "find", "gathered", "has_space", "layout", "made",
     "of_cell", "of_class", "of_function", "of_list", "of_property", "of_set", "of_slots",
     "of_space", "word",
 ]  # fmt: skip

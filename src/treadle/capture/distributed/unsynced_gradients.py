@@ -23,13 +23,13 @@ from treadle.graph.core.signature import Role, StepGraph
 from treadle.util.errors import CaptureError
 
 
-def refuse_own_gradients(step: StepGraph, group: RankGroup) -> None:
+def refuse_unsynced_gradients(step: StepGraph, group: RankGroup) -> None:
     """``CaptureError`` TR-516 if the step writes to a parameter, or to optimizer state that all
     ranks of ``group`` have, what a backward pass made of this rank's batch and ranks do not share.
     """
     if group.ranks == 1:
         return
-    own = _own_gradients(step, group)
+    own = _unsynced_gradients(step, group)
     for node, output in step.outputs():
         if output.writes is None or node is None or node not in own:
             continue
@@ -45,7 +45,7 @@ def refuse_own_gradients(step: StepGraph, group: RankGroup) -> None:
             )
 
 
-def _own_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
+def _unsynced_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
     """What depends on gradients that this rank alone has."""
     of_batch = {
         node
@@ -71,4 +71,4 @@ def _ranks(group: str) -> frozenset[int]:
     return frozenset(ranks_of(group_named(group)))
 
 
-__all__ = ["refuse_own_gradients"]
+__all__ = ["refuse_unsynced_gradients"]

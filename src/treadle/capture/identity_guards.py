@@ -12,7 +12,7 @@ from typing import final
 from treadle.capture.python_state.introspect import attributes_of, is_heap
 from treadle.capture.python_state.parts import (
     Accessors,
-    Fixed,
+    FixedAttributes,
     Members,
     OfFunction,
     OwnAttributes,
@@ -22,9 +22,9 @@ from treadle.capture.python_state.parts import (
     Slots,
     Variable,
 )
-from treadle.guards import memory_words as words
-from treadle.guards.dict_words import of_dict, of_own_space
-from treadle.guards.watching import AskedDicts, Look, Watches, WordWatch
+from treadle.guards import memory_fingerprint as words
+from treadle.guards.dict_fingerprint import of_dict, of_own_space
+from treadle.guards.watching import FingerprintWatch, Look, PolledDicts, Watches
 
 _SEALED = (MethodType, staticmethod, classmethod)
 """What is bound for life."""
@@ -52,18 +52,18 @@ def _look(part: Part, owner: object) -> Look | None:
 
 
 @final
-class Sweep:
+class IdentityGuards:
     """The parts that have been added, by number; ``differing`` says which are not as they were."""
 
     def __init__(self) -> None:
-        self._words = WordWatch()
+        self._words = FingerprintWatch()
         self._of_words: list[int | None] = []  # numbers of parts; ``None``: of a class or a space
         self._dicts: list[dict[object, object]] = []  # without words
         self._of_dicts: list[int] = []
-        self._asked_dicts = AskedDicts(())
+        self._polled_dicts = PolledDicts(())
         self._kinds: list[tuple[object, type]] = []
         self._spaces: list[tuple[object, dict[str, object]]] = []
-        self._asked_kinds: list[tuple[object, type]] = []  # those without words
+        self._polled_kinds: list[tuple[object, type]] = []  # those without words
         self._asked_spaces: list[tuple[object, dict[str, object]]] = []
         self._registered: list[int] = []
         self._token = get_cache_token()
@@ -75,7 +75,7 @@ class Sweep:
             return
         self._kinds.append((value, kind))
         if not self._watch(partial(words.of_class, value), None):
-            self._asked_kinds.append((value, kind))
+            self._polled_kinds.append((value, kind))
         space = attributes_of(value)
         if space is None or kind.__getattribute__ is not object.__getattribute__:
             return
@@ -97,7 +97,7 @@ class Sweep:
         look = _look(part, owner)
         if look is not None:
             return self._watch(look, number)
-        return isinstance(part, Fixed) and type(owner) in _SEALED
+        return isinstance(part, FixedAttributes) and type(owner) in _SEALED
 
     def _watch(self, look: Look, number: int | None) -> bool:
         found = self._words.add(look)
@@ -108,7 +108,7 @@ class Sweep:
     def settle(self) -> None:
         """After the last one."""
         self._words.settle()
-        self._asked_dicts = AskedDicts(self._dicts)
+        self._polled_dicts = PolledDicts(self._dicts)
 
     def is_same(self) -> bool:
         """Whether all is as it was."""
@@ -117,8 +117,8 @@ class Sweep:
     def _is_same_beside_words(self) -> bool:
         return (
             get_cache_token() == self._token
-            and not (self._dicts and not self._asked_dicts.is_same())
-            and not (self._asked_kinds and _other_types(self._asked_kinds))
+            and not (self._dicts and not self._polled_dicts.is_same())
+            and not (self._polled_kinds and _other_types(self._polled_kinds))
             and not (self._asked_spaces and _other_spaces(self._asked_spaces))
         )
 
@@ -132,7 +132,7 @@ class Sweep:
 
         self._words.excuse = excused
         watches.add(self._words)
-        watches.asked.append(self._is_same_beside_words)
+        watches.polled.append(self._is_same_beside_words)
 
     def other_types(self) -> list[tuple[object, type]]:
         """Objects whose class is another one, with the one they had."""
@@ -146,13 +146,13 @@ class Sweep:
         """The numbers of parts that are not as they were."""
         numbers = (self._of_words[at] for at in self._words.changed())
         found = [each for each in numbers if each is not None]
-        found += [self._of_dicts[at] for at in self._asked_dicts.changed()]
+        found += [self._of_dicts[at] for at in self._polled_dicts.changed()]
         return found + (self._registered if get_cache_token() != self._token else [])
 
     def accept(self) -> None:
         """What ``differing`` has found is how it is."""
         self._words.accept()
-        self._asked_dicts.accept()
+        self._polled_dicts.accept()
         self._token = get_cache_token()
 
 
@@ -164,4 +164,4 @@ def _other_spaces(known: Sequence[tuple[object, dict[str, object]]]) -> list[obj
     return [value for value, space in known if attributes_of(value) is not space]
 
 
-__all__ = ["Sweep"]
+__all__ = ["IdentityGuards"]

@@ -33,7 +33,7 @@ class Duplicated:
     home: Mapping[int, LoopNest]
 
 
-def duplicate(
+def duplicate_producers(
     steps: tuple[Step, ...],
     buffers: Mapping[str, Buffer],
     nests: LoopNests,

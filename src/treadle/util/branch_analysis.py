@@ -32,7 +32,7 @@ _CALLS = frozenset({"CALL", "PRECALL"})
 _TO_BOOL = 16
 """The bit of ``COMPARE_OP`` by which its result is asked as well, since Python 3.13."""
 
-Known = bool | None
+Truth = bool | None
 """Whether a value is true, where that is known."""
 
 
@@ -78,18 +78,18 @@ class _Code:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ProgramPoint:
     """Before instruction ``at`` of the code of a frame, with what is known of the end of the stack
     and of variables."""
 
     frame: FrameType
     at: int
-    stack: tuple[Known, ...]
-    names: Mapping[str, Known]
+    stack: tuple[Truth, ...]
+    names: Mapping[str, Truth]
 
-    def after(self, stack: tuple[Known, ...], names: Mapping[str, Known]) -> "_Place":
+    def after(self, stack: tuple[Truth, ...], names: Mapping[str, Truth]) -> "_ProgramPoint":
         """Before the next instruction."""
-        return _Place(self.frame, self.at + 1, stack, names)
+        return _ProgramPoint(self.frame, self.at + 1, stack, names)
 
     def identity(self) -> tuple[object, ...]:
         """Equal for places from which the same follows."""
@@ -112,16 +112,16 @@ class _Follower:
         name = asking.opname
         names = _known(frame)
         if name == "TO_BOOL" or (name == "COMPARE_OP" and _compares_to_bool(asking)):
-            return self._only_raises(_Place(frame, at + 1, (answer,), names))
+            return self._only_raises(_ProgramPoint(frame, at + 1, (answer,), names))
         if name == "UNARY_NOT":
-            return self._only_raises(_Place(frame, at + 1, (not answer,), names))
+            return self._only_raises(_ProgramPoint(frame, at + 1, (not answer,), names))
         if "IF_TRUE" in name or "IF_FALSE" in name:
-            return self._only_raises(_Place(frame, at, (answer,), names))
+            return self._only_raises(_ProgramPoint(frame, at, (answer,), names))
         if name in _CALLS and _called(code, at) in _ASKS_ALL:
-            return self._only_raises(_Place(frame, _after_call(code, at), (answer,), names))
+            return self._only_raises(_ProgramPoint(frame, _after_call(code, at), (answer,), names))
         return False
 
-    def _only_raises(self, start: _Place) -> bool:
+    def _only_raises(self, start: _ProgramPoint) -> bool:
         """Whether every way on from ``start`` raises."""
         pending = [start]
         seen: set[object] = set()
@@ -137,7 +137,7 @@ class _Follower:
             pending += ways
         return True
 
-    def _ways_on(self, place: _Place) -> list[_Place] | None:
+    def _ways_on(self, place: _ProgramPoint) -> list[_ProgramPoint] | None:
         """Where the instruction at ``place`` may lead: nowhere if it raises; ``None`` if that is
         not known, or goes on with something else than this answer."""
         code = _Code.of(place.frame.f_code)
@@ -148,7 +148,7 @@ class _Follower:
         stack, names = place.stack, place.names
         if name in ("RAISE_VARARGS", "RERAISE"):
             handler = code.handler(place.at)
-            return [] if handler is None else [_Place(place.frame, handler, (), {})]
+            return [] if handler is None else [_ProgramPoint(place.frame, handler, (), {})]
         if name.startswith("RETURN"):
             value = each.argval if name == "RETURN_CONST" else _top(stack)
             if name not in ("RETURN_VALUE", "RETURN_CONST") or not isinstance(value, bool):
@@ -156,14 +156,14 @@ class _Follower:
             return self._returned(place.frame.f_back, value)
         if name == "FOR_ITER" or "JUMP" in name:
             ways = _jumps_to(each, place.at, code, stack)
-            return [_Place(place.frame, to, rest, names) for to, rest in ways]
+            return [_ProgramPoint(place.frame, to, rest, names) for to, rest in ways]
         if _jumps(each) or "YIELD" in name:
             return None
         if _top(stack) is not None and name in _CALLS and _called(code, place.at) == "bool":
             return [place.after(stack[-1:], names)]
         return [place.after(*_after(each, stack, names))]
 
-    def _returned(self, frame: FrameType | None, value: bool) -> list[_Place] | None:
+    def _returned(self, frame: FrameType | None, value: bool) -> list[_ProgramPoint] | None:
         """Where ``frame`` goes on with ``value`` from what it called; ``None`` if not known."""
         if frame is None or self.is_ours(frame):
             return None
@@ -174,7 +174,7 @@ class _Follower:
         name = code.instructions[at].opname
         if not name.startswith(("CALL", "PRECALL", "LOAD_ATTR")):
             return None
-        return [_Place(frame, _after_call(code, at), (value,), _known(frame))]
+        return [_ProgramPoint(frame, _after_call(code, at), (value,), _known(frame))]
 
 
 def called_name(frame: FrameType) -> str:
@@ -187,18 +187,18 @@ def called_name(frame: FrameType) -> str:
     return _called(code, at)
 
 
-def _known(frame: FrameType) -> dict[str, Known]:
+def _known(frame: FrameType) -> dict[str, Truth]:
     """Which of the variables of a frame are true."""
     return {key: each for key, each in variables(frame).items() if isinstance(each, bool)}
 
 
-def _top(stack: tuple[Known, ...]) -> Known:
+def _top(stack: tuple[Truth, ...]) -> Truth:
     return stack[-1] if stack else None
 
 
 def _jumps_to(
-    each: dis.Instruction, at: int, code: _Code, stack: tuple[Known, ...]
-) -> list[tuple[int, tuple[Known, ...]]]:
+    each: dis.Instruction, at: int, code: _Code, stack: tuple[Truth, ...]
+) -> list[tuple[int, tuple[Truth, ...]]]:
     """Where a jump may lead, and the stack there."""
     name = each.opname
     there, on = code.at(each.argval), at + 1
@@ -216,8 +216,8 @@ def _jumps_to(
 
 
 def _after(
-    each: dis.Instruction, stack: tuple[Known, ...], names: Mapping[str, Known]
-) -> tuple[tuple[Known, ...], Mapping[str, Known]]:
+    each: dis.Instruction, stack: tuple[Truth, ...], names: Mapping[str, Truth]
+) -> tuple[tuple[Truth, ...], Mapping[str, Truth]]:
     """What is known after an instruction that does not jump."""
     name = each.opname
     if name in _NOTHING:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.operators.draw_operators import BERNOULLI, DRAWS
+from treadle.compat.operators.rng_operators import BERNOULLI, DRAWS
 from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import arguments
