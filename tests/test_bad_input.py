@@ -210,12 +210,13 @@ def everything(model, optimizer):
 
 def break_in(executable, place, action):
     """Run ``action`` before the launch or call number ``place``; gives what takes it out again."""
-    actions, owners = list(executable._actions), list(executable._owners)
-    executable._actions = [*actions[:place], action, *actions[place:]]
-    executable._owners = [*owners[:place], owners[place], *owners[place:]]
+    actions = executable.frame.actions
+    flat, owners = actions.flat, actions.owners
+    actions.flat = [*flat[:place], action, *flat[place:]]
+    actions.owners = [*owners[:place], owners[place], *owners[place:]]
 
     def repair():
-        executable._actions, executable._owners = actions, owners
+        actions.flat, actions.owners = flat, owners
 
     return repair
 
@@ -231,7 +232,7 @@ def test_a_failure_in_the_first_step_changes_nothing(tmp_path, memory):
     def fails():
         raise MemoryError("in the middle")
 
-    for place in range(1, len(executable._actions), 3):
+    for place in range(1, len(executable.frame.actions.flat), 3):
         repair = break_in(executable, place, fails)
         with pytest.raises(treadle.TreadleError, match="TR-403"):
             step(*given)

@@ -9,7 +9,8 @@ from torch import Tensor
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
-from treadle.runtime.replay.recordings import Launches, ReplayPolicy, why_not
+from treadle.runtime.replay.recording_plan import why_not
+from treadle.runtime.replay.replay_policy import Launches, ReplayPolicy
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Storage, View
 
 PLAIN = Build.without_compiler()
@@ -217,6 +218,7 @@ HOST = spec("h", Storage.CALL, device="cpu")
 )
 def test_only_what_cannot_wait_for_the_host_is_recorded(call, why):
     buffers = {each.name: each for each in (X, W, Y, HOST)}
-    found = why_not(Artifact("cuda:0", (), buffers, (call,), (), ("x", "w"), (), 0, 0))
+    artifact = Artifact("cuda:0", (), buffers, (call,), (), ("x", "w"), (), 0, 0)
+    found = why_not(artifact, call, frozenset())
     assert why in found
     assert bool(found) == bool(why)

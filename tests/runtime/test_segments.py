@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from treadle.runtime.execute.call_frame import CallFrame
 from treadle.runtime.execute.executable import Executable
-from treadle.runtime.replay import recordings as replaying
-from treadle.runtime.replay.recordings import Launches, ReplayPolicy
+from treadle.runtime.replay.recording_plan import why_not
+from treadle.runtime.replay.replay_policy import Launches, ReplayPolicy
 from treadle.runtime.replay.segments import split
 from treadle.runtime.store.artifact import Artifact, CallStep, Storage
 from treadle.util.errors import RuntimeFailure
@@ -48,7 +49,7 @@ def artifact(*steps: CallStep, releases=(), results=(OUT,)) -> Artifact:
 
 def cut(art: Artifact) -> str:
     """``"1 | r: 0 2"``: the steps of each segment, recorded ones marked."""
-    can = [not replaying._why_not(art, step, frozenset({1, 2})) for step in art.steps]
+    can = [not why_not(art, step, frozenset({1, 2})) for step in art.steps]
     parts = split(art, can)
     return " | ".join("r: " * p.recorded + " ".join(map(str, p.steps)) for p in parts)
 
@@ -109,7 +110,7 @@ class Parts:
     def __init__(self, state: list[Tensor], failing: int = -1) -> None:
         self.state, self.failing = state, failing
         self.recordings = self.replays = 0
-        self.executable: Executable
+        self.frame: CallFrame
 
     def start(self) -> None:
         self.recordings = 0
@@ -119,23 +120,23 @@ class Parts:
         return 1.0, 1.0
 
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        state, before = [each.clone() for each in self.state], self.executable.alive()
+        state, before = [each.clone() for each in self.state], self.frame.alive()
         made = run()
         for mine, old in zip(self.state, state, strict=True):
             mine.copy_(old)  # recording does not do the work
         self.recordings += 1
         if self.recordings - 1 == self.failing:
-            self.executable.define(dict.fromkeys(made, torch.full((4,), torch.nan)))
+            self.frame.define(dict.fromkeys(made, torch.full((4,), torch.nan)))
             raise RuntimeError("operation not permitted")
 
         def replay() -> None:
             self.replays += 1
-            now = self.executable.alive()
-            self.executable.define(before)
+            now = self.frame.alive()
+            self.frame.define(before)
             found = run()
             for name, mine in made.items():
                 mine.copy_(found[name])
-            self.executable.define(made | now)
+            self.frame.define(made | now)
 
         return made, replay
 
@@ -160,7 +161,8 @@ def test_replays_in_parts_compute_what_the_whole_does(failing):
     recorder = Parts([w], failing)
     policy = ReplayPolicy(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
     art = artifact(*STEPS, releases=GIVES, results=(OUT, SEEN))
-    recorder.executable = executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
+    executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
+    recorder.frame = executable.frame
     kept = []
     for number in range(9):
         if number == 6:
@@ -171,7 +173,7 @@ def test_replays_in_parts_compute_what_the_whole_does(failing):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         assert torch.equal(w, mine)
         assert torch.equal(count, counted)
-        assert executable.alive() == {}
+        assert executable.frame.alive() == {}
         kept += zip(found, expected, strict=True)
     assert executable.replay is not None
     assert all(torch.equal(a, b) for a, b in kept)  # no later call changed them
@@ -191,7 +193,8 @@ def test_a_condition_that_does_not_hold_writes_nothing(failing):
     policy = ReplayPolicy(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
     steps = (ADD, SUM, POSITIVE, EXPECT, COUNTED, UPDATE, SCALED)
     art = artifact(*steps, results=(OUT,))
-    recorder.executable = executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
+    executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
+    recorder.frame = executable.frame
     for number in range(10):
         x, before, counted = torch.rand(4), w.clone(), count.clone()
         if number in failing:
@@ -204,7 +207,7 @@ def test_a_condition_that_does_not_hold_writes_nothing(failing):
             assert torch.equal(found, (x + before) * 2)
             assert torch.equal(w, before + x)
             assert torch.equal(count, counted + 1)
-        assert executable.alive() == {}
+        assert executable.frame.alive() == {}
     assert executable.replay is not None
     assert executable.replay.is_recorded
 
@@ -214,21 +217,22 @@ def test_an_operation_that_fails_between_recordings_leaves_nothing_bound(monkeyp
     recorder = Parts([w])
     policy = ReplayPolicy(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
     art = artifact(*STEPS, releases=GIVES, results=(OUT, SEEN))
-    recorder.executable = executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
+    executable = Executable(art, PLAIN, policy=policy, recorder=recorder)
+    recorder.frame = executable.frame
     for _ in range(5):
         executable.run([torch.randn(4), w, count])
-    perform = executable.perform
+    run_steps = executable.frame.actions.run_steps
 
     def failing(steps) -> None:
         if 4 in steps:
             raise RuntimeFailure("no memory", code="TR-403")
-        perform(steps)
+        run_steps(steps)
 
-    monkeypatch.setattr(executable, "perform", failing)
+    monkeypatch.setattr(executable.frame.actions, "run_steps", failing)
     with pytest.raises(RuntimeFailure, match="no memory"):
         executable.run([torch.randn(4), w, count])
-    assert executable.alive() == {}
-    monkeypatch.setattr(executable, "perform", perform)
+    assert executable.frame.alive() == {}
+    monkeypatch.setattr(executable.frame.actions, "run_steps", run_steps)
     x, mine, counted = torch.randn(4), w.clone(), count.clone()
     expected = right(x, mine, counted)
     assert torch.equal(executable.run([x, w, count])[0], expected[0])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
-from treadle.runtime.replay.recordings import ReplayPolicy
+from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs
 from treadle.util.errors import RuntimeFailure
 

@@ -13,6 +13,3 @@ def batch_norm_forward() -> tuple[Any, str, Any]:
 def check_dims(module: Any, given: Any) -> None:
     """What the module itself checks of an input first."""
     module._check_input_dim(given)
-
-
-__all__ = ["batch_norm_forward", "check_dims"]

@@ -91,6 +91,3 @@ def functions_replaced(
             undo.callback(setattr, function, "__code__", code)
             function.__code__ = _CALLS[name].__code__
         yield
-
-
-__all__ = ["NAMES", "call_instead", "functions_replaced"]

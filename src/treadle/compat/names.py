@@ -160,5 +160,3 @@ KEYWORDS: dict[str, str] = {
     "_allow_non_fake_inputs": "torch.fx.experimental.proxy_tensor.make_fx",
 }
 """Private parameters that are given, and whose they are."""
-
-__all__ = ["ALL", "ATTRIBUTES", "EITHER", "KEYWORDS", "NAMES", "SET"]

@@ -81,13 +81,3 @@ class SameLayouts:
     def hold(self) -> bool:
         """Whether each is as it was. Says no as well where modes are on that change operations."""
         return self._guards.check(*self._tensors)
-
-
-__all__ = [
-    "SameLayouts",
-    "dispatch_keys",
-    "impl_of",
-    "is_zerotensor",
-    "storage_key",
-    "storage_of",
-]

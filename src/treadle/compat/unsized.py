@@ -109,13 +109,3 @@ def _asking() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename in ASKING_FILES:
         frame = frame.f_back
     return frame
-
-
-__all__ = [
-    "ASKING_FILES",
-    "is_unsized",
-    "length_of",
-    "size_decisions",
-    "squeezed",
-    "tensor_of_number",
-]

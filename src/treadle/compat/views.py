@@ -19,6 +19,3 @@ def _split(x: Tensor, size: int, dim: int = 0) -> Any:
 
 SPLITS: Mapping[Any, Any] = {aten.split.Tensor: _split, aten.unsafe_split.Tensor: _split}
 """What to trace instead."""
-
-
-__all__ = ["SPLITS"]

@@ -101,6 +101,3 @@ def _first_of(step: StepGraph, pattern: str) -> fx.Node:
         code="TR-535",
         remedy=f"one of {', '.join(known) or 'none: the step calls no module'}",
     )
-
-
-__all__ = ["carried_steps"]

@@ -79,6 +79,3 @@ def _cut(step: StepGraph, most: int, target: Target) -> Version:
 def without_chunks(options: Options) -> Options:
     """For steps whose loss is read by another graph: it must stay in the forward pass."""
     return replace(options, chunk_logits=0)
-
-
-__all__ = ["fastest_chunk", "versions_of", "without_chunks"]

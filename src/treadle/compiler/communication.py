@@ -80,6 +80,3 @@ def graph_to_simulate(compiled: Compiled) -> StepGraph:
     if dims_of_graph(compiled.captured.step.graph):
         return cleaned(compiled.captured.step, compiled.options)
     return parse(compiled.log.texts["planned"])
-
-
-__all__ = ["communication_costs", "graph_to_simulate", "timed"]

@@ -90,7 +90,7 @@ class Compiled(Built):
 
     def views(self) -> list[Tensor]:
         """The tensors through which its programs read and write the user's memory."""
-        return [view for each in self.programs for view in each.executable.views()]
+        return [view for each in self.programs for view in each.executable.frame.views()]
 
     @property
     def programs(self) -> "tuple[Compiled, ...]":

@@ -86,6 +86,3 @@ def _named(step: Launch | CallStep, names: Mapping[LoopBody, str]) -> Launch | C
         return step
     found = bodies_of(step.op, step.args)
     return replace(step, bodies=tuple(names[body] for body in found)) if found else step
-
-
-__all__ = ["bodies_in", "name_of", "with_bodies", "with_rounds"]

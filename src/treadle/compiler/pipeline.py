@@ -50,7 +50,7 @@ from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.executable import Executable
-from treadle.runtime.replay.recordings import ReplayPolicy
+from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.store.artifact import Artifact
 from treadle.runtime.store.cache import Cache
 from treadle.schedule.launches import launches_of
@@ -174,7 +174,7 @@ def compile_step(
             generators=generators,
             first=checks.launch,
             policy=policy,
-            space=arena if target_for(device).on_host else None,
+            arena=arena if target_for(device).on_host else None,
         )
     if not from_cache and not foreign:
         cache.put(key, entry)

@@ -160,6 +160,3 @@ def _device_of(hardware: DeviceModel, captured: str) -> str:
 
 def _is_described(model: nn.Module) -> bool:
     return any(each.is_meta or is_fake(each) for each in model.parameters())
-
-
-__all__ = ["Plan", "Point", "plan"]

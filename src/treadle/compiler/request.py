@@ -158,6 +158,3 @@ def _foreign_costs(step: StepGraph) -> str:
             if flops:
                 found[node.name] = flops
     return text_of_value(found)
-
-
-__all__ = ["CompileRequest", "Target", "build_for", "key_of", "request_of"]

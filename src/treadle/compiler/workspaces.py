@@ -7,9 +7,9 @@ import torch
 from treadle.algebra.extents import dims_in
 from treadle.codegen.host import call_step, spec_of
 from treadle.compat.operators.operator_facts import CostClass, facts_of, follows_seed
-from treadle.graph.core.operators import arguments_of
+from treadle.graph.core.operators import OpOverload, arguments_of
 from treadle.loop.program import Call, Program, TensorRef
-from treadle.runtime.execute.executable import resolve
+from treadle.runtime.execute.library_calls import resolve
 from treadle.runtime.store.artifact import call_at, spec_at
 from treadle.runtime.workspace import Workspaces
 
@@ -55,6 +55,8 @@ def _may_measure(call: Call) -> bool:
     """Whether the call may run on invented numbers. Whole numbers cannot be divided by zero, and
     what a mask picks has to be as many as what is put there."""
     op = resolve(call.op)
+    if not isinstance(op, OpOverload):
+        return False  # it computes sizes
     facts = facts_of(op)
     given = arguments_of(op, call.args, call.kwargs)
     whole = any(isinstance(x, TensorRef) and _is_whole(x.dtype) for x in given.values())

@@ -239,6 +239,3 @@ def _is_laid_out() -> bool:
         and len({word(id(each) + _KEYS) for each in several}) == 1
         and word(id(alone) + _KEYS) != word(id(several[0]) + _KEYS)
     )
-
-
-__all__ = ["DictLayout", "dict_layout", "of_dict", "of_own_space"]

@@ -82,6 +82,3 @@ def _compiled(directory: str) -> tuple[FirstDifference, FirstOther] | None:
         each.restype = ctypes.c_int64
         each.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     return found
-
-
-__all__ = ["COMPILERS", "FirstDifference", "FirstOther", "first_difference", "first_other"]

@@ -184,6 +184,3 @@ def _is_seen(found: _TensorLayout) -> bool:
         change()
         shown.append(tuple(map(word, before.at)) != before.expected)
     return shown == [False] * 3 + [True] * (len(changes) - 3)
-
-
-__all__ = ["grad_word", "no_grad", "of_tensor"]

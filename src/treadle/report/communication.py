@@ -178,6 +178,3 @@ def _told(each: CollectiveSpan) -> dict[str, object]:
         "hidden us": round(1e6 * each.hidden, 3),
         "beside": beside,
     }
-
-
-__all__ = ["SimulatedStep", "communication_events", "communication_text", "simulate_step"]

@@ -84,6 +84,3 @@ class NumbersPrinter(Watcher):
         why = "a condition of the step does not hold on made-up inputs" if expected else str(error)
         self._say(f"treadle: numbers are not compared: {why}")
         self._check = None
-
-
-__all__ = ["NumbersPrinter", "is_harmless", "made_up_inputs"]

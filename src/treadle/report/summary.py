@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from treadle.report.advice import advice
 from treadle.report.step_report import PhaseSummary, StepReport, VariantMemory
 
-__all__ = ["PhaseSummary", "Summary", "VariantMemory", "summary_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from treadle.runtime.execute.bindings import spec_bytes
-from treadle.runtime.execute.executable import resolve
 from treadle.runtime.execute.halves import widened
+from treadle.runtime.execute.library_calls import resolve
 from treadle.runtime.kernels.packed import LENGTHS
 from treadle.runtime.meter import measure_each
 from treadle.runtime.store.artifact import BufferSpec, CallStep, View

@@ -209,6 +209,3 @@ class RankCall:
         """The others need not wait for this rank."""
         for each in self._peers:
             each.raised(error)
-
-
-__all__ = ["RankCall", "agree_on_start", "common_text", "groups_of", "tell_ranks", "tell_refusal"]

@@ -150,6 +150,3 @@ class AsLeft:
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     return tensor.untyped_storage() if tensor.layout is torch.strided else None
-
-
-__all__ = ["AsLeft", "AwaitedTensors"]

@@ -130,6 +130,3 @@ def _laid_out(value: object, expected: object) -> Tensor | None:
         expected.shape, expected.stride(), dtype=value.dtype, device=value.device
     )
     return made.copy_(value)
-
-
-__all__ = ["Bisection", "Culprit"]

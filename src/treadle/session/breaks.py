@@ -62,7 +62,7 @@ def show_regions(compiled: Compiled) -> None:
         return
     regions = _regions(compiled)
     compiled.handles = tuple(show(each.text) for each in regions)
-    compiled.executable.name_steps(_names(compiled, regions))
+    compiled.executable.frame.actions.name_steps(_names(compiled, regions))
 
 
 def _names(compiled: Compiled, regions: Sequence[Region]) -> list[str]:
@@ -98,6 +98,3 @@ def known_regions(compiled: Compiled) -> tuple[Region, ...]:
 def _regions(compiled: Compiled) -> tuple[Region, ...]:
     captured = compiled.captured
     return regions_of_step(compiled.step, captured.device, compiled.options)
-
-
-__all__ = ["Break", "breaks_of", "known_regions", "show_regions", "warn_of_breaks"]

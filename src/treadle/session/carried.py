@@ -253,6 +253,3 @@ def _unfit(error: RuntimeFailure) -> RuntimeFailure:
         remedy="load the last checkpoint; call step.flush() before parameters or state are moved, "
         "converted or replaced",
     )
-
-
-__all__ = ["Carrier", "flush_all"]

@@ -157,6 +157,3 @@ def _has_divided(optimizer: Optimizer) -> bool:
         if not is_sharded(parameter)
         for value in state.values()
     )
-
-
-__all__ = ["averaging", "rank_group", "refuse_other_parts", "start_together", "whole_state"]

@@ -144,6 +144,3 @@ def _reduced(kind: type, copied: Callable[[object], None]) -> Callable[[], objec
 
     table[kind] = reduce
     return undo
-
-
-__all__ = ["ReadHooks"]

@@ -328,6 +328,3 @@ def _text_of(path: Path) -> str:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-__all__ = ["Failure", "ReduceRequest", "Trial", "run_reduce"]

@@ -276,6 +276,3 @@ def _called(code: _Code, at: int) -> str:
 
 def _jumps(each: dis.Instruction) -> bool:
     return each.opcode in dis.hasjrel or each.opcode in dis.hasjabs
-
-
-__all__ = ["answer_without_error", "called_name"]

@@ -41,6 +41,3 @@ def with_room(function: Callable[P, T]) -> Callable[P, T]:
         return found
 
     return call
-
-
-__all__ = ["call_with_room", "with_room"]

@@ -12,6 +12,3 @@ def require_expected(holds: Tensor) -> None:
     """``NotExpected`` unless ``holds``. Of a tensor on a GPU this waits for its value."""
     if not holds.item():
         raise NotExpected
-
-
-__all__ = ["NotExpected", "require_expected"]

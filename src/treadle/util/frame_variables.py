@@ -29,6 +29,3 @@ def _hidden(code: CodeType) -> tuple[str, ...]:
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
     return tuple(each for each in code.co_varnames[count:] if each in code.co_cellvars)
-
-
-__all__ = ["variables"]

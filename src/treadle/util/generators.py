@@ -13,6 +13,3 @@ class GeneratorRef:
 
     def __str__(self) -> str:
         return f"generator {self.number}"
-
-
-__all__ = ["GeneratorRef"]

@@ -141,6 +141,3 @@ class LiteralReader:
         except (ValueError, zlib.error) as error:
             raise self.scanner.error(f"these are no bytes of a constant: {error}", at) from error
         return torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-
-
-__all__ = ["DOTTED", "LiteralReader", "literal_text", "numbers_text"]

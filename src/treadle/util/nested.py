@@ -60,6 +60,3 @@ def _collect(nested: Iterable[Nested[T]], found: list[T]) -> None:
             _collect(each.values(), found)
         else:
             found.append(each)
-
-
-__all__ = ["Nested", "Plain", "leaves", "map_leaves"]

@@ -3,5 +3,3 @@
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
-
-__all__ = ["PACKAGE"]

@@ -48,6 +48,3 @@ _SENTENCES = {
 def code_of(reason: str) -> ReasonCode:
     """The code that a reason begins with."""
     return ReasonCode(reason.partition(":")[0])
-
-
-__all__ = ["ReasonCode", "code_of"]

@@ -75,6 +75,3 @@ def _own(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         found.append(each.clone() if address in taken and address else each)
         taken.add(address)
     return found
-
-
-__all__ = ["Function", "run", "run_backward"]

@@ -138,6 +138,3 @@ class Scanner:
     def at_end(self) -> bool:
         """Whether the whole text was read."""
         return self.at >= len(self.text)
-
-
-__all__ = ["Scanner"]

@@ -79,18 +79,3 @@ def everyone() -> "distributed.ProcessGroup":
     if group is None:
         raise ValueError("the default process group has not been initialised")
     return group
-
-
-__all__ = [
-    "AVAILABLE",
-    "HANDLES",
-    "NAMESPACE",
-    "all_gather",
-    "collective_op",
-    "everyone",
-    "group_named",
-    "name_of_group",
-    "name_of_reduction",
-    "reduce_scatter",
-    "reduction_named",
-]

@@ -58,6 +58,3 @@ def _beyond(wrapper: DistributedDataParallel) -> list[tuple[bool, str]]:
 def moved(value: object, device: torch.device | None) -> object:
     """A tensor on ``device``, where that is given; all else as it is."""
     return value.to(device) if device is not None and isinstance(value, Tensor) else value
-
-
-__all__ = ["WrapperPlan", "moved", "plan_of", "sends_buffers"]

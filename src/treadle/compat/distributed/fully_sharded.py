@@ -315,18 +315,3 @@ def _keeps_gradient(parameter: Any) -> bool:
     whole = vars(parameter).get("_unsharded_param")
     kept = parameter.unsharded_accumulated_grad is not None
     return kept or (whole is not None and whole.grad is not None)
-
-
-__all__ = [
-    "GatheredModules",
-    "ShardedGroupPlan",
-    "ShardedParameterPlan",
-    "ShardedStatePlan",
-    "is_fully_sharded",
-    "plans_of",
-    "resharding_methods",
-    "sharded_facts",
-    "to_device",
-    "to_dtype",
-    "unsharding_methods",
-]

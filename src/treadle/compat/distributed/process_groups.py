@@ -29,6 +29,3 @@ def timeout_of(group: "distributed.ProcessGroup", device: torch.device) -> float
 def ranks_of(group: "distributed.ProcessGroup") -> tuple[int, ...]:
     """The ranks of the group by their numbers in the whole world, in the group's order."""
     return tuple(distributed.get_process_group_ranks(group))
-
-
-__all__ = ["host_of", "ranks_of", "store_of", "timeout_of"]

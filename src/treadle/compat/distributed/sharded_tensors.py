@@ -140,17 +140,3 @@ def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     if (sharded.placements, sharded.device_mesh) == (spec.placements, spec.mesh):
         return value
     return sharded.redistribute(spec.mesh, spec.placements)
-
-
-__all__ = [
-    "ShardedLayout",
-    "draw_methods",
-    "gathered",
-    "is_sharded",
-    "layout_of",
-    "local_of",
-    "placed_as",
-    "placed_like",
-    "rows_of",
-    "sharded_entries",
-]

@@ -157,13 +157,3 @@ def implement(name: str, kernel: Callable[..., object], namespace: str = NAMESPA
 @functools.cache
 def _library(namespace: str) -> torch.library.Library:
     return torch.library.Library(namespace, "FRAGMENT")
-
-
-__all__ = [
-    "CallContext",
-    "CustomOp",
-    "Gradient",
-    "Gradients",
-    "implement",
-    "no_second_derivative",
-]

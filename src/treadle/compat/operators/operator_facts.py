@@ -569,23 +569,3 @@ def _is_arithmetic(op: OpOverload) -> bool:
     name = schema_of(op).name
     known = _cost_of(op) is not CostClass.LIBRARY and name not in _PRODUCTS_OF_PARTS
     return torch.Tag.core in op.tags or known or name in _MEASURABLE
-
-
-__all__ = [
-    "IN_ORDER",
-    "MATTERS",
-    "CostClass",
-    "Effect",
-    "OperatorFacts",
-    "call_effects",
-    "elementwise_on_each",
-    "facts_by_name",
-    "facts_of",
-    "follows_seed",
-    "gives_undefined",
-    "may_accumulate",
-    "may_wait",
-    "works_on_each",
-    "writes_strided",
-    "written_names",
-]

@@ -101,6 +101,3 @@ TRACED_AS: Mapping[OpOverload, Any] = {
     op: _written(op) for op in _IN_PLACE if keyword.iskeyword(schema_of(op).overload_name)
 }
 """Operators whose name is a word of Python's: what to trace instead."""
-
-
-__all__ = ["BERNOULLI", "DRAWS", "FUNCTIONAL", "TRACED_AS"]

@@ -58,16 +58,3 @@ ALL_TRUE: Mapping[OpOverload, Any] = {
 }
 """What checks of arguments call (``torch.distributions``): what to trace instead. Of rows of which
 nobody knows how many there are, PyTorch has no fake results of them."""
-
-
-__all__ = [
-    "ALL_TRUE",
-    "OpOverload",
-    "argument_types",
-    "changes_shape",
-    "filled_arguments",
-    "overload_of",
-    "returns_written",
-    "schema_of",
-    "written_arguments",
-]

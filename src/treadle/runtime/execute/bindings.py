@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.runtime.store.artifact import BufferSpec, View
+from treadle.runtime.store.artifact import BufferSpec, StepArgument, View
 from treadle.util.generators import GeneratorRef
 
-Container = list[Any] | dict[str, Any]
+Container = list[object] | dict[str, object]
+Slot = tuple[Container, Any]
+"""A container and the key in it, a number or a name: ``container[key]`` is the place."""
+Pointers = ctypes.Array[ctypes.c_void_p]
 
 
 def elements(spec: BufferSpec) -> int:
@@ -61,10 +64,8 @@ def laid_out(values: Tensor, spec: BufferSpec) -> Tensor:
 class BufferUses:
     """The places that one buffer appears in."""
 
-    pointers: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
-    views: list[tuple[Any, Any, View | None]] = field(
-        default_factory=list[tuple[Any, Any, View | None]]
-    )
+    pointers: list[tuple[Pointers, int]] = field(default_factory=list[tuple[Pointers, int]])
+    views: list[tuple[Slot, View | None]] = field(default_factory=list[tuple[Slot, View | None]])
 
     def bind(self, tensor: Tensor, spec: BufferSpec) -> None:
         """From now on the buffer is ``tensor``, whose layout is that of ``spec``."""
@@ -78,17 +79,17 @@ class BufferUses:
         if not self.views:
             return
         storage = storage_of(tensor, spec)
-        for container, key, view in self.views:
+        for (container, key), view in self.views:
             container[key] = storage if view is None else view_of(storage, view)
 
     def hold(self, value: object) -> None:
         """From now on the buffer is ``value``, of any size, or a number."""
-        for container, key, _ in self.views:
+        for (container, key), _ in self.views:
             container[key] = value
 
     def drop(self) -> None:
         """Forget the tensor, so that nothing here keeps its memory."""
-        for container, key, _ in self.views:
+        for (container, key), _ in self.views:
             container[key] = None
 
 
@@ -104,10 +105,15 @@ class Bindings:
 
     def views(self) -> list[Tensor]:
         """All tensors that stand in a place now, each once."""
-        found = (held[key] for uses in self.uses.values() for held, key, _ in uses.views)
+        found = (held[key] for uses in self.uses.values() for (held, key), _ in uses.views)
         return list({id(each): each for each in found if isinstance(each, Tensor)}.values())
 
-    def pointers(self, rows: tuple[tuple[str, ...], ...]) -> Any:
+    def drop(self) -> None:
+        """Forget the tensors of all buffers."""
+        for uses in self.uses.values():
+            uses.drop()
+
+    def pointers(self, rows: tuple[tuple[str, ...], ...]) -> Pointers:
         """A C array with a slot for each buffer of each instance, one instance after another."""
         names = [name for row in rows for name in row]
         array = (ctypes.c_void_p * len(names))()
@@ -120,18 +126,19 @@ class Bindings:
         lists: list[list[Any]] = [[None] * len(row) for row in rows]
         for row, slots in zip(rows, lists, strict=True):
             for position, name in enumerate(row):
-                self.uses[name].views.append((slots, position, None))
+                self.uses[name].views.append(((slots, position), None))
         return lists
 
-    def argument(self, value: Any, container: Any, key: Any) -> None:
-        """Put ``value`` at ``container[key]``; a view becomes the tensor bound at the time."""
+    def argument(self, value: StepArgument, slot: Slot) -> None:
+        """Put ``value`` in a place; a view becomes the tensor bound at the time."""
+        container, key = slot
         if isinstance(value, View):
             container[key] = None
-            self.uses[value.buffer].views.append((container, key, value))
+            self.uses[value.buffer].views.append((slot, value))
         elif isinstance(value, tuple | list):
             items: list[object] = [None] * len(value)
             for position, item in enumerate(value):
-                self.argument(item, items, position)
+                self.argument(item, (items, position))
             container[key] = items
         elif isinstance(value, GeneratorRef):
             container[key] = self._generators[value.number]
@@ -153,8 +160,8 @@ class Live:
         new = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
         self.define(spec, new)
 
-    def define(self, spec: BufferSpec, tensor: Tensor) -> None:
-        """From now on the buffer is ``tensor``."""
+    def define(self, spec: BufferSpec, tensor: Any) -> None:
+        """From now on the buffer is ``tensor``; of those without a size it may be a number."""
         self.tensors[spec.name] = tensor
         uses = self._bindings.uses[spec.name]
         if spec.unsized:
@@ -169,7 +176,7 @@ class Live:
             self._bindings.uses[name].drop()
 
 
-def sizes_array(rows: tuple[tuple[int, ...], ...]) -> Any:
+def sizes_array(rows: tuple[tuple[int, ...], ...]) -> ctypes.Array[ctypes.c_int64]:
     """The sizes of all instances as one C array of ``int64_t``."""
     flat = [size for row in rows for size in row]
     return (ctypes.c_int64 * max(1, len(flat)))(*flat)

@@ -50,6 +50,3 @@ def widened(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wide(value: object) -> object:
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
-
-
-__all__ = ["widened"]

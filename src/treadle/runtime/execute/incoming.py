@@ -4,28 +4,61 @@ Each is copied on a stream of its own, so that the copy of pinned memory goes on
 still works at the step before; the step's own stream waits for it, the host does not.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
 import torch
 from torch import Tensor
 
-from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Storage, View
+from treadle.runtime.execute.bindings import Live
+from treadle.runtime.execute.bound_inputs import BoundInputs
+from treadle.runtime.store.artifact import Artifact, CallStep, Storage, View
 from treadle.targets.registry import target_for
 
 _COPY = "aten._to_copy.default"
 
 
-class Incoming:
-    """Copies from the host to one GPU."""
+@final
+@dataclass(frozen=True, slots=True)
+class HostInput:
+    """An input that a step brings from the host to a GPU: its position among the inputs, the buffer
+    that it fills, and whether the host may have to wait."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    position: int
+    buffer: str
+    may_wait: bool
+
+
+@final
+class Incoming:
+    """Copies of a call's ``inputs`` from the host to the device of ``artifact``. ``brought``: those
+    that the call already has, by position."""
+
+    def __init__(self, artifact: Artifact, inputs: BoundInputs, live: Live) -> None:
+        self.brought: Mapping[int, Tensor] = {}
+        self._buffers = artifact.buffers
+        self._device = torch.device(artifact.device)
+        self._inputs = inputs
+        self._live = live
+        found = (imported(artifact, step) for step in artifact.steps)
+        self._imports = {each.position: each for each in found if each is not None}
         self._stream: torch.cuda.Stream | None = None
 
-    def copy(self, source: Tensor, spec: BufferSpec, *, may_wait: bool) -> Tensor:
-        """``source`` on the device, in the layout of ``spec``, for the current stream.
+    def fill(self, host_input: HostInput) -> None:
+        """The step that brings an input: its buffer is the copy from now on."""
+        place = self.brought.get(host_input.position)
+        copy = self._copied(self._inputs.tensors, host_input) if place is None else place
+        self._live.define(self._buffers[host_input.buffer], copy)
 
-        ``may_wait``: the caller may overwrite ``source`` as soon as the step returns. Pageable
-        memory has been read by then; for pinned memory the host waits until it has.
-        """
+    def copy(self, inputs: Sequence[Tensor], position: int) -> Tensor:
+        """A copy on the device of one of ``inputs`` that is on the host, for the current stream."""
+        return self._copied(inputs, self._imports[position])
+
+    def _copied(self, inputs: Sequence[Tensor], host_input: HostInput) -> Tensor:
+        """Where the host may wait, the caller may overwrite the input as soon as the step returns:
+        pageable memory has been read by then; for pinned memory the host waits until it has."""
+        source, spec = inputs[host_input.position], self._buffers[host_input.buffer]
         stream = self._stream = self._stream or torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
@@ -35,14 +68,13 @@ class Incoming:
             target.copy_(source, non_blocking=True)
         current.wait_stream(stream)
         target.record_stream(current)
-        if may_wait and source.is_pinned():
+        if host_input.may_wait and source.is_pinned():
             stream.synchronize()
         return target
 
 
-def imported(artifact: Artifact, step: object) -> tuple[int, str, bool] | None:
-    """Of a step that brings an input from the host to a GPU: the input's position, the buffer it
-    fills, and whether the host may have to wait; ``None`` for any other step."""
+def imported(artifact: Artifact, step: object) -> HostInput | None:
+    """What a step brings from the host to a GPU, if it does that and no more."""
     if target_for(artifact.device).on_host or not isinstance(step, CallStep):
         return None
     source = step.args[0] if step.op == _COPY and len(step.args) == 1 else None
@@ -54,4 +86,5 @@ def imported(artifact: Artifact, step: object) -> tuple[int, str, bool] | None:
         return None
     if artifact.buffers[target].device:
         return None
-    return artifact.inputs.index(source.buffer), target, not step.kwargs.get("non_blocking", False)
+    may_wait = not step.kwargs.get("non_blocking", False)
+    return HostInput(artifact.inputs.index(source.buffer), target, may_wait)

@@ -61,6 +61,3 @@ class Loop:
 
 def _arena(program: tuple[str, Repeatable]) -> int:
     return program[1].artifact.arena_bytes
-
-
-__all__ = ["Loop", "Repeatable"]

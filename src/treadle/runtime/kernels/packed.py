@@ -109,5 +109,3 @@ LENGTHS = {
     for name, kernel in _KERNELS.items()
 }
 """Where an operation has its lengths: right after a tensor whose time none may exceed."""
-
-__all__ = ["LENGTHS"]

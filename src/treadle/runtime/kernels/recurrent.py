@@ -486,5 +486,3 @@ for _name, _kernel in (
     ("cudnn_rnn_backward", _cudnn_backward),
 ):
     implement(_name, _kernel)
-
-__all__ = ["LAYERS", "cudnn_reserve", "gradients", "onednn_forward"]

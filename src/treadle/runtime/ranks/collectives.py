@@ -184,6 +184,3 @@ if AVAILABLE:
     for _start, _kernel in _KERNELS.items():
         _schema = f"{_start}, *, Tensor(a!) out) -> Tensor(a!)"
         CustomOp(_schema, kernel=_kernel, namespace="treadle_c10d")
-
-
-__all__ = ["IN_FLIGHT"]

@@ -252,6 +252,3 @@ def _call(
     if beside is not None:
         beside()
     collective_op("wait_tensor")(started)
-
-
-__all__ = ["SIZES", "measured_group", "text_of_first"]

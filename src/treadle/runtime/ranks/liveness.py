@@ -83,6 +83,3 @@ def _interface(near: str) -> str:
         except OSError:
             return "127.0.0.1"
         return asking.getsockname()[0]
-
-
-__all__ = ["Liveness", "ProcessAddress", "listening"]

@@ -433,6 +433,3 @@ def peers_of(group: "distributed.ProcessGroup", device: torch.device) -> Peers:
         known = weakref.ref(group), Peers(group, device)
         _KNOWN[name] = known
     return known[1]
-
-
-__all__ = ["Awaited", "Peers", "peers_of"]

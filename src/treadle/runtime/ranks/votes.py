@@ -163,6 +163,3 @@ def _first_difference(one: Sequence[str], other: Sequence[str]) -> int:
 
 def _called(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-__all__ = ["VariantText", "Votes", "difference"]

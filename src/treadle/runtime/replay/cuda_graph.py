@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.runtime.replay.recordings import Launches
+from treadle.runtime.replay.replay_policy import Launches
 
 _MOST = 4096
 """Bytes of a memset that a kernel of one block does. Of larger ones the driver makes kernels."""

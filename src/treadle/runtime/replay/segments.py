@@ -166,6 +166,3 @@ def _is_calm(step: CallStep) -> bool:
     """Whether it is PyTorch's own, of which it is known what it does, and draws nothing."""
     facts = facts_by_name(step.op)
     return facts.native and not facts.draws
-
-
-__all__ = ["MOST", "Segment", "split"]

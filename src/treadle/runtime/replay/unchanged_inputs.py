@@ -76,6 +76,3 @@ class SteadyInputs:
         self._at, self._tensors, self._layouts = at, tensors, layouts
         known = set(at)
         self._others = [n for n in range(self._count) if n not in known]
-
-
-__all__ = ["LayoutsOf", "SameTensors", "SteadyInputs", "UntouchedTensors"]

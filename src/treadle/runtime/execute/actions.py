@@ -1,0 +1,118 @@
+"""What the steps of an artifact do, as one flat list that a call walks."""
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from treadle.runtime.ranks.collectives import IN_FLIGHT
+from treadle.runtime.store.artifact import Artifact, CallStep, Launch
+from treadle.targets.registry import target_for
+from treadle.util.errors import GroupFailure, RuntimeFailure
+from treadle.util.expected import NotExpected
+
+Action = Callable[[], object]
+
+
+@final
+class Actions:
+    """The actions of an artifact in order, and which step each belongs to. ``arrays``: of C, whose
+    addresses they hold."""
+
+    def __init__(self, artifact: Artifact, arrays: Sequence[object] = ()) -> None:
+        self._arrays = arrays
+        self.flat: list[Action] = []
+        self.owners: list[int] = []
+        self._artifact = artifact
+        self._driver = target_for(artifact.device).driver
+        self._device = torch.device(artifact.device)
+
+    def add(self, step: int, actions: Sequence[Action]) -> None:
+        """What a step does, after those before it."""
+        self.flat += actions
+        self.owners += [step] * len(actions)
+
+    def name_steps(self, names: Sequence[str]) -> None:
+        """From now on profiles show each step of the artifact inside a range of this name; empty
+        ones get none."""
+        owners = zip(self.flat, self.owners, strict=True)
+        self.flat = [
+            _Named(action, names[owner]) if names[owner] else action for action, owner in owners
+        ]
+
+    def run(self, seconds: list[float] | None = None) -> None:
+        """All of them. ``seconds``: gets the time of each step, which is waited for. TR-403, naming
+        the step's origin, when one fails."""
+        position = 0
+        try:
+            if seconds is None:
+                for position, action in enumerate(self.flat):  # noqa: B007
+                    action()
+            else:
+                for position, action in enumerate(self.flat):
+                    start = self._now()
+                    action()
+                    seconds[self.owners[position]] += self._now() - start
+        except NotExpected:
+            IN_FLIGHT.finish()
+            raise
+        except Exception as error:
+            raise self._ended(position, error) from error
+
+    def run_steps(self, steps: Sequence[int]) -> None:
+        """Those of some steps."""
+        for step in steps:
+            first = bisect_left(self.owners, step)
+            for position in range(first, bisect_right(self.owners, step)):
+                try:
+                    self.flat[position]()
+                except NotExpected:
+                    IN_FLIGHT.finish()
+                    raise
+                except Exception as error:
+                    raise self._ended(position, error) from error
+
+    def _ended(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
+        """What is raised of an error: the call may be made again, or no rank goes on after it."""
+        failure = self._failure(position, error)
+        if isinstance(failure, NotExpected):
+            IN_FLIGHT.finish()
+        else:
+            IN_FLIGHT.abandon()
+        return failure
+
+    def _failure(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
+        number = self.owners[position]
+        step = self._artifact.steps[number]
+        if isinstance(error, GroupFailure):
+            return error.at(step.origin)
+        ours = isinstance(error, RuntimeFailure)
+        checked = not ours and not isinstance(error, torch.OutOfMemoryError)
+        is_torchs = isinstance(step, CallStep) and not step.bodies
+        if number < self._artifact.untouched and is_torchs and checked:
+            return NotExpected(str(error))  # nothing has happened yet: eager meets it as well
+        name = step.function if isinstance(step, Launch) else step.op
+        said, remedy = (error.message, error.remedy) if ours else (str(error), "")
+        return RuntimeFailure(
+            f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy
+        )
+
+    def _now(self) -> float:
+        self._driver.synchronize(self._device)
+        return time.perf_counter()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """An action inside a range that profiles show."""
+
+    action: Action
+    name: str
+
+    def __call__(self) -> None:
+        with torch.profiler.record_function(self.name):
+            self.action()

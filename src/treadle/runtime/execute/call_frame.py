@@ -1,0 +1,194 @@
+"""One call of an artifact: its inputs are bound, its steps run, its results are taken.
+
+::
+
+    begin     look at the inputs, bind those that moved; what comes before the artifact's own steps
+    run       the actions, all at once or some of the steps
+    results   views of the buffers that hold them, copied where those stay
+    end       let go of all that is not there at the next call
+
+Replays need the parts one by one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.execute.arena import Arena
+from treadle.runtime.execute.bindings import Bindings, Live, storage_of, view_of, whole
+from treadle.runtime.execute.bound_inputs import BoundInputs
+from treadle.runtime.execute.incoming import Incoming
+from treadle.runtime.execute.library_calls import address_of
+from treadle.runtime.execute.loops import Repeatable
+from treadle.runtime.execute.prepare import Preparation
+from treadle.runtime.execute.step_memory import StepMemory
+from treadle.runtime.kernels.loader import Functions
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs
+from treadle.runtime.store.artifact import Artifact, Storage, View
+
+FirstLaunches = Callable[[Sequence[Tensor]], None]
+"""Launches what comes before the artifact's own steps, on the inputs of a call."""
+_NONE_BROUGHT: Mapping[int, Tensor] = {}
+
+
+def nothing(*_: object) -> None:
+    """For a caller to whom it does not matter when a call begins, or who launches nothing first."""
+
+
+@final
+class CallFrame:
+    """The tensors of the call that runs now, and what runs on them. Nothing in it refers back to
+    it, so the arena goes with the last reference to a step."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        functions: Functions,
+        arena: Arena,
+        *,
+        programs: Mapping[str, Repeatable],
+        generators: Sequence[torch.Generator],
+        first: FirstLaunches = nothing,
+        steady: SteadyInputs | None = None,
+    ) -> None:
+        self._artifact = artifact
+        self._functions = functions
+        self._first = first
+        self._bindings = Bindings(artifact.buffers, generators)
+        self._live = Live(self._bindings, torch.device(artifact.device))
+        self.memory = StepMemory(artifact, self._bindings, arena)
+        self.inputs = BoundInputs(artifact, self._bindings, steady)
+        self._incoming = Incoming(artifact, self.inputs, self._live)
+        preparation = Preparation(
+            artifact, functions, programs, self._bindings, self._live, self._incoming
+        )
+        self.actions = preparation.actions()
+        self._unfilled = preparation.unfilled()
+        self._given_away = _given_away(artifact)
+
+    def begin(
+        self,
+        inputs: Sequence[Tensor],
+        brought: Mapping[int, Tensor] = _NONE_BROUGHT,
+        *,
+        starts: Callable[[], None] = nothing,
+    ) -> None:
+        """Up to the first step. ``starts`` is called once the inputs are found to fit; ``brought``:
+        copies of those on the host. TR-401 when an input is not what the step was compiled for."""
+        self._incoming.brought = brought
+        self.inputs.bind(inputs)
+        starts()
+        self.use_threads()
+        self._allocate_unfilled()
+        self._first(inputs)
+
+    def begin_round(self, inputs: Sequence[Tensor], *, trusted: bool) -> None:
+        """The same of a call that others like it surround, in a loop: nothing else changes."""
+        self.inputs.bind(inputs, trusted=trusted)
+        self._allocate_unfilled()
+
+    def use_threads(self) -> None:
+        """As many as PyTorch uses."""
+        if self._functions.set_threads is not None:
+            self._functions.set_threads(torch.get_num_threads())
+
+    def _allocate_unfilled(self) -> None:
+        for spec in self._unfilled:
+            self._live.allocate(spec)
+
+    def results(self) -> list[Tensor | None]:
+        """After the last step. They are the caller's: no later call changes them."""
+        return [self._result(view) for view in self._artifact.results]
+
+    def end(self) -> None:
+        """After the results, and after an error."""
+        self._incoming.brought = _NONE_BROUGHT
+        self._live.release(tuple(self._live.tensors))
+        self.inputs.clear()
+
+    def give_back(self) -> None:
+        """Free all that stays between calls; the next one allocates it again."""
+        self.memory.give_back()
+        self._bindings.drop()
+        self.inputs.forget()
+
+    def views(self) -> list[Tensor]:
+        """The tensors of its own through which it reads and writes what it is bound to."""
+        return self._bindings.views()
+
+    # For replays.
+
+    def alive(self) -> dict[str, Tensor]:
+        """The buffers that calls have allocated by now, and not given back."""
+        return dict(self._live.tensors)
+
+    def define(self, buffers: Mapping[str, Tensor]) -> None:
+        """From now on these are buffers that calls allocate."""
+        for name, tensor in buffers.items():
+            self._live.define(self._artifact.buffers[name], tensor)
+
+    def bring(self, inputs: Sequence[Tensor], at: int) -> Tensor:
+        """A copy on the device of the input on the host that is number ``at``."""
+        return self._incoming.copy(inputs, at)
+
+    def settle(self, *, failed: bool = False) -> list[Tensor]:
+        """Fill the tables of addresses that recorded launches read, or forget them."""
+        if failed:
+            self._functions.tables.forget()
+        return self._functions.tables.settle()
+
+    def replayed_results(
+        self,
+        inputs: Sequence[Tensor],
+        held: Mapping[str, Tensor],
+        fresh: Mapping[str, Tensor] | None = None,
+    ) -> list[Tensor | None]:
+        """Copied out of what calls allocated when they were recorded; ``fresh``: what this call
+        allocated."""
+        self.inputs.tensors, self._live.tensors = inputs, {**held, **(fresh or {})}
+        try:
+            own = {address_of(each) for each in held.values()}
+            return [
+                each.clone() if each is not None and address_of(each) in own else each
+                for each in self.results()
+            ]
+        finally:
+            self.inputs.tensors, self._live.tensors = (), {}
+
+    def _result(self, view: View | None) -> Tensor | None:
+        if view is None:
+            return None
+        if view.buffer in self._given_away:
+            return self._live.tensors[view.buffer]
+        spec = self._artifact.buffers[view.buffer]
+        match spec.place:
+            case Storage.INPUT:
+                base = self.inputs.tensors[self._artifact.inputs.index(view.buffer)]
+            case Storage.CONSTANT:
+                base = self.memory.constants[view.buffer]
+            case Storage.CALL:
+                base = self._live.tensors[view.buffer]
+            case Storage.ARENA:
+                base = self.memory.in_arena(spec)
+        if spec.place is Storage.CALL and view == whole(spec):
+            return base
+        shown = view_of(storage_of(base, spec), view)
+        return shown.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else shown
+
+
+def _given_away(artifact: Artifact) -> frozenset[str]:
+    """The buffers that are results as they are, and no views: autograd lets their owner write to
+    them."""
+    views: dict[str, list[View]] = {}
+    for view in artifact.results:
+        if view is not None:
+            views.setdefault(view.buffer, []).append(view)
+    found: set[str] = set()
+    for name, shown in views.items():
+        spec = artifact.buffers[name]
+        all_of_it = all(view == whole(spec) for view in shown)
+        if spec.unsized or (spec.place is Storage.CALL and all_of_it):
+            found.add(name)
+    return frozenset(found)

@@ -1,0 +1,75 @@
+"""What stays allocated between the calls of a step: its place in the arena, and its constants."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.execute.arena import Arena
+from treadle.runtime.execute.bindings import (
+    Bindings,
+    laid_out,
+    same_strides,
+    spec_bytes,
+    view_of,
+    whole,
+)
+from treadle.runtime.store.artifact import Artifact, BufferSpec, Storage
+
+
+@final
+class StepMemory:
+    """A tenant of ``arena``, whose block is bound to what the artifact keeps in it."""
+
+    def __init__(self, artifact: Artifact, bindings: Bindings, arena: Arena) -> None:
+        self.artifact = artifact
+        self.constants: dict[str, Tensor] = {}
+        self._bindings = bindings
+        self._device = torch.device(artifact.device)
+        self._arena = arena
+        self._block: Tensor | None = None
+        places = artifact.buffers.items()
+        self._in_block = [name for name, spec in places if spec.place is Storage.ARENA]
+        arena.join(self)
+
+    def allocate(self) -> None:
+        """Block and constants, where they are not there or the block is another one."""
+        block = self._arena.get(self, self._device)
+        if self._block is not block:
+            self._block = block
+            for name in self._in_block:
+                spec = self.artifact.buffers[name]
+                self._bindings.uses[name].bind(self.in_arena(spec), spec)
+        if len(self.constants) < len(self.artifact.constants):
+            self._place_constants()
+
+    def _place_constants(self) -> None:
+        for name, values in self.artifact.constants.items():
+            spec = self.artifact.buffers[name]
+            here = values if spec.device else values.to(self._device)
+            placed = here if same_strides(here, spec) else laid_out(here, spec)
+            self.constants[name] = placed
+            self._bindings.uses[name].bind(placed, spec)
+
+    def in_arena(self, spec: BufferSpec) -> Tensor:
+        """A buffer of the block."""
+        assert self._block is not None
+        raw = self._block[spec.offset : spec.offset + spec_bytes(spec)]
+        return view_of(raw.view(spec.dtype), whole(spec))
+
+    def held(self) -> list[Tensor]:
+        """The block and the constants, as far as they are there."""
+        block = self._arena.bytes
+        return [*([] if block is None else [block]), *self.constants.values()]
+
+    def leave_arena(self) -> None:
+        """Forget the block, so that nothing here keeps its memory."""
+        if self._block is not None:
+            self._block = None
+            for name in self._in_block:
+                self._bindings.uses[name].drop()
+
+    def give_back(self) -> None:
+        """Free both; those it takes turns with lose the block as well."""
+        self._arena.give_back()
+        self.constants = {}

@@ -1,0 +1,110 @@
+"""Where a recording finds the inputs of a call: those that move at places of their own, to which
+they are copied, the rest where they were when it was made."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.execute.bindings import same_strides, spec_bytes
+from treadle.runtime.execute.call_frame import CallFrame
+from treadle.runtime.replay.replay_policy import ReplayPolicy
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs
+from treadle.runtime.store.artifact import Artifact
+
+
+@final
+class FixedPlaces:
+    """``placeable``: the inputs that may have places. Which of them move is learned from calls."""
+
+    def __init__(
+        self, artifact: Artifact, frame: CallFrame, policy: ReplayPolicy, placeable: frozenset[int]
+    ) -> None:
+        self._specs = [artifact.buffers[name] for name in artifact.inputs]
+        self._device = torch.device(artifact.device)
+        self._frame, self._policy, self._placeable = frame, policy, placeable
+        hosted = {at for at, spec in enumerate(self._specs) if spec.device}
+        self._moving = (policy.moving | hosted) & placeable
+        self._addresses: list[int] = []
+        self._stays: list[bool] = []  # by input, whether it was recorded where it is
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the places, and give their memory back."""
+        self._places: dict[int, Tensor] = {}
+        self._steady: SteadyInputs | None = None  # of what stays, what is the same tensors
+
+    @property
+    def nbytes(self) -> int:
+        """Of the places of all that moves."""
+        return sum(spec_bytes(self._specs[at]) for at in self._moving)
+
+    @property
+    def are_written(self) -> bool:
+        """Whether the step writes to what would be a copy."""
+        return bool(self._moving & self._policy.written)
+
+    def observe(self, inputs: Sequence[Tensor]) -> None:
+        """What is elsewhere than in the call before moves, unless the step writes to it."""
+        addresses = [each.data_ptr() for each in inputs]
+        if self._addresses:
+            pairs = zip(addresses, self._addresses, strict=True)
+            moved = {at for at, (a, b) in enumerate(pairs) if a != b}
+            self._moving |= (moved & self._placeable) - self._policy.written
+        self._addresses = addresses
+
+    def are_alike(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether all that moves has the layout of its place."""
+        return all(self._is_alike(inputs[at], at) for at in sorted(self._moving))
+
+    def settle(self, inputs: Sequence[Tensor]) -> None:
+        """From now on what moves has a place, which has these numbers, and the rest stays."""
+        self._places = {at: self._place(at) for at in sorted(self._moving)}
+        self._addresses = [each.data_ptr() for each in inputs]
+        fixed = self._placeable - self._places.keys()
+        self._stays = [at in fixed for at in range(len(inputs))]
+        self._steady = self._policy.steady_inputs(len(inputs), frozenset(self._places))
+        self.fill(inputs)
+
+    def fit(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether what was recorded is right for these: what moved has its layout, nothing else
+        moved."""
+        if not all(self._is_alike(inputs[at], at) for at in self._places):
+            return False
+        others = range(len(inputs)) if self._steady is None else self._steady.others(inputs)
+        moved = {at for at in others if self._stays[at] and self._has_moved(inputs[at], at)}
+        self._moving |= moved - self._policy.written
+        if not moved and self._steady is not None:
+            self._steady.learn(inputs, self._stays)
+        return not moved
+
+    def _has_moved(self, tensor: Tensor, at: int) -> bool:
+        return tensor.data_ptr() != self._addresses[at] or tensor.dtype is not self._specs[at].dtype
+
+    def fill(self, inputs: Sequence[Tensor]) -> None:
+        """Copy what moves to its place."""
+        for at, place in self._places.items():
+            hosted = self._specs[at].device
+            place.copy_(self._frame.bring(inputs, at) if hosted else inputs[at])
+
+    def bound(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """The inputs with places for those that move, and the places of those from the host."""
+        brought = {at: each for at, each in self._places.items() if self._specs[at].device}
+        bound = [
+            each if at in brought else self._places.get(at, each) for at, each in enumerate(inputs)
+        ]
+        return bound, brought
+
+    def _is_alike(self, tensor: Tensor, at: int) -> bool:
+        spec = self._specs[at]
+        return (
+            tensor.shape == spec.shape
+            and tensor.dtype is spec.dtype
+            and tensor.device.type == (spec.device or self._device.type)
+            and same_strides(tensor, spec)
+        )
+
+    def _place(self, at: int) -> Tensor:
+        spec = self._specs[at]
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)

@@ -1,0 +1,119 @@
+"""What of an artifact can be recorded: all its steps, some segments of them, or nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self, final
+
+import torch
+
+from treadle.compat.operators.operator_facts import may_wait
+from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.incoming import imported
+from treadle.runtime.replay.replay_policy import ReplayPolicy
+from treadle.runtime.replay.segments import MOST, Segment, split
+from treadle.runtime.store.artifact import Artifact, CallStep, Launch, Storage, View, views_in
+
+_A_RECORDING = 2
+"""Steps that a recording should have to be worth its own launch."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RecordingPlan:
+    """``refusal``: why nothing can be recorded. ``segments``: empty where all is one recording;
+    ``steps``: how many there are. ``placeable``: the inputs for which copies at fixed places may
+    stand. ``results``: those that calls allocate; ``nbytes``: what a recording keeps of calls."""
+
+    refusal: str
+    segments: tuple[Segment, ...]
+    steps: int
+    placeable: frozenset[int]
+    results: frozenset[str]
+    nbytes: int
+
+    @classmethod
+    def of(cls, artifact: Artifact, policy: ReplayPolicy) -> Self:
+        """For calls under ``policy``."""
+        reasons = [why_not(artifact, step, policy.written) for step in artifact.steps]
+        segments = _segments(artifact, reasons)
+        refusal = "" if segments else next(filter(None, reasons), "")
+        names = {view.buffer for view in artifact.results if view is not None}
+        kept = [artifact.buffers[name] for name in names]
+        kept += [
+            artifact.buffers[name]
+            for each in segments
+            for name in (*each.reads, *each.copied)
+            if not artifact.buffers[name].unsized
+        ]
+        return cls(
+            refusal,
+            segments,
+            len(artifact.steps),
+            _placeable(artifact, reasons),
+            frozenset(name for name in names if artifact.buffers[name].place is Storage.CALL),
+            sum(spec_bytes(spec) for spec in kept if spec.place is Storage.CALL),
+        )
+
+    def made_apart(self) -> set[str]:
+        """What no recorded segment makes: it is each call's own."""
+        return {name for each in self.segments if not each.recorded for name in each.makes}
+
+
+def _placeable(artifact: Artifact, reasons: Sequence[str]) -> frozenset[int]:
+    """The inputs on the device, and those on the host that a recorded step brings."""
+    specs = [artifact.buffers[name] for name in artifact.inputs]
+    on_device = {at for at, spec in enumerate(specs) if not spec.device}
+    brought = (imported(artifact, step) for step in artifact.steps)
+    pairs = zip(brought, reasons, strict=True)
+    return frozenset(on_device | {each.position for each, why in pairs if each and not why})
+
+
+def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]) -> str:
+    """Why a step cannot be recorded; empty if it can. ``written``: inputs that the step writes: one
+    of them that is on the host is brought when its turn comes."""
+    if isinstance(step, Launch):
+        hosted = any(artifact.buffers[each].device for row in step.buffers for each in row)
+        return "not recorded: a part of the step is on the host" if hosted else ""
+    brought = imported(artifact, step)
+    if brought is not None and brought.position not in written:
+        return ""
+    masks = any(map(_is_mask, views_in(step.args)))
+    if may_wait(step.op, masks=masks):
+        return f"not recorded: {step.op} may wait for the host"
+    if any(artifact.buffers[each].device for each in _touched(step)):
+        return "not recorded: a part of the step is on the host"
+    if any(artifact.buffers[each].unsized for each in _touched(step)):
+        return "not recorded: sizes are known at run time only"
+    return ""
+
+
+def _segments(artifact: Artifact, why: Sequence[str]) -> tuple[Segment, ...]:
+    """The parts of a step that is recorded in parts; none if all of it is, or too little."""
+    pairs = list(zip(artifact.steps, why, strict=True))
+    if not any(why) or any(word and isinstance(step, Launch) for step, word in pairs):
+        return ()
+    can = [not word for word in why]
+    for each in split(artifact, can):
+        if each.recorded and all(imported(artifact, artifact.steps[at]) for at in each.steps):
+            for at in each.steps:
+                can[at] = False  # there would be nothing in the recording
+    found = split(artifact, can)
+    recorded = [each for each in found if each.recorded]
+    steps = sum(len(each.steps) for each in recorded)
+    pays = recorded and len(found) <= MOST and steps >= _A_RECORDING * len(recorded)
+    names = [name for each in found for name in each.copied]
+    names += [view.buffer for view in artifact.results if view is not None]
+    sized = not any(artifact.buffers[name].unsized for name in names)
+    return found if pays and sized else ()
+
+
+def _is_mask(view: View) -> bool:
+    """``x[mask]`` counts the mask's elements on the host."""
+    return view.dtype in (torch.bool, torch.uint8)
+
+
+def _touched(step: CallStep) -> Iterator[str]:
+    """The buffers that a call reads or writes."""
+    yield from (each for each in step.outputs if each is not None)
+    for view in step.views:
+        yield view.buffer

@@ -1,0 +1,133 @@
+"""Steps that are bound by launching: recorded once as a CUDA graph, and replayed.
+
+A step of hundreds of small kernels takes as long as the host needs to launch them. Its launches
+are the same at every call: the arena, parameters and state stay where they are. So the third call
+is timed, and if launching was a good part of it, the launches are recorded and later calls give
+the GPU all of them at once::
+
+    call 1, 2     launch by launch: kernels are compiled, libraries choose their algorithms
+    call 3        the same, timed
+    call 4 ...    moving inputs are copied to fixed places; replay; results are copied out
+
+Draws advance the generator as they do when launched one by one. What may wait for the host while
+it runs cannot be recorded, so only operations known not to are; the others run between recordings
+of the rest (``segments``). A call whose parameters moved is launched as usual, and then recorded
+again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from torch import Tensor
+
+from treadle.runtime.execute.call_frame import CallFrame
+from treadle.runtime.replay.fixed_places import FixedPlaces
+from treadle.runtime.replay.recording_plan import RecordingPlan
+from treadle.runtime.replay.recordings import Recording, record_segments, record_whole
+from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
+from treadle.runtime.store.artifact import Artifact
+from treadle.util.expected import NotExpected
+
+_TIMED_CALL = 3
+_SHARE = 0.3
+"""Recording pays if launching takes at least this share of a call."""
+_ATTEMPTS = 4
+
+
+@final
+class Replay:
+    """When a step is recorded, and which calls its recording serves. ``note``: why it is or is not
+    recorded, in words."""
+
+    def __init__(
+        self, artifact: Artifact, frame: CallFrame, recorder: Recorder, policy: ReplayPolicy
+    ) -> None:
+        self._plan = RecordingPlan.of(artifact, policy)
+        self.note = self._plan.refusal
+        self._off = bool(self.note)
+        self._places = FixedPlaces(artifact, frame, policy, self._plan.placeable)
+        self._room = policy.room
+        self._frame, self._recorder = frame, recorder
+        self._calls = self._attempts = 0
+        self._due = False  # is the next call to be recorded?
+        self._recording: Recording | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether calls replay a recording."""
+        return self._recording is not None
+
+    def watch(self, run: Callable[[], None]) -> None:
+        """Run a call as usual; one of the first is timed."""
+        self._calls += not self._off
+        if self._off or self._calls != _TIMED_CALL:
+            run()
+            return
+        try:
+            launching, total = self._recorder.timed(run)
+        except NotExpected:
+            self._calls -= 1  # another call is timed
+            raise
+        times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
+        self._due = launching >= _SHARE * total
+        self._off = not self._due
+        self.note = times if self._due else f"not recorded: {times}"
+
+    def run(
+        self, inputs: Sequence[Tensor], begins: Callable[[], None]
+    ) -> list[Tensor | None] | None:
+        """The results of a replayed call; ``None`` if this one is to run as usual. ``begins`` is
+        called before anything runs."""
+        if self._off:
+            return None
+        if self._recording is not None:
+            if self._places.fit(inputs):
+                begins()
+                self._places.fill(inputs)
+                return self._recording.replay(inputs)
+            self.drop()
+            self._due = True
+        elif not self._due:
+            self._places.observe(inputs)
+        elif self._may_record(inputs):
+            begins()
+            return self._record(inputs)
+        return None
+
+    def drop(self) -> None:
+        """Forget the recording, and give its memory back."""
+        self._recording, self._due = None, False
+        self._places.drop()
+
+    def _may_record(self, inputs: Sequence[Tensor]) -> bool:
+        self._due = False
+        self._attempts += 1
+        nbytes = self._plan.nbytes + self._places.nbytes
+        if self._places.are_written:
+            self._give_up("an argument is written to")
+        elif nbytes > self._room:
+            self._give_up(f"copies of {nbytes} bytes have no room beside the plan")
+        elif self._attempts > _ATTEMPTS:
+            self._give_up("its tensors move from call to call")
+        return not self._off and self._places.are_alike(inputs)
+
+    def _give_up(self, why: str) -> None:
+        self.drop()
+        self._off, self.note = True, f"not recorded: {why}"
+
+    def _record(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        record = record_segments if self._plan.segments else record_whole
+        self._places.settle(inputs)
+        try:
+            attempt = record(self._frame, self._recorder, self._plan, self._places, inputs)
+        except NotExpected:
+            self.drop()
+            self._frame.settle(failed=True)
+            self._due = True  # another call is recorded
+            raise
+        self._recording = attempt.recording
+        if attempt.recording is None:
+            self._give_up(attempt.failure)
+        else:
+            self.note = f"{self.note.split(';')[0]}; replayed as {attempt.recording}"
+        return attempt.results
