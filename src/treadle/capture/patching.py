@@ -72,7 +72,7 @@ from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
 from treadle.compat.distributed.fully_sharded import resharding_methods, unsharding_methods
 from treadle.compat.distributed.sharded_tensors import draw_methods, sharded_entries
-from treadle.compat.fake import is_traced
+from treadle.compat.fake import is_traced, stand_in_for
 from treadle.compat.hooks import OURS, backward_inside, global_step_hooks, reducer_methods
 from treadle.compat.tracing import (
     METHOD_FILES,
@@ -294,6 +294,19 @@ class TensorPatcher(TorchFunctionMode):
 
         return call
 
+    def in_class(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """``Tensor.as_subclass``, which asks no mode."""
+        thread = threading.get_ident()
+
+        def call(tensor: Tensor, kind: type[Tensor]) -> Tensor:
+            value = self.inside(tensor) if works_for(thread) else tensor
+            if not is_traced(value):
+                return original(tensor, kind)
+            self._watch.note_line()
+            return stand_in_for(value.view_as(value), kind)
+
+        return call
+
     def _drawn(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
@@ -397,6 +410,7 @@ def patched(
             _put_attribute(undo, kind, name, ours)
         _put_method(undo, "__bool__", mode.answering(Tensor.__bool__))
         _put_method(undo, "__copy__", mode.copying())
+        _put_method(undo, "as_subclass", mode.in_class(Tensor.as_subclass))
         with mode:
             yield
 

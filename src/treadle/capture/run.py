@@ -96,7 +96,7 @@ from treadle.capture.tensors.tensor_effects import (
     refused_storage,
 )
 from treadle.compat.distributed.sharded_tensors import ShardedLayout, layout_of, local_of, placed_as
-from treadle.compat.fake import is_traced, mark_parameter
+from treadle.compat.fake import is_traced, mark_parameter, stand_in_for, users_class
 from treadle.compat.hooks import copy_hooks, tensor_hooks
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.switches import switches_kept, uses_onednn
@@ -382,6 +382,7 @@ class Run:
             match source:
                 case Parameter(parameter):
                     leaf = around(value.detach(), layout_of(parameter))
+                    stand_in_for(leaf, users_class(parameter))
                     leaf.requires_grad_(parameter.requires_grad)
                     mark_parameter(leaf)
                     self._of_fakes |= vars(leaf).keys()
@@ -395,7 +396,9 @@ class Run:
                     self._hooks[id(parameter)] = tensor_hooks(leaf)
                     self._stand_ins[id(parameter)] = leaf
                 case BufferSlot(owner, key):
-                    buffers.append((owner, key, around(value, layout_of(owner._buffers[key]))))
+                    buffer = owner._buffers[key]
+                    traced = stand_in_for(around(value, layout_of(buffer)), users_class(buffer))
+                    buffers.append((owner, key, traced))
                 case State(_, parameter, key):
                     self._values[id(parameter), key] = value
                 case Scalar(param_group, key, _):
@@ -404,7 +407,8 @@ class Run:
                 case Grad(parameter, layout):
                     self._stand_ins[id(parameter)].grad = around(value, layout)
                 case Batch(at):
-                    batch[at] = around(value, layout_of(self.leaves[at]))
+                    leaf = self.leaves[at]
+                    batch[at] = stand_in_for(around(value, layout_of(leaf)), users_class(leaf))
                 case ClosedOverTensor() | Held() | RunTimeNumber() | RunTimeArray():
                     raise AssertionError("constants are found after the trace")
         for at, leaf in enumerate(self.leaves):

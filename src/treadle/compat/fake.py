@@ -2,9 +2,9 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import SymInt, Tensor, nn
@@ -16,13 +16,16 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.overrides import get_default_nowrap_functions
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from treadle.algebra.extents import Size
 from treadle.compat.distributed.sharded_tensors import local_of
 
+T = TypeVar("T")
 aten = torch.ops.aten
 
 UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError)
@@ -71,6 +74,12 @@ def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -
         del mode.dispatch
 
 
+PLAIN_CLASSES = frozenset({Tensor, nn.Parameter})
+"""Those of tensors without a class of their own."""
+
+_SET_CLASS = vars(object)["__class__"].__set__
+"""What sets the class of an object that answers ``__class__`` itself."""
+
 _MEMO = type(vars(FakeTensor)["item_memo"])
 MEMOS = frozenset(
     "_".join(("", name, *what))
@@ -97,11 +106,122 @@ def mark_parameter(tensor: Tensor) -> None:
     tensor._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class _StandIn(FakeTensor):
+    """A fake tensor that answers ``__class__`` as the user's tensor does: that is what
+    ``isinstance``, ``match`` and ``super()`` ask."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return class_of(self)
+
+
+class _Unheard:
+    """First among the bases: no class of the user's hears that it is derived from."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None: ...
+
+
+class _OwnClass(_StandIn):
+    """Of a class of the user's own, which stands before this one among the bases."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """As ``Tensor`` has it: results are of the class as well."""
+        kind = _own_class(cls)
+        if not all(issubclass(kind, _own_class(each)) for each in types):
+            return NotImplemented
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if func in get_default_nowrap_functions() or any(each is result for each in args):
+            return result
+        return _in_class(result, kind)
+
+
+class WatchedClass:
+    """Beside a class of PyTorch's own as a base: for the time being it stands for that one."""
+
+    __slots__ = ()
+
+
+def users_class(tensor: object) -> type:
+    """The class of one of the user's tensors, whether it is watched or not."""
+    kind = type(tensor)
+    return kind.__bases__[0] if WatchedClass in kind.__bases__ else kind
+
+
+def _own_class(kind: type) -> type:
+    """That of the user's of which ``kind`` makes stand-ins."""
+    return kind.__bases__[1] if _OwnClass in kind.__bases__ else kind
+
+
+def _in_class(result: object, kind: type) -> object:
+    if isinstance(result, Tensor):
+        return result if isinstance(result, kind) else stand_in_for(result, kind)
+    if isinstance(result, list | tuple):
+        parts = [_in_class(each, kind) for each in result]
+        return parts if isinstance(result, list) else type(result)(parts)
+    return result
+
+
+def of_class(kind: type, tensor: Tensor, needs_gradient: bool) -> Tensor:
+    """Another tensor of the same memory, of that class, which begins a graph of gradients."""
+    return Tensor._make_subclass(kind, tensor.detach(), needs_gradient)
+
+
 def class_of(tensor: Tensor) -> type:
     """The class that it stands for."""
-    if type(tensor) is not FakeTensor:
-        return type(tensor)
-    return nn.Parameter if vars(tensor).get("_is_param") else Tensor
+    kind = type(tensor)
+    if kind in (FakeTensor, _StandIn):
+        return nn.Parameter if vars(tensor).get("_is_param") else Tensor
+    return _own_class(kind)
+
+
+def stand_in_for(traced: T, kind: type) -> T:
+    """``traced``, from now on of the class ``kind``, if it is a fake tensor. One with slots of its
+    own stays a plain tensor."""
+    if not isinstance(traced, FakeTensor):
+        return traced
+    is_own = kind not in PLAIN_CLASSES and kind.__basicsize__ == Tensor.__basicsize__
+    _SET_CLASS(traced, _class_in_place_of(kind) if is_own else _StandIn)
+    return traced
+
+
+def _class_in_place_of(kind: type) -> type:
+    """With the methods and attributes of ``kind``, but PyTorch's own of a parameter: those would
+    ask no mode."""
+    for known in type.__subclasses__(kind):
+        if _OwnClass in known.__bases__:
+            return known
+    asked = ("__deepcopy__", "__reduce_ex__", "__repr__")
+    theirs = [name for name in asked if getattr(kind, name) is getattr(nn.Parameter, name)]
+    members = {name: getattr(Tensor, name) for name in theirs}
+    return type(kind)(kind.__name__, (_Unheard, kind, _OwnClass), members)
+
+
+@contextmanager
+def standing_in(is_asked: Callable[[], bool]) -> Iterator[None]:
+    """Fake tensors that are made where ``is_asked()`` know the class that they stand for."""
+    original = FakeTensor.__new__
+
+    def make(cls: type[FakeTensor], *args: Any, **kwargs: Any) -> FakeTensor:
+        return original(_StandIn if cls is FakeTensor and is_asked() else cls, *args, **kwargs)
+
+    known = proxy_tensor.HANDLED_TYPES
+    setattr(FakeTensor, "__new__", make)  # noqa: B010 - its type says that it is fixed
+    proxy_tensor.HANDLED_TYPES = (*known, _StandIn)
+    try:
+        yield
+    finally:
+        setattr(FakeTensor, "__new__", original)  # noqa: B010
+        proxy_tensor.HANDLED_TYPES = known
 
 
 def fake_like(value: FakeTensor) -> FakeTensor:
@@ -216,10 +336,12 @@ __all__ = [
     "METADATA_CHANGES",
     "MISTYPED",
     "NEEDS_MEMORY",
+    "PLAIN_CLASSES",
     "UNSUPPORTED",
     "DataDependentOutputException",
     "FakeTensor",
     "FakeTensorMode",
+    "WatchedClass",
     "alone",
     "class_of",
     "detect_fake_mode",
@@ -232,6 +354,10 @@ __all__ = [
     "is_of_values",
     "is_traced",
     "mark_parameter",
+    "of_class",
+    "stand_in_for",
+    "standing_in",
     "symbolic_mode",
+    "users_class",
     "without_words",
 ]

@@ -1,11 +1,12 @@
 """The trace in progress: what it holds, and what it must not see."""
 
+import functools
 import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from treadle.compat.distributed.sharded_tensors import layout_of, local_of
-from treadle.compat.fake import without_words
+from treadle.compat.fake import stand_in_for, standing_in, users_class, without_words
 from treadle.compat.switches import without_onednn
 
 P = ParamSpec("P")
@@ -52,9 +53,13 @@ def trace(
 
     def flat(*values: Tensor) -> Any:
         with _use_lazy_graph_module(False):  # those that the function itself makes
-            return function(list(values))
+            return function([stand_in_for(each, Tensor) for each in values])
 
-    with TRACING, without_onednn(), without_words(), _use_lazy_graph_module(True):
+    ours = functools.partial(works_for, threading.get_ident())
+    inside = standing_in(ours), without_onednn(), without_words(), _use_lazy_graph_module(True)
+    with TRACING, ExitStack() as undo:
+        for each in inside:
+            undo.enter_context(each)
         return make_fx(
             flat,
             decomposition_table=dict(instead),
@@ -96,6 +101,7 @@ def held_input(tensor: Tensor) -> Tensor:
     with _disable_current_modes():
         fake = mode.from_tensor(local_of(tensor).detach())
     proxy = tracer.create_proxy("get_attr", name, (), {})
+    fake = stand_in_for(fake, users_class(tensor))
     found: Tensor = track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
     layout = layout_of(tensor)
     return found if layout is None else layout.around(found)

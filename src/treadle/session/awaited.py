@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from treadle.compat.fake import WatchedClass
 from treadle.compat.tensors import address_of, is_held_elsewhere, same_bytes, storage_of
 from treadle.compat.tracing import without_classes
 
@@ -112,7 +113,7 @@ def _awaiting(own: type, awaited: AwaitedTensors) -> type:
     named = {"__module__": own.__module__, "__qualname__": own.__qualname__}
     methods = {"__deepcopy__": copied, "__reduce_ex__": reduced}
     hears = {"__torch_function__": classmethod(function)}
-    return type(own)(own.__name__, (own,), named | methods | hears)
+    return type(own)(own.__name__, (own, WatchedClass), named | methods | hears)
 
 
 @final

@@ -23,6 +23,7 @@ from treadle.capture.python_state.parts import (
 )
 from treadle.capture.python_state.plain_values import PlainFact, is_plain
 from treadle.compat.distributed.sharded_tensors import layout_of
+from treadle.compat.fake import PLAIN_CLASSES, users_class
 
 TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], object, bool]
 """Dtype, shape, strides, device (of a DTensor with its layout), whether it wants a gradient."""
@@ -35,9 +36,13 @@ def tensor_fact(value: Tensor) -> TensorFact:
 
 
 def place_of_tensor(value: Tensor) -> object:
-    """Its device; of a DTensor also its mesh and placements."""
+    """Its device; of a DTensor also its mesh and placements, and the class of one whose class is
+    not PyTorch's own."""
     layout = layout_of(value)
-    return value.device if layout is None else (value.device, layout.spec)
+    if layout is not None:
+        return value.device, layout.spec
+    kind = users_class(value)
+    return value.device if kind in PLAIN_CLASSES else (value.device, kind)
 
 
 def first_of_each(tensors: Iterable[object]) -> tuple[int, ...]:

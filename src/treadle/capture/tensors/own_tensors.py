@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treadle.capture.python_state.external import DeferredValue
 from treadle.capture.tensors.input_memory import bytes_of
-from treadle.capture.tensors.result_slots import LeafSlot, slot_of
+from treadle.capture.tensors.result_slots import ClassSlot, slot_of
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.tensors import storage_key
 
@@ -36,7 +36,7 @@ class KeptView:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
-    slot: LeafSlot | None
+    slot: ClassSlot | None
 
     def __call__(self) -> Tensor:
         """That view; ``find`` is to find a tensor laid out as the traced one was."""
@@ -97,7 +97,7 @@ class OwnTensors:
                     tuple(leaf.shape),
                     leaf.stride(),
                     low - first,
-                    slot if isinstance(slot, LeafSlot) else None,
+                    slot if isinstance(slot, ClassSlot) else None,
                 )
         return None
 

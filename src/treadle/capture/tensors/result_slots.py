@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from treadle.capture.python_state.external import DeferredValue
 from treadle.capture.tensors.sparse_gradients import SparseLayout, sparse_layout_of
 from treadle.compat.distributed.sharded_tensors import ShardedLayout, layout_of
-from treadle.compat.fake import class_of
+from treadle.compat.fake import class_of, of_class
 
 
 class ResultSlot:
@@ -27,18 +27,18 @@ class ResultSlot:
 
 @final
 @dataclass(frozen=True, slots=True)
-class LeafSlot:
-    """Marks that of a tensor that begins a graph of gradients: a parameter, or another one that
-    needs a gradient. ``kind``: its class."""
+class ClassSlot:
+    """Marks that of a tensor that begins a graph of gradients, or is of a class of the user's own.
+    ``kind``: its class."""
 
     kind: type
     needs_gradient: bool = True
 
     def around(self, tensor: Tensor) -> Tensor:
         """Such a tensor, of the same memory."""
-        if self.kind is nn.Parameter:
-            return nn.Parameter(tensor, self.needs_gradient)
-        return tensor.detach().requires_grad_()
+        if self.kind is Tensor:
+            return tensor.detach().requires_grad_()
+        return of_class(self.kind, tensor, self.needs_gradient)
 
 
 @final
@@ -54,9 +54,9 @@ def slot_of(tensor: Tensor) -> Any:
     """What marks the place of ``tensor``."""
     found = layout_of(tensor) or sparse_layout_of(tensor)
     kind = class_of(tensor)
-    is_leaf = tensor.is_leaf and (tensor.requires_grad or kind is nn.Parameter)
-    if found is None and is_leaf:
-        return LeafSlot(kind, tensor.requires_grad)
+    begins = tensor.is_leaf and tensor.requires_grad
+    if found is None and (begins or kind is not Tensor):
+        return ClassSlot(kind, begins)
     return found or ResultSlot
 
 
@@ -64,7 +64,7 @@ def slots_in(leaves: Iterable[Any]) -> int:
     """How many tensors of the graph belong among the leaves."""
     found = 0
     for leaf in leaves:
-        found += leaf is ResultSlot or isinstance(leaf, ShardedLayout | LeafSlot)
+        found += leaf is ResultSlot or isinstance(leaf, ShardedLayout | ClassSlot)
         found += 2 * isinstance(leaf, SparseLayout)
     return found
 
@@ -79,7 +79,7 @@ def fill(
     for leaf in leaves:
         if leaf is ResultSlot:
             found.append(next(tensors))
-        elif isinstance(leaf, ShardedLayout | LeafSlot):
+        elif isinstance(leaf, ShardedLayout | ClassSlot):
             found.append(leaf.around(next(tensors)))
         elif isinstance(leaf, SparseLayout):
             found.append(leaf.around(next(tensors), next(tensors)))

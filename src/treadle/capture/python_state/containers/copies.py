@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle.compat.distributed.sharded_tensors import layout_of
-from treadle.compat.fake import MEMOS, class_of
+from treadle.compat.fake import MEMOS, class_of, stand_in_for
 from treadle.compat.tensors import storage_key
 
 _MEMORIES = "tensors by their memory"
@@ -36,8 +36,8 @@ def deep_copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
         return memo[id(tensor)]
     with torch.no_grad():
         copied = _in_copied_memory(tensor, memo.setdefault(_MEMORIES, {}))
-    made = memo[id(tensor)] = _like(tensor, copied)
-    if class_of(tensor) is nn.Parameter:
+    made = memo[id(tensor)] = stand_in_for(_like(tensor, copied), class_of(tensor))
+    if issubclass(class_of(tensor), nn.Parameter):
         return made
     if tensor.grad is not None:
         made.grad = deepcopy(tensor.grad, memo)
@@ -47,7 +47,7 @@ def deep_copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
 
 def _like(tensor: Tensor, values: Tensor) -> Tensor:
     """Of the class of ``tensor``, and needing a gradient as it does."""
-    if class_of(tensor) is nn.Parameter:
+    if issubclass(class_of(tensor), nn.Parameter):
         return nn.Parameter(values, tensor.requires_grad)
     return values.requires_grad_(tensor.requires_grad)
 
@@ -62,7 +62,7 @@ def _in_copied_memory(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
     """A copy of the memory that ``tensor`` is in, seen as it is. ``copies``: of memories that were
     met before, by their keys, each as a tensor of all of it."""
     key = storage_key(tensor)
-    if key is None or layout_of(tensor) is not None or class_of(tensor) is nn.Parameter:
+    if key is None or layout_of(tensor) is not None or issubclass(class_of(tensor), nn.Parameter):
         return tensor.clone()
     whole = tensor if tensor._base is None else tensor._base
     if key not in copies:
