@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from treadle.capture.captured import Captured
 from treadle.capture.refuse import named_models, named_optimizers
-from treadle.capture.step import Captured, capture
+from treadle.capture.step import capture
 from treadle.compiler.cleaning import clean
 from treadle.compiler.pipeline import compile_step
 from treadle.graph.core.node_info import info, set_value, value_of, with_info

@@ -7,6 +7,7 @@ and a copy that it returns or leaves somewhere is the user's own there.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 from treadle.capture.python_state.changes import Change, refused
@@ -14,7 +15,8 @@ from treadle.capture.python_state.containers.container_changes import reference_
 from treadle.capture.python_state.flatten import Container, FlatArguments, nodes_in, replaced
 from treadle.capture.python_state.introspect import parts_of
 from treadle.capture.python_state.parts import MISSING, Part, Reading, Sequenced
-from treadle.capture.python_state.plain_values import is_same_value
+from treadle.capture.python_state.plain_values import is_plain, is_same_value
+from treadle.capture.python_state.reads import Reads
 
 
 @dataclass(slots=True)
@@ -41,6 +43,26 @@ class ServedCall:
     def forget(self) -> None:
         """Nothing of a call is kept."""
         self.serve(FlatArguments())
+
+    def leaf(self, at: int) -> object:
+        """One of its leaves; ``MISSING`` between two calls."""
+        return self.leaves[at] if at < len(self.leaves) else MISSING
+
+    def _container(self, at: int) -> object:
+        return self.containers[at].value
+
+    def _key(self, at: int) -> object:
+        return self.given.keys[at]
+
+    def read(self, reads: Reads) -> None:
+        """What a step depends on of its containers, and of the keys that are objects."""
+        for at, each in enumerate(self.containers):
+            label, find = f"argument {type(each.value).__name__}", partial(self._container, at)
+            reads.add_container(label, each.value, find, each.parts)
+        for at, key in enumerate(self.given.keys):
+            if not is_plain(key):
+                label = f"a key of an argument ({type(key).__name__})"
+                reads.add_argument(label, key, partial(self._key, at))
 
     def node(self, at: int) -> object:
         """One of the containers, as they were when it was first asked for."""
@@ -123,6 +145,3 @@ class Copies:
 def _parts(node: object) -> list[tuple[Part, Reading]]:
     parts = parts_of(node, "an argument").parts
     return [(part, dict(part.now())) for part in parts]
-
-
-__all__ = ["ArgumentAlias", "ArgumentLocation", "Copies", "ServedCall"]

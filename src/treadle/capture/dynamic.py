@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from treadle.algebra.extents import Size
-from treadle.capture.build_graph import Captured
+from treadle.capture.captured import Captured
 from treadle.capture.sources import Batch, Source
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.analysis.dynamic import SampleMode, Symbols, sampled

@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import SymInt, Tensor, nn
@@ -95,7 +95,7 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def is_traced(value: object) -> bool:
+def is_traced(value: object) -> TypeGuard[Tensor]:
     """Whether a trace knows it: a fake tensor, or a DTensor that holds one."""
     held = local_of(value) if isinstance(value, Tensor) else value
     return isinstance(held, FakeTensor)

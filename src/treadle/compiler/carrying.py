@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 from torch import fx
 
-from treadle.capture.step import Captured
+from treadle.capture.captured import Captured
 from treadle.graph.analysis.dataflow import is_list_call
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.analysis.update_blocks import update_blocks

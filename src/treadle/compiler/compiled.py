@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from treadle.capture.step import Captured
+from treadle.capture.captured import Captured
 from treadle.graph.analysis.index_bounds import IndexCheck
 from treadle.graph.core.signature import Role, StepGraph
 from treadle.loop.printing import dtype_name

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 
 from treadle.algebra.guards import GuardSet
-from treadle.capture.step import Captured
+from treadle.capture.captured import Captured
 from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
 from treadle.compiler.carrying import carried_steps

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.build_graph import Captured
+from treadle.capture.captured import Captured
 from treadle.capture.eager import run_eagerly
 from treadle.capture.integrations.grad_scaler import SkippedUpdate
 from treadle.capture.optimizers.optimizer_state import StateLocation

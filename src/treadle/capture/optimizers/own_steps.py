@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from treadle.capture.eager import Reason, why_eager
 from treadle.capture.integrations.grad_scaler import refused_scaling
 from treadle.capture.optimizers.registry import has_update_rule
-from treadle.capture.patching import Span, TraceRecorder
+from treadle.capture.tracing.checkpointed_regions import Span
+from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.compat.hooks import step_hooks
 from treadle.compat.tracing import traced_nodes
 
@@ -56,7 +57,7 @@ class OwnSteps:
         return Reason(found.code, f"{found.words}, and its own step cannot be captured: {why}")
 
     def stepper(
-        self, optimizer: Optimizer, watch: TraceRecorder, update: list[Span], *, updates: bool
+        self, optimizer: Optimizer, recorder: TraceRecorder, update: list[Span], *, updates: bool
     ) -> Callable[..., Any]:
         """What stands in the place of ``optimizer.step`` while the step is captured. ``update``
         gets the nodes that it makes."""
@@ -66,11 +67,11 @@ class OwnSteps:
             closure = next(filter(callable, (*args, *named.values())), None)
             if not updates:
                 return None if closure is None else closure()
-            if id(optimizer) in watch.scaling.skips:
+            if id(optimizer) in recorder.scaling.skips:
                 raise refused_scaling(
                     f"a GradScaler steps {type(optimizer).__name__}, which steps by its own code"
                 )
-            start, conditions = traced_nodes(), watch.conditions
+            start, conditions = traced_nodes(), recorder.conditions
             before, conditions.path = conditions.path, None  # it does not look at values
             try:
                 return original(*args, **named)

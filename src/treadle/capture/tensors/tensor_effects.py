@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.reads import Reads
+from treadle.capture.tensors.tensor_uses import TensorUses
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import MEMOS
 from treadle.compat.hooks import tensor_hooks
@@ -143,7 +144,7 @@ class DataAssignments:
         return before
 
     def refuse_shared(
-        self, targets: Iterable[Tensor], memory: Iterable[int | None], watch: "TensorUses"
+        self, targets: Iterable[Tensor], memory: Iterable[int | None], watch: TensorUses
     ) -> None:
         """TR-117 where one of ``targets``, which the user has, would share elements with another
         one, or memory with an input, of which ``memory`` are the keys."""
@@ -207,7 +208,7 @@ class GivenTensor:
         return GivenTensor(label, find, traced, flag, grad, version, held, is_argument, memory)
 
     def changes(
-        self, assignments: DataAssignments, watch: "TensorUses"
+        self, assignments: DataAssignments, watch: TensorUses
     ) -> Iterator[tuple[TensorLocation, object]]:
         """Its aspects that the step changed, with what is there now. TR-117 for all but ``.data``
         of a tensor that is no argument."""
@@ -223,7 +224,7 @@ class GivenTensor:
             raise refused(f"the hooks of {self.label}", "tensor", watch.line_of(self.traced))
 
     def read(
-        self, reads: Reads, watch: "TensorUses", is_named_in_code: Callable[[str], bool]
+        self, reads: Reads, watch: TensorUses, is_named_in_code: Callable[[str], bool]
     ) -> None:
         """What the run read of it beside its values. ``is_named_in_code``: whether it may have read
         an attribute of that name."""
@@ -233,7 +234,7 @@ class GivenTensor:
         if self._reads_gradient(watch):
             reads.add_found(f"{self.label}.grad", functools.partial(_gradient_of, self.find))
 
-    def _reads_gradient(self, watch: "TensorUses") -> bool:
+    def _reads_gradient(self, watch: TensorUses) -> bool:
         """Whether the run depends on whether ``.grad`` was there, and on its value."""
         if not self.traced.is_leaf or watch.is_replaced_first(self.traced):
             return False
@@ -244,7 +245,7 @@ class GivenTensor:
             return False
         return self.traced.grad is not self.grad or self.grad._version != self.version
 
-    def _of_gradient(self, watch: "TensorUses") -> Iterator[tuple[TensorLocation, object]]:
+    def _of_gradient(self, watch: TensorUses) -> Iterator[tuple[TensorLocation, object]]:
         now, replaced = self.traced.grad, watch.is_replaced_first(self.traced)
         if now is self.grad and not replaced:
             return
@@ -261,7 +262,7 @@ class GivenTensor:
                 yield self._place(name, Aspect.ATTRIBUTE), value
 
     def _allowed(
-        self, changes: Iterable[tuple[TensorLocation, object]], watch: "TensorUses"
+        self, changes: Iterable[tuple[TensorLocation, object]], watch: TensorUses
     ) -> Iterator[tuple[TensorLocation, object]]:
         for place, value in changes:
             if not self.is_argument:
@@ -303,22 +304,6 @@ def read_attributes(
 def _gradient_of(find: Callable[[], object]) -> object:
     tensor = find()
     return tensor.grad if isinstance(tensor, Tensor) and tensor.is_leaf else MISSING
-
-
-class TensorUses(Protocol):
-    """What a run did with tensors themselves, and with their ``.grad``."""
-
-    def line_of(self, tensor: Tensor) -> str:
-        """The user's line that changed it last."""
-        ...
-
-    def is_looked_at(self, leaf: Tensor) -> bool:
-        """Whether it was read."""
-        ...
-
-    def is_replaced_first(self, leaf: Tensor) -> bool:
-        """Whether it was set before anybody looked at it."""
-        ...
 
 
 def _is_same_memory(one: Tensor, other: Tensor) -> bool:

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 import torch
 
 from treadle.capture.argument_containers import ServedCall
+from treadle.capture.captured import Captured
 from treadle.capture.dynamic import Dims
 from treadle.capture.eager import CallsClosure
 from treadle.capture.explain_errors import branches
 from treadle.capture.failures import raise_told
 from treadle.capture.python_state.call_arguments import CallArguments, parameter_names
 from treadle.capture.python_state.object_graph import Location, argument_place
-from treadle.capture.step import Captured, capture
+from treadle.capture.step import capture
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.build_graph import Captured
+from treadle.capture.captured import Captured
 from treadle.capture.optimizers.registry import has_update_rule, update_rule
 from treadle.capture.python_state.flatten import FlatArguments, FlatCalls, Structure
 from treadle.capture.python_state.object_graph import first_of_each, place_of_tensor, tensor_fact

@@ -1,0 +1,114 @@
+"""All inputs of a step that are known before it runs, with the source of each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from treadle.capture.distributed.row_shards import Divisions
+from treadle.capture.optimizers.registry import update_rule
+from treadle.capture.sources import (
+    Batch,
+    BufferSlot,
+    Grad,
+    Parameter,
+    ParamGroups,
+    Scalar,
+    Source,
+    State,
+)
+from treadle.capture.tensors.sparse_gradients import is_sparse
+from treadle.compat.distributed.sharded_tensors import layout_of
+from treadle.graph.core.signature import Input, Role
+
+SourcedInput = tuple[Input, Source]
+Names = Mapping[int, str]
+"""Of parameters, by their ids."""
+
+
+def input_sources(
+    models: Mapping[str, nn.Module],
+    param_groups: ParamGroups,
+    leaves: Sequence[object],
+    device: torch.device,
+    divisions: Divisions,
+) -> list[SourcedInput]:
+    """In the order of the graph's inputs. ``leaves``: of the arguments. Gradients come last: the
+    names of other inputs are those without them."""
+    names = _names(models)
+    return [
+        *_parameters(models, names),
+        *_buffers(models),
+        *_of_optimizers(param_groups, names, device, divisions),
+        *_batch(leaves, names),
+        *_gradients(models, names),
+    ]
+
+
+def _names(models: Mapping[str, nn.Module]) -> Names:
+    found: dict[int, str] = {}
+    for prefix, model in models.items():
+        for name, parameter in model.named_parameters():
+            found.setdefault(id(parameter), f"{prefix}.{name}".lstrip("."))
+    return found
+
+
+def _parameters(models: Mapping[str, nn.Module], names: Names) -> Iterator[SourcedInput]:
+    for parameter in _each_once(models):
+        given = Input(Role.PARAMETER, names[id(parameter)], *_parts(parameter))
+        yield given, Parameter(parameter)
+
+
+def _each_once(models: Mapping[str, nn.Module]) -> list[nn.Parameter]:
+    return list({id(p): p for model in models.values() for p in model.parameters()}.values())
+
+
+def _buffers(models: Mapping[str, nn.Module]) -> Iterator[SourcedInput]:
+    seen: set[int] = set()
+    for prefix, model in models.items():
+        for path, owner in model.named_modules():
+            for key, buffer in owner._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    name = f"{prefix}.{path}.{key}".strip(".").replace("..", ".")
+                    yield Input(Role.BUFFER, name, *_parts(buffer)), BufferSlot(owner, key)
+
+
+def _of_optimizers(
+    param_groups: ParamGroups, names: Names, device: torch.device, divisions: Divisions
+) -> Iterator[SourcedInput]:
+    """State and scalars."""
+    for at, param_group in enumerate(param_groups):
+        form, group = update_rule(param_group.optimizer), param_group.group
+        for parameter in param_group.parameters:
+            for key, start in form.states(parameter, group).items():
+                label = f"{param_group.label}.{key}[{names[id(parameter)]}]"
+                shards = divisions.of(parameter, form)
+                source = State(param_group.optimizer, parameter, key, start, shards)
+                parts = _parts(parameter) if shards is None else (True, not shards.is_even)
+                yield Input(Role.STATE, label, *parts), source
+        for key in param_group.scalar_names():
+            label = f"{param_group.label}.{key}.{at}"
+            yield Input(Role.SCALAR, label), Scalar(param_group, key, device)
+
+
+def _batch(leaves: Sequence[object], names: Names) -> Iterator[SourcedInput]:
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and id(leaf) not in names:  # a parameter is one input
+            yield Input(Role.BATCH, f"batch {at}", *_parts(leaf)), Batch(at)
+
+
+def _gradients(models: Mapping[str, nn.Module], names: Names) -> Iterator[SourcedInput]:
+    for model in models.values():
+        for parameter in model.parameters():
+            grad = parameter.grad
+            if grad is not None and not is_sparse(grad):
+                label = f"grad of {names[id(parameter)]}"
+                given = Input(Role.GRADIENT, label, *_parts(grad))
+                yield given, Grad(parameter, layout_of(grad))
+
+
+def _parts(value: Tensor) -> tuple[bool, bool]:
+    """Whether ranks hold parts of it, and whether those may be of several sizes."""
+    layout = layout_of(value)
+    return layout is not None, layout is not None and not layout.is_even

@@ -1,0 +1,147 @@
+"""Runs of one trace, each of which knows what the runs before it met.
+
+::
+
+    the step changes containers       others stand in their places
+    it counts with numbers            numbers stand in where it counts
+    it asks for real numbers          its code is rewritten to take those that stand in
+    it fails where something stood in for a number or a container, as it itself might not
+                                      nothing stands in
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+from torch import Tensor, fx
+
+from treadle.capture.integrations.grad_scaler import ScalerBegins
+from treadle.capture.integrations.recurrent import weights_in_place
+from treadle.capture.python_state.containers.container_changes import (
+    ChangedContainer,
+    ContainersChanged,
+)
+from treadle.capture.python_state.object_graph import Location
+from treadle.capture.symbolic.changing_numbers import Counted
+from treadle.capture.symbolic.computations import Key
+from treadle.capture.symbolic.deferred import AsksNumber
+from treadle.capture.symbolic.number_calls import NumberCalls
+from treadle.capture.tracing.request import Substitutes, TraceRequest
+from treadle.capture.tracing.run import Run
+from treadle.compat.operators.rng_operators import TRACED_AS
+from treadle.compat.operators.schemas import ALL_TRUE
+from treadle.compat.tracing import trace
+from treadle.compat.views import SPLITS
+from treadle.graph.custom_ops.grouped import GROUPED
+from treadle.util.errors import CaptureError
+
+_INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED, **ALL_TRUE}
+"""What to trace in the place of operators that a graph cannot hold."""
+
+_MOST_RUNS = 64
+"""Of one trace; each learns something of the step that the next one needs."""
+
+
+@final
+class RepeatedRuns:
+    """What stands in for others in the next run, and how code is rewritten in it."""
+
+    def __init__(
+        self,
+        request: TraceRequest,
+        numbers: Sequence[Location],
+        tried: list[Run],
+        *,
+        in_numbers: bool,
+    ) -> None:
+        """``numbers``: places whose numbers change from call to call; ``in_numbers``: whether any
+        number may be stood in for. ``tried`` gets each run."""
+        self._request = request
+        self._tried = tried
+        self._calls = NumberCalls(request.function)
+        self._numbers = numbers
+        self._in_numbers = in_numbers
+        self._containers: Sequence[ChangedContainer] | None = ()
+        self._counters: list[Location] = []
+        self._refusal: Counted | None = None
+        self._whole: set[Key] = set()  # arrays whose numbers may not stand in
+
+    def last(self, inputs: list[Tensor], *, symbolic: bool) -> tuple[Run, fx.GraphModule]:
+        """The run that meets nothing new, and its trace."""
+        for _ in range(_MOST_RUNS):
+            run = self._next()
+            try:
+                with weights_in_place(), self._calls.rewritten():
+                    module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+                if self._is_last(run):
+                    return run, module
+            except Exception as error:
+                self._learn(error, run)
+            for each in self._request.param_groups:
+                each.taken.clear()
+        raise CaptureError(
+            f"each of {_MOST_RUNS} runs of the step met something that the runs before had not",
+            code="TR-199",
+            remedy="this is a bug in treadle: report it, with the step",
+        )
+
+    def _next(self) -> Run:
+        numbers = (*self._numbers, *self._counters)
+        run = Run(self._request, Substitutes(numbers, self._in_numbers, self._containers))
+        run.numbers.uses.whole |= self._whole
+        self._tried.append(run)
+        return run
+
+    def _is_last(self, run: Run) -> bool:
+        """Whether a run that came to its end found all as it was to be."""
+        late = run.numbers.uses.written_late()
+        self._whole |= late
+        if late or self._covers_more(run):
+            return False
+        if not run.asks_types():
+            return True
+        if self._refusal is not None and not self._in_numbers:
+            raise self._refusal
+        self._numbers, self._in_numbers, self._containers = (), False, None
+        return False
+
+    def _covers_more(self, run: Run, error: Exception | None = None) -> bool:
+        """Whether code that asked for real numbers is rewritten in the next run."""
+        return self._calls.cover(run.asked(error), run.met(), run.numbers.uses.places)
+
+    def _learn(self, error: Exception, run: Run) -> None:
+        """What the next run needs to get past ``error``, which is raised if that is nothing."""
+        match error:
+            case ScalerBegins():
+                error.begin()
+            case ContainersChanged():
+                self._containers = error.found
+            case Counted():
+                self._count(error, run)
+            case AsksNumber():
+                places = run.numbers.uses.places
+                if not self._calls.cover([error.codes], run.met(), places):
+                    if not self._containers:
+                        raise error
+                    self._containers = None
+            case _:
+                if not self._covers_more(run, error):
+                    self._retreat(error, run)
+
+    def _count(self, error: Counted, run: Run) -> None:
+        """The step counts with numbers at places: they change from call to call."""
+        new = error.places_beside(self._counters)
+        if not self._covers_more(run) and not new:
+            raise error
+        self._refusal = self._refusal or error
+        self._counters += new
+
+    def _retreat(self, error: Exception, run: Run) -> None:
+        """What stood in for others may be why: it does so no longer."""
+        if self._containers:
+            self._containers = None
+        elif not self._in_numbers and self._refusal is not None:
+            raise self._refusal from error
+        elif run.numbers.uses.is_used:
+            self._numbers, self._in_numbers = (), False
+        else:
+            raise error

@@ -1,0 +1,48 @@
+"""Tensors from outside of a step that the run meets: of an object, a global variable, a closure."""
+
+from collections.abc import Mapping
+from typing import final
+
+from torch import Tensor
+
+from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.python_state.object_graph import Location
+from treadle.capture.tensors.tensor_effects import GivenTensor, HeldTensor
+from treadle.compat.tracing import held_input
+
+
+@final
+class HeldTensors:
+    """Those of one run; they are inputs from the moment on at which they are met."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[Tensor, GivenTensor]] = {}  # which keeps the user's alive
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """What is traced in the place of a tensor that was not met before."""
+        traced, find = held_input(tensor).requires_grad_(tensor.requires_grad), HeldTensor(tensor)
+        given = GivenTensor.of("a tensor", find, tensor, traced, is_argument=False)
+        self._by_id[id(tensor)] = tensor, given
+        return traced
+
+    def traced_for(self, tensor: Tensor) -> Tensor | None:
+        """What is traced for it, if it was met before."""
+        known = self._by_id.get(id(tensor))
+        return None if known is None else known[1].traced
+
+    def given(self) -> list[GivenTensor]:
+        """What they were like before the step."""
+        return [given for _, given in self._by_id.values()]
+
+    def find(self, leaf: object) -> GivenTensor | None:
+        """That of a tensor of the user's, or of what is traced for it."""
+        for tensor, given in self._by_id.values():
+            if leaf is tensor or leaf is given.traced:
+                return given
+        return None
+
+    def placed(self, places: Mapping[int, Location | StateLocation]) -> None:
+        """From now on each is looked for where a call finds it; ``places``: by its id."""
+        for tensor, given in self._by_id.values():
+            if id(tensor) in places and isinstance(given.find, HeldTensor):
+                given.find.found_at(places[id(tensor)])

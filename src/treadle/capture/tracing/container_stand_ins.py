@@ -1,0 +1,69 @@
+"""What stands in for containers of the user's that a run before changed."""
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import final
+
+from treadle.capture.python_state.containers.container_changes import (
+    ChangedContainer,
+    ContainersChanged,
+    read_keys,
+    recorded,
+)
+from treadle.capture.python_state.containers.container_recorders import (
+    ContainerRecorder,
+    OperationLog,
+)
+from treadle.capture.python_state.external import ExternalState, refused
+from treadle.capture.python_state.reads import Reads
+
+
+@final
+class ContainerStandIns:
+    """Those of one run; ``None``: nothing stands in for any. ``log``: what was done to them."""
+
+    def __init__(self, containers: Sequence[ChangedContainer] | None) -> None:
+        self.log = OperationLog()
+        self._containers = containers
+
+    @property
+    def values(self) -> list[object]:
+        """The user's own."""
+        return [each.value for each in self._containers or ()]
+
+    def standing_in(self) -> AbstractContextManager[None]:
+        """While inside, others note what becomes of them."""
+        return recorded(self._containers or (), self.log)
+
+    def refuse_others(self, external: ExternalState) -> None:
+        """``ContainersChanged`` for those that the run changed, and that nobody stood in for."""
+        if self._containers is None:
+            return
+        found = external.changed_containers()
+        known = set(map(id, self.values))
+        if any(id(each.value) not in known for each in found):
+            raise ContainersChanged([*self._containers, *found])
+
+    def entries_read(self) -> dict[int, frozenset[object] | None]:
+        """By the ids of the user's, which entries were read; ``None``: all."""
+        return read_keys(self.log.recorders)
+
+    def read(self, reads: Reads) -> None:
+        """What the step depends on of them beside entries."""
+        for each in self.log.recorders:
+            if each.reads_length and not each.reads_all:
+                reads.add_computed(f"len({each.label})", functools.partial(_length, each))
+
+    def placed(self, reads: Reads) -> None:
+        """From now on each is found where its owner is at a call."""
+        for each in self.log.recorders:
+            node = reads.node_of(each.real)
+            if node is not None:
+                each.found = node.current
+            elif not self.log.is_got(each):
+                raise refused(each.label, type(each.real).__name__)
+
+
+def _length(recorder: ContainerRecorder) -> int:
+    return len(recorder.get())

@@ -1,0 +1,82 @@
+"""What a step leaves in ``.grad`` of parameters, and whether they need gradients from then on."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from treadle.capture.tracing.input_bindings import InputBindings
+from treadle.capture.tracing.optimizer_steps import OptimizerSteps
+from treadle.capture.tracing.request import TraceRequest
+from treadle.capture.tracing.trace_recorder import TraceRecorder
+
+Toggle = tuple[nn.Parameter, bool]
+"""A parameter, and whether it needs a gradient from then on."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GradientEffects:
+    """By parameters. ``left``: with what is in ``.grad`` after the step. ``cleared``: nothing is.
+    ``untouched``: what was there stays, and nobody looks at it. ``fresh``: what is there at first
+    does not matter; ``kept``: of these it does, until the conditions are known to hold."""
+
+    left: tuple[tuple[nn.Parameter, Tensor], ...] = ()
+    cleared: tuple[nn.Parameter, ...] = ()
+    untouched: tuple[nn.Parameter, ...] = ()
+    fresh: tuple[nn.Parameter, ...] = ()
+    kept: tuple[nn.Parameter, ...] = ()
+    toggled: tuple[Toggle, ...] = ()
+
+
+@final
+class Gradients:
+    """Those of one run. A call without an update keeps those of the last backward, which
+    ``keep`` is called after."""
+
+    def __init__(
+        self,
+        request: TraceRequest,
+        bindings: InputBindings,
+        steps: OptimizerSteps,
+        recorder: TraceRecorder,
+    ) -> None:
+        self._request, self._bindings = request, bindings
+        self._steps, self._recorder = steps, recorder
+        self._kept: dict[int, Tensor] | None = None  # ``None`` before a backward
+
+    def keep(self) -> None:
+        """What is in ``.grad`` now is what the call leaves there."""
+        found = {} if self._kept is None else self._kept
+        with torch.no_grad():
+            for key, leaf in self._bindings.parameters.items():
+                if leaf.grad is not None:
+                    found[key] = leaf.grad.clone()
+        self._kept = found
+
+    def _of(self, parameter: nn.Parameter) -> Tensor | None:
+        if self._kept is not None:
+            return self._kept.get(id(parameter))
+        return self._bindings.of(parameter).grad
+
+    def effects(self) -> GradientEffects:
+        """What the step did."""
+        uses, conditions = self._recorder.tensors, self._recorder.conditions
+        leaves = {each: self._bindings.of(each) for each in self._request.parameters}
+        fresh = [each for each, leaf in leaves.items() if id(leaf) in uses.fresh]
+        grads = {each: self._of(each) for each in leaves}
+        ours = [p for p, grad in grads.items() if not self._steps.is_as_handed(p, grad)]
+        used = [each for each in ours if uses.uses_gradient(leaves[each])]
+        return GradientEffects(
+            left=tuple((each, grad) for each in used if (grad := grads[each]) is not None),
+            cleared=tuple(each for each in used if grads[each] is None),
+            untouched=tuple(each for each in ours if not uses.uses_gradient(leaves[each])),
+            fresh=tuple(fresh),
+            kept=tuple(each for each in fresh if conditions.keeps(leaves[each])),
+            toggled=tuple(
+                (each, leaf.requires_grad)
+                for each, leaf in leaves.items()
+                if leaf.requires_grad != each.requires_grad
+            ),
+        )

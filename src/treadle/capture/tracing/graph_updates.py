@@ -1,0 +1,255 @@
+"""Updates of optimizers as a part of the graph: in functional form, on traced parameters and state.
+
+::
+
+    optimizer.step()     for each group, for each parameter that has a gradient:
+                         form.update(parameter, gradient, state, scalars)      all traced
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.distributed.row_shards import RowShards
+from treadle.capture.integrations.grad_scaler import selected
+from treadle.capture.optimizers.hyper_parameters import HyperParameters
+from treadle.capture.optimizers.registry import Group, OptimizerUpdate, Values, update_rule
+from treadle.capture.optimizers.updates import UpdatesOfGroup
+from treadle.capture.python_state.code.frames import CodeOwner
+from treadle.capture.python_state.external import ExternalState, owner_of
+from treadle.capture.sources import ParamGroup, Scalar, Source, State
+from treadle.capture.symbolic.numbers import Uses
+from treadle.capture.tensors.sparse_gradients import SparseGradients, SparseRows, is_sparse
+from treadle.capture.tracing.input_bindings import InputBindings
+from treadle.capture.tracing.request import TraceRequest
+from treadle.capture.tracing.trace_recorder import TraceRecorder
+from treadle.compat.distributed.sharded_tensors import layout_of, local_of, placed_as
+from treadle.compat.tracing import outside_modes, traced_nodes, without_functions
+from treadle.graph.core.signature import Input, Role
+
+
+@final
+class GraphUpdates:
+    """Those of one run.
+
+    ``hyper``: what the step sets in the groups. ``constants``: scalars of later steps of a call, by
+    the ids of the tensors that stand for them, which become inputs when the trace is finished.
+    ``stepped``: groups whose counters advance. ``own_rows``: nodes that take the rows of this rank,
+    with the number of ranks.
+    """
+
+    def __init__(
+        self,
+        request: TraceRequest,
+        bindings: InputBindings,
+        recorder: TraceRecorder,
+        uses: Uses,
+        sparse: SparseGradients,
+    ) -> None:
+        self.hyper = HyperParameters(uses, recorder.held.traced_for)
+        self.external: ExternalState | None = None  # once the run has begun
+        self.constants: dict[int, tuple[Input, Source]] = {}
+        self.stepped: set[int] = set()
+        self.own_rows: dict[int, int] = {}
+        self._request, self._bindings, self._recorder = request, bindings, recorder
+        self._uses, self._sparse = uses, sparse
+        self._groups = {id(each): dict(each.group) for each in request.param_groups}
+        self._shards: dict[int, RowShards] = {
+            id(each.parameter): each.shards
+            for _, each in request.sources
+            if isinstance(each, State) and each.shards is not None
+        }
+        self._later_scalars: dict[tuple[int, str], Tensor] = {}
+
+    def group_of(self, param_group: ParamGroup) -> Group:
+        """The options of a group as they were before the run."""
+        return self._groups[id(param_group)]
+
+    def is_divided(self, parameter: nn.Parameter) -> bool:
+        """Whether each rank updates some of its rows."""
+        return id(parameter) in self._shards
+
+    def run(self, optimizer: Optimizer) -> None:
+        """A step of an optimizer that has a form."""
+        param_groups = [each for each in self._request.param_groups if each.optimizer is optimizer]
+        means = self._reduce_gradients(param_groups)
+        form = update_rule(optimizer)
+        step = self._step
+        if self.external is not None and owner_of(type(form)) is CodeOwner.OURS:
+            step = self.external.unseen(without_functions(step))  # it takes traced tensors alone
+        for param_group in param_groups:
+            with self._recorder.sync.unlooked():
+                with_grad = [p for p in param_group.parameters if self._leaf(p).grad is not None]
+            if with_grad:
+                self._recorder.provenance.note_line()
+                with self._unnoted():
+                    step(form, param_group, with_grad, means)
+
+    @contextlib.contextmanager
+    def _unnoted(self) -> Iterator[None]:
+        """Within, numbers that stand in are used by us, and not by the user's code."""
+        self._uses.ours = True
+        try:
+            yield
+        finally:
+            self._uses.ours = False
+
+    def _leaf(self, parameter: nn.Parameter) -> Tensor:
+        return self._bindings.of(parameter)
+
+    def _reduce_gradients(self, param_groups: Sequence[ParamGroup]) -> dict[int, Tensor]:
+        """What of an optimizer's gradients is not a mean over ranks yet becomes one; where ranks
+        divide an update, the rows of this rank, by their parameter. All of them are sent ahead of
+        the first update, whose parameters ranks may have to send."""
+        means: dict[int, Tensor] = {}
+        sync = self._recorder.sync
+        owners = {
+            id(self._leaf(p)): id(p) for param_group in param_groups for p in param_group.parameters
+        }
+        leaves = (self._bindings.parameters[key] for key in owners.values())
+        for leaf in sync.unreduced(leaves):
+            shards = self._shards.get(owners[id(leaf)])
+            if shards is None:
+                sync.looked_at(leaf)
+                continue
+            with sync.unlooked():
+                grad = leaf.grad
+            if grad is not None:
+                means[owners[id(leaf)]] = shards.mean(grad)
+        return means
+
+    def _step(
+        self,
+        form: OptimizerUpdate,
+        param_group: ParamGroup,
+        with_grad: Sequence[nn.Parameter],
+        means: Mapping[int, Tensor],
+    ) -> None:
+        """Of those that have gradients. In each call each of them counts its own steps."""
+        self.stepped.add(self._request.param_groups.index(param_group))
+        if not param_group.taken:
+            param_group.active.clear()
+        param_group.active.extend(p for p in with_grad if id(p) not in param_group.taken)
+        taken = {id(p): param_group.taken.get(id(p), 0) for p in with_grad}  # before this step
+        before = self.group_of(param_group)
+        changed = self.hyper.at_update(param_group.optimizer, param_group.at, before)
+        group = changed.values(form) if changed.set else before
+        for nth in sorted({*taken.values()}):
+            scalars = {
+                name: self.scalar(param_group, name, nth)
+                for name in param_group.scalar_names(group)
+            }
+            if changed.set:
+                device = next(iter(scalars.values())).device
+                scalars |= changed.scalars(form, device, self._recorder.inside)
+            rule = _UpdateRule(form, group, form.prepare(scalars, group))
+            some = [p for p in with_grad if taken[id(p)] == nth]
+            self._update(
+                rule, some, means, self._recorder.scaling.skips.get(id(param_group.optimizer))
+            )
+            param_group.taken.update(dict.fromkeys(map(id, some), nth + 1))
+
+    def _update(
+        self,
+        rule: "_UpdateRule",
+        parameters: Sequence[nn.Parameter],
+        means: Mapping[int, Tensor],
+        skips: Tensor | None,
+    ) -> None:
+        """``skips``: whether a scaler skips the update, which is decided in the graph."""
+        updates = UpdatesOfGroup() if owner_of(type(rule.form)) is CodeOwner.OURS else None
+        for parameter in parameters:
+            names = rule.form.states(parameter, rule.group)
+            state = {key: self._bindings.states[id(parameter), key] for key in names}
+            with self._rows_of(parameter, means) as (leaf, grad):
+                update = functools.partial(rule.update, leaf, grad, state)
+                if skips is not None:
+                    update = functools.partial(
+                        selected, skips, update, (leaf.detach(), *state.values())
+                    )
+                if updates is None:
+                    update()
+                else:
+                    parts = (grad.indices, grad.values) if type(grad) is SparseRows else (grad,)
+                    updates.run((leaf, *parts, *state.values()), tuple(state), update)
+
+    @contextlib.contextmanager
+    def _rows_of(
+        self, parameter: nn.Parameter, means: Mapping[int, Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor | SparseRows]]:
+        """What this rank updates of a parameter, with the mean gradient of it, in ``means`` or
+        whole in ``.grad``; afterwards the parameter is whole."""
+        leaf, shards = self._leaf(parameter), self._shards.get(id(parameter))
+        if shards is None:
+            yield self._parts_here(leaf)
+            return
+        mean = means.get(id(parameter))
+        if mean is None:
+            with self._recorder.sync.unlooked():
+                grad = leaf.grad
+            assert grad is not None
+            start = traced_nodes()
+            mean = shards.own(grad)
+            taken = range(start, traced_nodes())
+            self.own_rows |= dict.fromkeys(taken, shards.group.ranks)
+        own = shards.own(leaf.detach()).clone()
+        yield own, mean
+        leaf.detach().copy_(shards.whole(own, leaf.shape[0]))
+
+    def _parts_here(self, leaf: Tensor) -> tuple[Tensor, Tensor | SparseRows]:
+        """What this rank holds of a parameter and of its gradient. The gradient of a DTensor may be
+        placed otherwise, as summands are: then it is brought where the parameter is."""
+        assert leaf.grad is not None
+        layout = layout_of(leaf)
+        if layout is not None:
+            return local_of(leaf), local_of(placed_as(leaf.grad, layout))
+        return leaf, self._sparse.rows_of(leaf.grad) if is_sparse(leaf.grad) else leaf.grad
+
+    def scalar(self, param_group: ParamGroup, name: str, nth: int) -> Tensor:
+        """A scalar of the ``nth`` step of a call. Those of later steps are known when they are
+        met: they enter as constants, which become inputs when the trace is finished."""
+        first = self._bindings.scalars[id(param_group), name]
+        is_same = name in self._bindings.hyper_parameters[id(param_group)]
+        if nth == 0 or is_same or self._request.plans:
+            return first
+        key = (id(param_group), f"{name} {nth}")
+        if key not in self._later_scalars:
+            source = Scalar(param_group, name, first.device, nth)
+            with outside_modes():
+                value = source.read([], {})
+            self._later_scalars[key] = value
+            at = self._request.param_groups.index(param_group)
+            label = f"{param_group.label}.{name}.{at} of step {nth + 1}"
+            self.constants[id(value)] = Input(Role.SCALAR, label), source
+        return self._later_scalars[key]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _UpdateRule:
+    """A form with the options of a group, and with what all parameters of the group share."""
+
+    form: OptimizerUpdate
+    group: Group
+    shared: Values
+
+    def update(self, leaf: Tensor, grad: Tensor | SparseRows, state: Values) -> None:
+        """New values of one parameter and its state, in their places."""
+        value = leaf.detach()
+        if isinstance(grad, SparseRows):
+            self.form.update_rows(value, grad, state, self.shared, self.group)
+            return
+        if value.is_complex():  # real and imaginary parts are numbers of their own
+            value, grad = torch.view_as_real(value), torch.view_as_real(grad)
+            state = {key: _real_parts(each) for key, each in state.items()}
+        self.form.update(value, grad, state, self.shared, self.group)
+
+
+def _real_parts(value: Tensor) -> Tensor:
+    return torch.view_as_real(value) if value.is_complex() else value

@@ -1,0 +1,117 @@
+"""Numbers, texts and arrays of Python's that may be others at a later call."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from torch import Tensor
+
+from treadle.capture.python_state.call_arguments import parameter_names
+from treadle.capture.python_state.flatten import flatten_with_paths, unflatten
+from treadle.capture.python_state.plain_values import is_plain, is_real
+from treadle.capture.python_state.reads import Reads
+from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
+from treadle.capture.symbolic.changing_numbers import ChangingNumbers
+from treadle.capture.symbolic.computations import NumberDecision
+from treadle.capture.symbolic.entries import asked_position
+from treadle.capture.symbolic.host_draws import HostDraws
+from treadle.capture.symbolic.memberships import membership_asked
+from treadle.capture.symbolic.numbers import Number, Text, Uses
+from treadle.capture.tracing.request import Substitutes, TraceRequest
+
+
+@final
+class NumberInputs:
+    """What stands in for those of arguments, and of places that a run before found to change."""
+
+    def __init__(self, request: TraceRequest, substitutes: Substitutes) -> None:
+        call = request.call
+        self.uses = Uses()
+        self.uses.membership_asked = membership_asked
+        self.uses.place_asked = asked_position
+        self.changing = ChangingNumbers(substitutes.numbers, self.uses, lambda: call.leaves)
+        self.draws = HostDraws(self.uses)
+        self.stand_in = substitutes.in_numbers
+        self._request = request
+        self._scaling = frozenset(each.label for each in substitutes.numbers)
+        self._paths: list[str] = []  # of the leaves of the arguments
+
+    @property
+    def for_groups(self) -> Uses | None:
+        """Where uses of hyper-parameters are noted, if others stand in for those."""
+        return self.uses if self.stand_in else None
+
+    @contextlib.contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """While inside, others stand in for numbers at places, and for random numbers."""
+        draws = self.draws.noted() if self.stand_in else contextlib.nullcontext()
+        with self.changing.standing_in(), draws:
+            yield
+
+    def bind(self, batch: Sequence[object]) -> list[object]:
+        """The leaves of the arguments that the run gets."""
+        names = parameter_names(self._request.function)
+        given, _ = flatten_with_paths(unflatten(list(batch), self._request.spec), names)
+        self._paths = [path for path, _ in given]
+        if not self.stand_in:
+            return list(batch)
+        return [self._instead_of(at, leaf) for at, leaf in enumerate(batch)]
+
+    def _instead_of(self, at: int, leaf: Any) -> object:
+        key, call = ("argument", at), self._request.call
+        self.uses.decisions.labels[key] = f"argument {self._paths[at]}"
+        roots = frozenset({key})
+        if is_real(leaf):
+            scales = f"argument {at}" in self._scaling
+            return Number(leaf, lambda: call.leaves[at], roots, self.uses, scales=scales)
+        if is_numeric(leaf):
+            return ArrayLeaf(leaf, lambda: call.leaves[at], roots, self.uses)
+        if type(leaf) is str:
+            return Text(leaf, lambda: call.leaves[at], roots, self.uses)
+        return leaf
+
+    def may_change(self) -> bool:
+        """Whether anything stands in for a number or a text, hyper-parameters apart."""
+        return bool(self.changing.keys()) or any(
+            is_real(leaf) or type(leaf) is str or is_numeric(leaf) for leaf in self._request.leaves
+        )
+
+    def is_free(self, at: int) -> bool:
+        """Whether nothing depends on what stands in for this argument."""
+        return self.stand_in and ("argument", at) not in self.uses.needed
+
+    def free_arguments(self) -> frozenset[int]:
+        """Leaves of the arguments on whose values nothing depends."""
+        leaves = enumerate(self._request.leaves)
+        return frozenset(
+            at for at, x in leaves if (is_real(x) or type(x) is str) and self.is_free(at)
+        )
+
+    def free_places(self) -> Iterator[tuple[int, object]]:
+        """Places on whose numbers nothing depends, though others stood in for them."""
+        return (key for key in self._places() if key not in self.uses.needed)
+
+    def _places(self) -> Iterator[tuple[int, object]]:
+        yield from self.changing.keys()
+        if not self.stand_in:
+            return
+        for optimizer in self._request.optimizers.values():
+            for group in optimizer.param_groups:
+                for key, value in group.items():
+                    values = value if type(value) is tuple else (value,)
+                    if key != "params" and all(map(is_real, values)):
+                        yield id(group), key
+
+    def read(self, reads: Reads) -> None:
+        """What the step depends on of numbers at places, and of arguments that are objects."""
+        for at, (path, leaf) in enumerate(zip(self._paths, self._request.leaves, strict=True)):
+            is_free = is_numeric(leaf) and self.is_free(at)
+            if not isinstance(leaf, Tensor) and not is_plain(leaf) and not is_free:
+                find = functools.partial(self._request.call.leaf, at)
+                reads.add_argument(f"argument {path}", leaf, find)
+        self.changing.read(reads)
+
+    def decisions(self) -> tuple[NumberDecision, ...]:
+        """On numbers that are not in the graph."""
+        return (*self.uses.decisions.beside(self.uses.needed), *self.draws.decisions())

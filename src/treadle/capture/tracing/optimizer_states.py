@@ -1,0 +1,133 @@
+"""``optimizer.state`` as the step finds it, and what it leaves there."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.eager import why_eager
+from treadle.capture.optimizers.optimizer_state import StateLocation, TracedState, refused_state
+from treadle.capture.optimizers.registry import update_rule
+from treadle.capture.python_state.reads import Location, Reads
+from treadle.capture.sources import ParamGroup
+from treadle.capture.symbolic.changing_numbers import ChangingNumbers
+from treadle.capture.symbolic.numbers import Uses
+from treadle.capture.tracing.graph_updates import GraphUpdates
+from treadle.capture.tracing.input_bindings import InputBindings
+from treadle.capture.tracing.request import TraceRequest
+from treadle.capture.tracing.trace_recorder import TraceRecorder
+from treadle.compat.distributed.sharded_tensors import layout_of
+
+
+@final
+class OptimizerStates:
+    """Those of one run. ``uses``: of numbers that stand in, if any do."""
+
+    def __init__(
+        self,
+        request: TraceRequest,
+        bindings: InputBindings,
+        updates: GraphUpdates,
+        recorder: TraceRecorder,
+        uses: Uses | None,
+    ) -> None:
+        self._request, self._bindings = request, bindings
+        self._updates, self._recorder, self._uses = updates, recorder, uses
+        self._traced: list[TracedState] = []
+        self._looked_at: dict[int, Optimizer] = {}  # whose state was there, or not, for the step
+
+    def traced(self, optimizer: Optimizer) -> TracedState | None:
+        """What the step finds in the place of ``optimizer.state``; nothing in that of an optimizer
+        outside of the graph."""
+        if not self._request.own_steps.takes(optimizer) and why_eager(optimizer) is not None:
+            return None
+        param_groups = {
+            id(parameter): each
+            for each in self._request.param_groups
+            if each.optimizer is optimizer
+            for parameter in each.parameters
+        }
+
+        def entries(parameter: nn.Parameter) -> dict[str, Tensor]:
+            param_group = param_groups.get(id(parameter))
+            return {} if param_group is None else self._now(parameter, param_group)
+
+        def names(parameter: nn.Parameter) -> frozenset[str]:
+            param_group = param_groups.get(id(parameter))
+            return frozenset() if param_group is None else param_group.state_names(parameter)
+
+        made = TracedState(optimizer, self._pairs(optimizer), entries, names, self._uses)
+        self._traced.append(made)
+        return made
+
+    def _pairs(self, optimizer: Optimizer) -> dict[int, tuple[nn.Parameter, Tensor]]:
+        """By the ids of both, its parameters with what is traced for them."""
+        owners = {id(self._bindings.of(each)): each for each in self._request.parameters}
+        pairs = [
+            (owners[id(leaf)], leaf)
+            for group in optimizer.param_groups  # which have what stands in by now
+            for leaf in group["params"]
+        ]
+        return {id(key): pair for pair in pairs for key in pair}
+
+    def _now(self, parameter: nn.Parameter, param_group: ParamGroup) -> dict[str, Tensor]:
+        """The state of a parameter at this point of the step."""
+        optimizer, form = param_group.optimizer, update_rule(param_group.optimizer)
+        taken = param_group.taken.get(id(parameter), 0)
+        if not taken:
+            self._looked_at[id(optimizer)] = optimizer
+            if not param_group.state_names(parameter) & optimizer.state.get(parameter, {}).keys():
+                return {}
+        in_parts = layout_of(self._bindings.of(parameter)) is not None
+        if in_parts or self._updates.is_divided(parameter):
+            raise refused_state("looks at optimizer.state of parameters of which ranks hold parts")
+        skips = id(optimizer) in self._recorder.scaling.skips
+        if skips or form.counters.keys() - {"step"}:
+            raise refused_state(f"looks at the counters of {type(optimizer).__name__}")
+        found: dict[str, Tensor] = {}
+        if form.counters:
+            step = self._updates.scalar(param_group, "step", max(taken - 1, 0))
+            kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+            found["step"] = (step if taken else step - 1).to(kind)
+        names = form.states(parameter, self._updates.group_of(param_group))
+        return found | {key: self._bindings.states[id(parameter), key] for key in names}
+
+    def changes(self, numbers: ChangingNumbers) -> Iterator[tuple[StateLocation, object]]:
+        """What the step left among the user's own entries."""
+        for state in self._traced:
+            for place, value in state.changes():
+                if numbers.depends_on(place.before, value):
+                    raise refused_state(f"counts in {place.label}, and depends on the number")
+                yield place, value
+
+    def places(self) -> dict[int, StateLocation]:
+        """By its id, where a tensor of the user's is found in a state at a call."""
+        return {key: place for state in self._traced for key, place in state.places().items()}
+
+    def read(self, reads: Reads, needed: frozenset[object]) -> None:
+        """What the step depends on there. ``needed``: numbers whose values are in the graph."""
+        for each in self._looked_at.values():
+            has_state = functools.partial(_has_state, each)
+            reads.add_computed(f"the state of {type(each).__name__}", has_state)
+        for each in self._traced:
+            if not each.has_own():
+                continue
+            reads.add_computed(each.name, functools.partial(each.layout, needed))
+            elsewhere, label = reads.places(), f"a tensor in {each.name}"
+            for key, place in each.places().items():
+                if key in elsewhere:
+                    reads.add_computed(label, _compared(place, elsewhere[key]))
+
+
+def _has_state(optimizer: Optimizer) -> tuple[bool, ...]:
+    """Which parameters have state."""
+    of = (p for group in optimizer.param_groups for p in group["params"])
+    return tuple(bool(optimizer.state.get(each)) for each in of)
+
+
+def _compared(one: StateLocation, other: Location) -> Callable[[], bool]:
+    """Whether the very same object is in both places."""
+    return lambda: one.get() is other.get()

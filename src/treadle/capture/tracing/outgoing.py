@@ -1,0 +1,109 @@
+"""Values that leave a step: taken apart, each leaf found, computed or made anew at a call."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeGuard, final
+
+from torch import SymInt, Tensor
+
+from treadle.capture.argument_containers import ArgumentAlias, Copies, ServedCall
+from treadle.capture.python_state.containers.container_changes import Reference
+from treadle.capture.python_state.external import DeferredValue, ExternalState
+from treadle.capture.python_state.flatten import flatten, replaced
+from treadle.capture.python_state.parts import is_plain
+from treadle.capture.refuse import refuse_unfinished
+from treadle.capture.symbolic.deferred import DeferredNumbers, is_known_later
+from treadle.capture.symbolic.numbers import as_key, is_stand_in
+from treadle.capture.tensors.result_slots import NamedOnce, slot_of
+from treadle.capture.tensors.sparse_gradients import SparseGradients, is_sparse
+from treadle.capture.tracing.user_tensors import UserTensors
+from treadle.compat.distributed.sharded_tensors import local_of
+from treadle.compat.fake import is_traced
+from treadle.compat.pytree import TreeSpec
+from treadle.compat.unsized import is_unsized
+
+
+@final
+class OutgoingValues:
+    """Of one run. ``copies``: the containers among the arguments."""
+
+    def __init__(
+        self,
+        batch: Sequence[object],
+        call: ServedCall,
+        copies: Copies,
+        external: ExternalState,
+        numbers: DeferredNumbers,
+        tensors: UserTensors,
+        sparse: SparseGradients,
+    ) -> None:
+        """``batch``: the leaves of the arguments that are traced."""
+        self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
+        self._call, self._copies, self._external = call, copies, external
+        self._numbers, self._tensors, self._sparse = numbers, tensors, sparse
+        self._named = NamedOnce()
+
+    def taken_apart(self, value: object, label: str) -> tuple[list[object], TreeSpec]:
+        """Leaves and structure of what is returned or left outside: containers, and objects that
+        the run made around its tensors. Containers of the user's are leaves."""
+
+        def instead(leaf: object, rest: object) -> object:
+            if self.is_of_call(leaf) or not self._external.hides_traced(rest):
+                return None
+            return self._external.taken_apart(leaf, label)
+
+        return flatten(replaced(self._copies.with_whole(value), _with_real_keys), instead)
+
+    def result(self, value: object) -> tuple[list[object], TreeSpec]:
+        """Likewise of what the step returns. TR-136 for what would do its work later."""
+        refuse_unfinished(flatten(self._copies.with_whole(value))[0])
+        return self.taken_apart(value, "its result")
+
+    def is_of_call(self, leaf: object) -> bool:
+        """Whether it is of this call, and another one at the next."""
+        is_made = (
+            is_traced(leaf) or isinstance(leaf, ArgumentAlias | Reference) or is_stand_in(leaf)
+        )
+        is_made = is_made or isinstance(leaf, SymInt) or is_unsized(leaf)
+        return is_made or id(leaf) in self._inputs
+
+    def at_call(self, leaf: object) -> object:
+        """What the leaf is at a call: a tensor of the user's is that object, and a view of one is a
+        view of it; a size that was declared is the number it is for the sizes that this variant is
+        for."""
+        if is_unsized(leaf):
+            leaf = self._numbers.of_size(leaf)
+        if isinstance(leaf, SymInt):
+            return int(leaf)
+        if is_known_later(leaf):
+            self._numbers.fetch(leaf)
+        if is_stand_in(leaf):
+            return DeferredValue(leaf.compute)
+        if isinstance(leaf, ArgumentAlias | Reference):
+            return DeferredValue(leaf)
+        if id(leaf) in self._inputs:
+            return DeferredValue(functools.partial(self._call.leaf, self._inputs[id(leaf)]))
+        return (self._tensors.find(leaf) if isinstance(leaf, Tensor) else None) or leaf
+
+    def slots(
+        self, leaves: Iterable[object], is_made: Callable[[object], TypeGuard[Tensor]] = is_traced
+    ) -> tuple[list[object], list[Tensor]]:
+        """The leaves with slots in the places of tensors that the step made, and what the graph
+        gives for those. A tensor that left the step before is the one that was there."""
+        found = self._named.of([self.at_call(leaf) for leaf in leaves])
+        tensors = [part for leaf in found if is_made(leaf) for part in self.parts(leaf)]
+        return [slot_of(leaf) if is_made(leaf) else leaf for leaf in found], tensors
+
+    def parts(self, tensor: Tensor) -> list[Tensor]:
+        """What the graph gives for a tensor that leaves it, which ``slot_of`` puts together."""
+        if is_sparse(tensor):
+            rows = self._sparse.rows_of(tensor)
+            return [rows.indices.detach(), rows.values.detach()]
+        return [local_of(tensor.detach())]
+
+
+def _with_real_keys(node: object) -> object:
+    """For a dict with keys that stand in, one with the keys themselves."""
+    if type(node) is not dict or all(as_key(key) is key for key in node):
+        return None
+    return {as_key(key): replaced(each, _with_real_keys) for key, each in node.items()}

@@ -1,0 +1,51 @@
+"""Others in the places of functions, attributes and entries: for the time of a trace."""
+
+import threading
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor
+
+from treadle.compat.tracing import works_for
+
+P = ParamSpec("P")
+T = TypeVar("T")
+K = TypeVar("K")
+Replacement = tuple[object, str, Callable[..., object]]
+"""CodeOwner attribute, its name, and what takes its place."""
+
+
+def traced_only(ours: Callable[P, T], original: Callable[P, T]) -> Callable[P, T]:
+    """``ours`` where a trace runs; other threads, which train other models meanwhile, see nothing
+    of it."""
+    thread = threading.get_ident()
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return (ours if works_for(thread) else original)(*args, **kwargs)
+
+    return call
+
+
+def put(undo: ExitStack, target: MutableMapping[K, Any], key: K, value: object) -> None:
+    """``target[key] = value`` until the stack unwinds."""
+    if key in target:
+        undo.callback(target.__setitem__, key, target[key])
+    else:
+        undo.callback(target.pop, key, None)
+    target[key] = value
+
+
+def put_attribute(undo: ExitStack, owner: object, name: str, value: object) -> None:
+    """``owner.name = value`` likewise, of a class or a module that has it itself."""
+    undo.callback(setattr, owner, name, vars(owner)[name])
+    setattr(owner, name, value)
+
+
+def put_method(undo: ExitStack, name: str, method: Callable[..., object]) -> None:
+    """One of ``Tensor``, which may inherit it or not have it."""
+    if name in vars(Tensor):
+        put_attribute(undo, Tensor, name, method)
+        return
+    undo.callback(delattr, Tensor, name)
+    setattr(Tensor, name, method)

@@ -1,0 +1,67 @@
+"""What is captured: a step, and one call of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from treadle.capture.argument_containers import ServedCall
+from treadle.capture.distributed.gradient_sync import RankGroup
+from treadle.capture.optimizers.own_steps import OwnSteps
+from treadle.capture.python_state.containers.container_changes import ChangedContainer
+from treadle.capture.python_state.reads import Location
+from treadle.capture.sources import Parameter, ParamGroups, Source
+from treadle.capture.symbolic.branches.decisions import Answers
+from treadle.compat.pytree import TreeSpec
+from treadle.graph.core.signature import Input
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceRequest:
+    """What all runs of one trace have in common.
+
+    ``leaves`` and ``spec``: of the arguments. ``call``: where those of later calls are found.
+    ``own_steps``: of optimizers without a form those whose own code is captured. ``update=False``:
+    gradients only. Optimizers do not step, and what the last backward left in ``.grad`` stays
+    there, whatever clips or clears it afterwards. ``plans``: there are no values. ``path``: the
+    answers to its first decisions on values of tensors.
+    """
+
+    function: Callable[..., object]
+    models: Mapping[str, nn.Module]
+    optimizers: Mapping[str, Optimizer]
+    param_groups: ParamGroups
+    sources: Sequence[tuple[Input, Source]]
+    leaves: list[object]
+    spec: TreeSpec
+    call: ServedCall
+    device: torch.device
+    own_steps: OwnSteps
+    update: bool = True
+    plans: bool = False
+    group: RankGroup | None = None
+    path: Answers | None = ()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that are inputs, in the order of the sources."""
+        return [each.parameter for _, each in self.sources if isinstance(each, Parameter)]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Substitutes:
+    """What others stand in for in one run, as it may be another one at a later call.
+
+    ``numbers``: places whose numbers change from call to call. ``in_numbers=False``: every number
+    is taken as it is. ``containers``: those that a run before changed; ``None``: nothing stands in
+    for any.
+    """
+
+    numbers: Sequence[Location] = ()
+    in_numbers: bool = True
+    containers: Sequence[ChangedContainer] | None = ()

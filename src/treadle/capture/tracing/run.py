@@ -1,0 +1,329 @@
+"""The one run of the user's function on traced tensors, with all that it touches replaced."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import TypeGuard, final
+
+from torch import Tensor, nn
+
+from treadle.capture.argument_containers import Copies
+from treadle.capture.distributed.communication import refuse_collectives
+from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup
+from treadle.capture.explain_errors import users_codes
+from treadle.capture.failures import called_with
+from treadle.capture.integrations.grad_scaler import ScalerBegins
+from treadle.capture.integrations.recurrent import RecurrentLayers
+from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.python_state.containers.container_changes import ContainerChanges
+from treadle.capture.python_state.containers.outputs import OutputLog
+from treadle.capture.python_state.external import ExternalState
+from treadle.capture.python_state.flatten import flatten, unflatten
+from treadle.capture.python_state.reads import Location, Reads
+from treadle.capture.symbolic.deferred import AsksNumber
+from treadle.capture.tensors.sparse_gradients import SparseGradients
+from treadle.capture.tracing.container_stand_ins import ContainerStandIns
+from treadle.capture.tracing.gradients import GradientEffects, Gradients
+from treadle.capture.tracing.graph_updates import GraphUpdates
+from treadle.capture.tracing.input_bindings import InputBindings
+from treadle.capture.tracing.number_inputs import NumberInputs
+from treadle.capture.tracing.optimizer_states import OptimizerStates
+from treadle.capture.tracing.optimizer_steps import OptimizerSteps
+from treadle.capture.tracing.outgoing import OutgoingValues
+from treadle.capture.tracing.patching import patched
+from treadle.capture.tracing.request import Substitutes, TraceRequest
+from treadle.capture.tracing.side_effects import SideEffect, SideEffects
+from treadle.capture.tracing.tensor_patcher import BackwardPatcher
+from treadle.capture.tracing.trace_recorder import TraceRecorder
+from treadle.capture.tracing.user_tensors import UserTensors
+from treadle.compat.pytree import TreeSpec
+from treadle.compat.switches import switches_kept, uses_onednn
+from treadle.compat.tracing import without_functions
+from treadle.util.errors import CaptureError
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What leaves a step: the leaves of its result, with slots where tensors go, and their
+    structure; what it does to gradients; what it leaves outside."""
+
+    leaves: tuple[object, ...]
+    tree: TreeSpec
+    gradients: GradientEffects
+
+
+@final
+class Run:
+    """What stands in for the user's objects in one run, what is recorded of it, and what it leaves.
+
+    ``failed``: the error of a run in which an answer was guessed: it is traced up to there.
+    """
+
+    def __init__(self, request: TraceRequest, substitutes: Substitutes) -> None:
+        self.request = request
+        self.failed: Exception | None = None
+        self.returned = Returned((), flatten(None)[1], GradientEffects())
+        self.external: ExternalState | None = None  # once it has begun
+        self.effects: SideEffects | None = None  # likewise
+        self.outputs = OutputLog()
+        self.containers = ContainerStandIns(substitutes.containers)
+        self.numbers = NumberInputs(request, substitutes)
+        sync = GradientSync(request.group if request.update else None)
+        self.recorder = TraceRecorder(request.models, sync, request.update)
+        self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
+        self._sparse = SparseGradients()
+        uses = self.numbers.uses
+        self.bindings = InputBindings(request, sync, self._sparse)
+        parts = request, self.bindings
+        self.updates = GraphUpdates(*parts, self.recorder, uses, self._sparse)
+        self.steps = OptimizerSteps(*parts, self.updates, self.recorder)
+        self.states = OptimizerStates(*parts, self.updates, self.recorder, self.numbers.for_groups)
+        self.tensors = UserTensors(*parts, self.recorder)
+        self.gradients = Gradients(*parts, self.steps, self.recorder)
+        self._connect()
+
+    def _connect(self) -> None:
+        """What the parts ask of each other while the run goes on."""
+        uses, recorder = self.numbers.uses, self.recorder
+        uses.of_size = recorder.numbers.of_size
+        for each in (uses, recorder.numbers.uses):
+            each.mode = lambda: recorder.mode()
+        recorder.conditions.path = self.request.path
+        recorder.memory = self.tensors.memory
+        recorder.masks.inputs = self.updates.constants, uses.inputs, uses.arrays
+        if not self.request.update:
+            recorder.after_backward = self.gradients.keep
+
+    def traced(self, inputs: list[Tensor]) -> list[Tensor]:
+        """What ``make_fx`` traces: the step as a function of all it reads."""
+        with self._sparse:
+            return self._traced(inputs)
+
+    def _traced(self, inputs: list[Tensor]) -> list[Tensor]:
+        self.bindings.bind(inputs)
+        self.tensors.begin()
+        args, kwargs = unflatten(self.numbers.bind(self.bindings.batch), self.request.spec)
+        copies = Copies((args, kwargs), self.request.call)
+        with self._replaced():
+            external = self._begin()
+            outgoing = self._outgoing(copies, external)
+            effects = self.effects = SideEffects(outgoing, external)
+            try:
+                with external.watching(inputs), self.outputs.recording():
+                    try:
+                        with switches_kept(_sets_switch):
+                            result = called_with(self.request.function, args, kwargs)
+                    except Exception as error:
+                        if not self._may_be_wrong(error):
+                            raise
+                        self.failed = error
+                        return []
+                    self._check()
+                    self._note_effects(copies, external, effects)
+            finally:
+                self.recorder.ends()
+                self.numbers.uses.mode = None
+        return self._return(result, outgoing, effects)
+
+    @contextmanager
+    def _replaced(self) -> Iterator[None]:
+        """While inside, others stand for the user's objects, and what happens is recorded."""
+        recorder = self.recorder
+        with ExitStack() as undo:
+            undo.enter_context(
+                patched(
+                    self.request,
+                    self.bindings.by_id(),
+                    self.steps,
+                    self.states,
+                    recorder,
+                    self._layers,
+                    self.numbers.for_groups,
+                )
+            )
+            undo.enter_context(recorder.watching(lambda: BackwardPatcher(recorder.tensors)))
+            undo.enter_context(self.numbers.standing_in())
+            undo.enter_context(self.containers.standing_in())
+            yield
+
+    def _begin(self) -> ExternalState:
+        """From now on all that the step can reach is looked after."""
+        request, recorder = self.request, self.recorder
+        recorder.rng.meet(request.leaves)
+        self.updates.hyper.begin(request.optimizers)
+        external = ExternalState(
+            request.function,
+            request.models,
+            request.optimizers,
+            (*request.leaves, *self.numbers.changing.real_arrays, *self.containers.values),
+            seen=recorder.rng.meet,
+            draws=self.numbers.draws,
+        )
+        self.external = self.updates.external = external
+        recorder.provenance.listen = external.listen
+        self.outputs.knows = external.knows
+        return external
+
+    def _outgoing(self, copies: Copies, external: ExternalState) -> OutgoingValues:
+        return OutgoingValues(
+            self.bindings.batch,
+            self.request.call,
+            copies,
+            external,
+            self.recorder.numbers,
+            self.tensors,
+            self._sparse,
+        )
+
+    def _may_be_wrong(self, error: Exception) -> bool:
+        """Whether the step itself would not get there: an answer was guessed."""
+        numbers = self.numbers
+        stands_in = bool(self.containers.values) or (numbers.stand_in and numbers.uses.is_used)
+        runs_again = stands_in or isinstance(error, AsksNumber | ScalerBegins)
+        return self.recorder.conditions.has_guessed and not runs_again
+
+    def _check(self) -> None:
+        """What is refused once the step is over."""
+        recorder = self.recorder
+        recorder.numbers.check()
+        if not self.request.optimizers:
+            recorder.sync.finish()
+        refuse_collectives(recorder.provenance.lines)
+        recorder.indices.check()
+        recorder.rng.check()
+        recorder.scaling.check()
+
+    def _note_effects(self, copies: Copies, external: ExternalState, effects: SideEffects) -> None:
+        self.containers.refuse_others(external)
+        changing, recorder = self.numbers.changing, self.recorder
+        traced = self.bindings.by_id().values()
+        effects.note_changes(copies.changes(), changing, self.tensors, traced)
+        effects.note_operations(ContainerChanges(self.containers.log))
+        effects.note_outputs(self.outputs)
+        effects.note_skipped(recorder.scaling)
+        kept = effects.note_states(self.states.changes(changing), recorder.inside)
+
+        def note_tensors() -> None:
+            self.tensors.refuse_views(kept)
+            self.bindings.refuse_changed_parameters(recorder.tensors)
+            effects.note_tensors(self.tensors.changes())
+
+        without_functions(note_tensors)()  # else gradients would count as read
+
+    def _return(
+        self, result: object, outgoing: OutgoingValues, effects: SideEffects
+    ) -> list[Tensor]:
+        """What the graph gives: the result, what is left outside, numbers that Python needs,
+        gradients, and those for optimizers that step after it."""
+        leaves, tree = outgoing.result(result)
+        self._layers.packed.refuse(leaves)
+        for leaf in (*leaves, *(leaf for each in effects.left for leaf in each.leaves)):
+            self.recorder.rng.refuse_state(leaf)
+        self.tensors.settle()
+        effects.note_made_gradients(leaves)
+        slots, tensors = outgoing.slots(leaves, _is_tensor)
+        tensors += effects.take_slots()
+        tensors += self.recorder.numbers.fetched_tensors()
+        gradients = self.gradients.effects()
+        grads = (*(grad for _, grad in gradients.left), *self.steps.gradients())
+        tensors += [part for grad in grads for part in outgoing.parts(grad)]
+        self.returned = Returned(tuple(slots), tree, gradients)
+        return self.tensors.written(tensors)
+
+    @property
+    def left(self) -> tuple[SideEffect, ...]:
+        """What it leaves outside."""
+        return () if self.effects is None else tuple(self.effects.left)
+
+    def met(self) -> Iterable[object]:
+        """What the step could reach when it ran."""
+        return () if self.external is None else self.external.met()
+
+    def asked(self, error: Exception | None = None) -> Iterable[tuple[CodeType, ...]]:
+        """Where a real number was asked for and another stands in, or ``type`` of what may be a
+        traced tensor: the codes of the frames. ``error``: what ended the run, where something of
+        C++ may have refused what stands in."""
+        types = () if self.external is None else self.external.calls_type
+        refused = () if error is None else users_codes(error)
+        return [*self.numbers.uses.asked.values(), *types, *([refused] if refused else [])]
+
+    def asks_types(self) -> bool:
+        """Whether a number that stands in may have been asked for its type: then the run is one
+        of another program."""
+        if self.external is None or not self.external.asks_types:
+            return False
+        if self.containers.values:
+            return True
+        if not self.numbers.stand_in:
+            return bool(self.numbers.changing.keys())
+        return self.numbers.may_change() or self.external.is_named_in_code("param_groups")
+
+    def unread_modes(self) -> frozenset[int]:
+        """Modules, by their numbers, of which the run did not ask in which mode they were."""
+        return frozenset() if self.external is None else self.external.unread_modes()
+
+    def wrapped(self) -> Iterator[tuple[nn.Parameter, RankGroup]]:
+        """Parameters whose gradients a wrapper averages in the end, and over which ranks."""
+        for parameter in self.request.parameters:
+            group = self.recorder.sync.expected_of(self.bindings.of(parameter))
+            if group is not None and group.ranks > 1:
+                yield parameter, group
+
+    def read(self) -> Reads:
+        """What the run read of the Python around it, now that everything is as it was before; what
+        it leaves outside goes where its owner is found at a call."""
+        external, request = self.external, self.request
+        assert external is not None
+        reads = Reads(
+            external.names(lambda value: value is request.call, self.containers.entries_read()),
+            bound=[p for model in request.models.values() for p in model.parameters()],
+            free=dict.fromkeys(self.numbers.free_places()),
+            unordered=[id(g) for each in request.optimizers.values() for g in each.param_groups],
+        )
+        external.add_roots(reads)
+        self.containers.read(reads)
+        self.numbers.read(reads)
+        self.tensors.read(reads, external.is_named_in_code)
+        self.states.read(reads, frozenset(self.numbers.uses.needed))
+        request.call.read(reads)
+        reads.settle()
+        _refuse_opaque(reads)
+        self._place(reads)
+        return reads
+
+    def _place(self, reads: Reads) -> None:
+        self.numbers.changing.placed(reads)
+        self.containers.placed(reads)
+        places = self.places_of_tensors(reads)
+        if self.effects is not None:
+            self.effects.placed(reads, places)
+        self.recorder.held.placed(places)
+
+    def places_of_tensors(self, reads: Reads) -> dict[int, Location | StateLocation]:
+        """By its id, where a tensor of the user's is found at a call."""
+        return {**reads.places(), **self.states.places()}
+
+
+def _is_tensor(leaf: object) -> TypeGuard[Tensor]:
+    return isinstance(leaf, Tensor)
+
+
+def _sets_switch(name: str) -> CaptureError:
+    return CaptureError(
+        f"the step leaves PyTorch's {name} set to another value: that would happen when it is "
+        "captured, and not at later calls",
+        code="TR-117",
+        remedy="set it outside of the step, or for a part of it by a context manager",
+    )
+
+
+def _refuse_opaque(reads: Reads) -> None:
+    if reads.opaque:
+        raise CaptureError(
+            f"{reads.opaque[0]} can be neither compared nor read: whether it is the same at "
+            "a later call cannot be told",
+            code="TR-116",
+            remedy="pass tensors, Python values, or lists, dicts and data classes of them",
+        )

@@ -1,0 +1,211 @@
+"""What a step leaves outside of it, as values that are put in places at every call."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from torch import Tensor
+
+from treadle.capture.argument_containers import ArgumentLocation
+from treadle.capture.explain_errors import here
+from treadle.capture.integrations.grad_scaler import LossScaling, SkippedUpdate
+from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.python_state.containers.container_changes import ContainerChanges
+from treadle.capture.python_state.containers.outputs import OutputCall, OutputLog, Stream
+from treadle.capture.python_state.external import Change, DeferredValue, ExternalState, refused
+from treadle.capture.python_state.flatten import flatten, unflatten
+from treadle.capture.python_state.parts import MISSING, is_plain
+from treadle.capture.python_state.reads import Location, Reads
+from treadle.capture.symbolic.changing_numbers import ChangingNumbers, counted, direct_place
+from treadle.capture.tensors.own_tensors import KeptView
+from treadle.capture.tensors.tensor_effects import MadeGradient, TensorLocation, made_gradient
+from treadle.capture.tracing.outgoing import OutgoingValues
+from treadle.capture.tracing.user_tensors import UserTensors, are_alike
+from treadle.compat.fake import is_traced
+from treadle.compat.pytree import TreeSpec
+
+Place = (
+    Location
+    | TensorLocation
+    | MadeGradient
+    | ArgumentLocation
+    | ContainerChanges
+    | SkippedUpdate
+    | StateLocation
+    | OutputCall
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SideEffect:
+    """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
+
+    place: Place
+    leaves: tuple[object, ...]
+    tree: TreeSpec
+
+    def put(self, values: list[object]) -> None:
+        """From now on it is there; where it is there already, nothing is written."""
+        value: Any = values[0] if len(values) == 1 and self.tree.is_leaf() else None
+        if value is None or not is_plain(value):
+            value = unflatten(values, self.tree)
+        elif self.place.get() is value:
+            return
+        self.place.put(value)
+
+
+@final
+class SideEffects:
+    """Those of one run, in the order in which a call puts them in their places."""
+
+    def __init__(self, outgoing: OutgoingValues, external: ExternalState) -> None:
+        self.left: list[SideEffect] = []
+        self._changes: list[Change | None] = []  # beside them, of places that others may move
+        self._outgoing, self._external = outgoing, external
+
+    def _add(
+        self,
+        place: Place,
+        leaves: Iterable[object],
+        tree: TreeSpec,
+        change: Change | None = None,
+    ) -> None:
+        self.left.append(SideEffect(place, tuple(leaves), tree))
+        self._changes.append(change)
+
+    def note_changes(
+        self,
+        to_arguments: Iterable[tuple[Change, ArgumentLocation]],
+        numbers: ChangingNumbers,
+        tensors: UserTensors,
+        traced: Iterable[Tensor],
+    ) -> None:
+        """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the buffer that was
+        there; what is left elsewhere is a result that is put there. ``traced``: in the places of
+        parameters and buffers."""
+        written = {id(each) for each in traced}
+        changes = self._external.changes()
+        again = [
+            each
+            for each in changes
+            if self._external.was_read(each) and numbers.depends_on(each.before, each.now)
+        ]
+        if again:
+            raise counted(again)
+        arguments = [*to_arguments]
+        for change in changes:
+            if not _rebinds(change, written, tensors):
+                self._note_change(change, direct_place(change), change)
+        for change, place in arguments:
+            if not _rebinds(change, written, tensors):
+                self._note_change(change, place, None)
+
+    def _note_change(self, change: Change, place: Place, movable: Change | None) -> None:
+        new = change.now
+        leaves, tree = self._outgoing.taken_apart(new, change.label)
+        is_ours = any(map(self._outgoing.is_of_call, leaves))
+        if not is_ours and not isinstance(new, list | dict | tuple):
+            leaves, tree = [self._external.again(new, change.label)], flatten(None)[1]
+        self._add(place, leaves, tree, movable)
+
+    def note_operations(self, changes: ContainerChanges) -> None:
+        """What was done to containers outside, as one side effect."""
+        log = changes.log
+        for each in log.recorders:
+            if not log.is_complete(each):
+                raise refused(each.label, type(each.real).__name__)
+        if not changes.label:
+            return
+        roots = [DeferredValue(each) for each in changes.roots()]
+        given = tuple(0 for _ in roots), changes.args()
+        leaves, tree = self._outgoing.taken_apart(given, changes.label)
+        again = [
+            leaf if self._outgoing.is_of_call(leaf) else self._external.again(leaf, changes.label)
+            for leaf in leaves[len(roots) :]
+        ]
+        self._add(changes, (*roots, *again), tree)
+
+    def note_outputs(self, outputs: OutputLog) -> None:
+        """What the step printed and logged."""
+        for output, leaves, tree in outputs.calls:
+            later = (DeferredValue(leaf) if isinstance(leaf, Stream) else leaf for leaf in leaves)
+            self._add(output, later, tree)
+
+    def note_skipped(self, scaling: LossScaling) -> None:
+        """Whether optimizers that a scaler steps did not."""
+        for optimizer, found in scaling.stepped.values():
+            self._add(SkippedUpdate(optimizer), *flatten(found))
+
+    def note_states(
+        self,
+        changes: Iterable[tuple[StateLocation, object]],
+        inside: Callable[[Tensor], Tensor],
+    ) -> list[Tensor]:
+        """What the step left among the user's own entries of the state of optimizers; those tensors
+        of it that it made. ``inside``: what is traced for one of the user's."""
+        kept: list[Tensor] = []
+        for place, value in changes:
+            found, tree = flatten(value)
+            leaves = [inside(leaf) if isinstance(leaf, Tensor) else leaf for leaf in found]
+            self._add(place, leaves, tree)
+            kept += filter(is_traced, leaves)
+        return kept
+
+    def note_tensors(self, changes: Iterable[tuple[TensorLocation, object]]) -> None:
+        """What it left in tensors themselves. TR-117 for objects that it made."""
+        for place, value in changes:
+            leaves, tree = flatten(value)
+            is_known = all(self._outgoing.is_of_call(leaf) or is_plain(leaf) for leaf in leaves)
+            if not is_known and value is not MISSING:
+                raise refused(place.label, type(value).__name__, here())
+            self._add(place, leaves, tree)
+
+    def note_made_gradients(self, leaves: Sequence[object]) -> None:
+        """What the step returns (``leaves``) and leaves has the gradients of a call, as far as it
+        was made in the step."""
+        left = [leaf for each in self.left for leaf in each.leaves]
+        for leaf in {id(each): each for each in (*leaves, *left) if is_traced(each)}.values():
+            own = self._outgoing.at_call(leaf)
+            if isinstance(own, DeferredValue) and not isinstance(own.compute, KeptView):
+                continue
+            grad = made_gradient(leaf)
+            if grad is not None:
+                self._add(MadeGradient(), (leaf, grad), flatten((0, 0))[1])
+
+    def take_slots(self) -> list[Tensor]:
+        """The tensors that go to places outside, which get slots; the user's own go as they are."""
+        found: list[Tensor] = []
+        for at, each in enumerate(self.left):
+            slots, tensors = self._outgoing.slots(each.leaves)
+            self.left[at] = replace(each, leaves=tuple(slots))
+            found += tensors
+        return found
+
+    def placed(self, reads: Reads, places: Mapping[int, Location | StateLocation]) -> None:
+        """What is left goes where its owner is found at a call; an object from outside that is left
+        in another place is the one that stands in its own. ``places``: of tensors, by their ids."""
+
+        def at_call(leaf: object) -> object:
+            if is_plain(leaf) or isinstance(leaf, DeferredValue):
+                return leaf
+            if id(leaf) in places:
+                return DeferredValue(places[id(leaf)].get)
+            node = reads.node_of(leaf)
+            return DeferredValue(node.current) if node is not None and node.is_found_anew else leaf
+
+        for at, (each, change) in enumerate(zip(self.left, self._changes, strict=True)):
+            moved = None
+            if change is not None:
+                moved = reads.place_of(change.owner, change.at, change.name, change.label)
+            leaves = tuple(map(at_call, each.leaves))
+            self.left[at] = SideEffect(each.place if moved is None else moved, leaves, each.tree)
+
+
+def _rebinds(change: Change, written: set[int], tensors: UserTensors) -> bool:
+    """Whether another tensor is left in the place of a buffer, in whose memory it then is."""
+    old, new = change.before, change.now
+    if id(old) not in written or not are_alike(old, new):
+        return False
+    tensors.rebind(old, new.detach().clone())
+    return True

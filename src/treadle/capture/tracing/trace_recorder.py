@@ -1,0 +1,192 @@
+"""What happens while a step is traced, and at which node."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
+from typing import final
+
+import torch
+from torch import SymBool, Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from treadle.capture.control_flow.control_flow import instead_of
+from treadle.capture.distributed.collectives import all_reduce_in_place
+from treadle.capture.distributed.communication import refuse_wrapper
+from treadle.capture.distributed.gradient_sync import GradientSync
+from treadle.capture.explain_errors import here
+from treadle.capture.integrations.averaging import cumulative_batch_norm, update_parameters
+from treadle.capture.integrations.fully_sharded import (
+    GatherSpan,
+    nothing,
+    refuse_draws,
+    refuse_unshard,
+)
+from treadle.capture.integrations.grad_scaler import LossScaling
+from treadle.capture.integrations.wrappers import forward_of
+from treadle.capture.symbolic.arrays.array_functions import makers
+from treadle.capture.symbolic.arrays.arrays import from_numpy
+from treadle.capture.symbolic.branches.expected import Conditions, constraint_checks
+from treadle.capture.symbolic.branches.known_masks import KnownMasks
+from treadle.capture.symbolic.deferred import DeferredNumbers, functions_of_numbers
+from treadle.capture.symbolic.scalar_index import ScalarIndices
+from treadle.capture.tensors.held_tensors import HeldTensors
+from treadle.capture.tensors.rng_guard import RngGuard
+from treadle.capture.tensors.tensor_effects import DataAssignments
+from treadle.capture.tensors.tensor_uses import TensorUses
+from treadle.capture.tracing.checkpointed_regions import CheckpointedRegions, Span
+from treadle.capture.tracing.patches import Replacement, put_attribute, traced_only
+from treadle.capture.tracing.provenance import Provenance
+from treadle.capture.tracing.random_states import RandomStates
+from treadle.compat.checkpointing import watched_checkpointing
+from treadle.compat.control_flow import functions_replaced
+from treadle.compat.distributed.fully_sharded import resharding_methods, unsharding_methods
+from treadle.compat.distributed.sharded_tensors import draw_methods
+from treadle.compat.hooks import backward_inside, reducer_methods
+from treadle.compat.tracing import masks_as_given, traced_nodes
+from treadle.compat.unsized import size_decisions, tensor_of_number
+from treadle.util.errors import CaptureError
+
+
+@final
+class TraceRecorder:
+    """What is known of one run, each kind of event in an object of its own.
+
+    ``backward``: nodes of backward passes. ``gathers``: of what modules drop after a forward.
+    ``inside``: the traced tensor for one of the user's. ``mode``: makes the mode that traces.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], sync: GradientSync, updates: bool) -> None:
+        self.sync = sync
+        self.provenance = Provenance(models)
+        self.tensors = TensorUses(sync, self.provenance.line)
+        self.held = HeldTensors()
+        self.assignments = DataAssignments()
+        self.regions = CheckpointedRegions()
+        self.random = RandomStates()
+        self.rng = RngGuard()
+        self.indices = ScalarIndices()
+        self.masks = KnownMasks()
+        self.conditions = Conditions()
+        self.numbers = DeferredNumbers(self._decide, self.require)
+        self.scaling = LossScaling(lambda tensor: self.inside(tensor), updates)
+        self.backward: list[Span] = []
+        self.gathers: list[GatherSpan] = []
+        self.inside: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        self.after_backward: Callable[[], None] = lambda: None
+        self.memory: Callable[[], frozenset[int | None]] = frozenset  # that the user has
+        self.mode: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def ends(self) -> None:
+        """Let go of the run: hooks of traced nodes, which stay, know this object."""
+        self.provenance.listen = self.after_backward = lambda: None
+        self.memory, self.masks = frozenset, KnownMasks()
+        self.mode, self.numbers.uses.mode = nullcontext, None
+
+    @contextmanager
+    def watching(
+        self, backward_mode: Callable[[], AbstractContextManager[object]]
+    ) -> Iterator[None]:
+        """While inside, what happens is noted at the node from which on it holds.
+        ``backward_mode``: makes the mode in which hooks of a backward run."""
+        regions, provenance = self.regions, self.provenance
+        with ExitStack() as undo:
+            undo.enter_context(self.rng.watching())
+            undo.enter_context(functions_replaced(_control_flow))
+            undo.enter_context(backward_inside(backward_mode))
+            for owner, name, ours in list(self._replacements()):
+                put_attribute(undo, owner, name, traced_only(ours, vars(owner)[name]))
+            checkpointing = watched_checkpointing(
+                regions.begin, regions.end, regions.mark, lambda: self.mode()
+            )
+            for owner, name, value in checkpointing:
+                put_attribute(undo, owner, name, value)
+            enter = traced_only(provenance.enter, _nothing)
+            undo.callback(register_module_forward_pre_hook(enter).remove)
+            leave = traced_only(provenance.leave, _nothing)
+            undo.callback(register_module_forward_hook(leave, always_call=True).remove)
+            yield
+
+    def _replacements(self) -> Iterator[Replacement]:
+        """What takes the places of functions of PyTorch's: it notes, or refuses."""
+        distributed = torch.distributed
+        yield torch.autograd, "backward", self.record_backward(torch.autograd.backward)
+        yield torch.autograd, "grad", self.record_backward(torch.autograd.grad)
+        yield torch, "get_rng_state", self.random.record_save(torch.get_rng_state)
+        yield torch, "set_rng_state", self.random.record_restore(torch.set_rng_state)
+        yield torch, "from_numpy", from_numpy(torch.from_numpy)
+        yield from self.scaling.methods()
+        yield Optimizer, "zero_grad", self.tensors.note_cleared(Optimizer.zero_grad)
+        yield nn.Module, "zero_grad", self.tensors.note_cleared(nn.Module.zero_grad)
+        yield AveragedModel, "update_parameters", update_parameters
+        yield masks_as_given()
+        yield cumulative_batch_norm()
+        yield DistributedDataParallel, "forward", forward_of(self.sync)
+        yield distributed, "all_reduce", all_reduce_in_place(distributed.all_reduce)
+        yield from ((*method, refuse_wrapper) for method in reducer_methods())
+        yield from ((*method, refuse_unshard) for method in unsharding_methods())
+        yield from ((*method, nothing) for method in resharding_methods())
+        yield from ((*method, refuse_draws) for method in draw_methods())
+        yield from constraint_checks()
+        yield from size_decisions(self._decides_size, self.numbers.refuse)
+        yield from functions_of_numbers()
+        yield from makers()
+
+    def record_backward(self, original: Callable[..., object]) -> Callable[..., object]:
+        """``backward`` or ``grad`` of ``torch.autograd``."""
+
+        def call(*args: object, **kwargs: object) -> object:
+            self.regions.end()
+            self.provenance.follow([*args, *kwargs.values()])
+            start = traced_nodes()
+            try:
+                result = original(*args, **kwargs)
+            except CaptureError as error:
+                raise _at_line(error) from error
+            self.provenance.note_module()
+            self.sync.after_backward()
+            self.after_backward()
+            self.backward.append((start, traced_nodes()))
+            return result
+
+        return call
+
+    def _decide(self, value: Tensor, frame: FrameType) -> bool | None:
+        """What ``frame`` is told, which asks whether a number is true."""
+        return self.conditions.answer(value, frame, self.tensors.fresh)
+
+    def decides_short(self, value: Tensor) -> bool | None:
+        """A decision that is likely to be true."""
+        return self.conditions.decide(value, self.tensors.fresh, guess=True, is_branch=False)
+
+    def _decides_size(
+        self, condition: SymBool, likely: bool, frame: FrameType | None
+    ) -> bool | None:
+        """A decision on a size that values decide."""
+        self.provenance.note_line()
+        value, fresh = tensor_of_number(condition), self.tensors.fresh
+        return self.conditions.answer(value, frame, fresh, guess=likely, of_size=True)
+
+    def require(self, holds: Tensor) -> None:
+        """Take for granted that a 0-dim tensor is true."""
+        self.conditions.require(holds, self.tensors.fresh)
+
+
+def _nothing(*_: object) -> None:
+    """A hook that does nothing."""
+
+
+def _control_flow(name: str, original: Callable[..., object]) -> Callable[..., object]:
+    return traced_only(instead_of(name), original)
+
+
+def _at_line(error: CaptureError) -> CaptureError:
+    """An error that does not know where it is gets the line of the user's that runs."""
+    return CaptureError(
+        error.message, code=error.code, where=error.where or here(), remedy=error.remedy
+    )

@@ -1,0 +1,177 @@
+"""What a step does to tensors of the user's, and where a call finds those that it returns."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from treadle.capture.optimizers.optimizer_state import refused_state
+from treadle.capture.python_state.external import DeferredValue
+from treadle.capture.python_state.reads import Reads
+from treadle.capture.sources import Pending, State
+from treadle.capture.tensors.own_tensors import KeptView, OwnTensors
+from treadle.capture.tensors.tensor_effects import (
+    Aspect,
+    GivenTensor,
+    TensorLocation,
+    read_attributes,
+    refused_storage,
+)
+from treadle.capture.tracing.input_bindings import InputBindings
+from treadle.capture.tracing.request import TraceRequest
+from treadle.capture.tracing.trace_recorder import TraceRecorder
+from treadle.compat.fake import is_traced
+from treadle.compat.tensors import storage_key
+
+
+@final
+class UserTensors:
+    """Those of one run: parameters, buffers, arguments, and tensors that the step met outside."""
+
+    def __init__(
+        self, request: TraceRequest, bindings: InputBindings, recorder: TraceRecorder
+    ) -> None:
+        self.pending: Pending = {}  # state that there was not yet when a call began
+        self._request, self._bindings, self._recorder = request, bindings, recorder
+        self._given: list[GivenTensor] = []  # arguments and buffers
+        self._rebound: list[tuple[Tensor, Tensor]] = []  # what they were, and what is assigned
+        self._owned = OwnTensors()
+
+    def begin(self) -> None:
+        """They are now as they are before the step."""
+        call, leaves = self._request.call, self._request.leaves
+        for at, (leaf, traced) in enumerate(zip(leaves, self._bindings.batch, strict=True)):
+            is_parameter = id(leaf) in self._bindings.parameters
+            if not isinstance(leaf, Tensor) or not isinstance(traced, Tensor) or is_parameter:
+                continue
+            find = functools.partial(call.leaf, at)
+            label = f"argument {at}"
+            self._given.append(GivenTensor.of(label, find, leaf, traced, is_argument=True))
+        for owner, key, traced in self._bindings.buffers:
+            find, buffer = functools.partial(_buffer, owner, key), owner._buffers[key]
+            assert buffer is not None, key
+            label = f"the buffer {key}"
+            self._given.append(GivenTensor.of(label, find, buffer, traced, is_argument=False))
+
+    def given(self) -> list[GivenTensor]:
+        """Those that are no parameters, and those that the step met outside."""
+        return [*self._given, *self._recorder.held.given()]
+
+    def memory(self) -> frozenset[int | None]:
+        """The keys of the memory of tensors that were there before, or are when it is done."""
+        held = (each.memory for each in self._recorder.held.given())
+        return self._bindings.memory.union(held)
+
+    def rebind(self, before: Tensor, now: Tensor) -> None:
+        """In the memory of a tensor that was there, another value is left."""
+        self._rebound.append((before, now))
+
+    def changes(self) -> Iterator[tuple[TensorLocation, object]]:
+        """What the step left in tensors themselves. Of parameters and buffers, whose memory stays,
+        values that ``.data =`` gave them are written to it when all results are known."""
+        uses, assigned, given = self._recorder.tensors, self._recorder.assignments, self.given()
+        known = self._bindings.memory | {each.memory for each in given}
+        owned = list({id(each): each for each in self._bindings.by_id().values()}.values())
+        assigned.refuse_shared([*owned, *(each.traced for each in given)], known, uses)
+        for each in owned:
+            before = assigned.before(each)
+            if before is None:
+                continue
+            if not are_alike(before, each):
+                raise refused_storage(each, uses.line_of(each))
+            self.rebind(before, each)
+        stay = set(map(id, owned))
+        for each in given:
+            for place, value in each.changes(assigned, uses):
+                if place.aspect is not Aspect.DATA or id(each.traced) not in stay:
+                    yield place, value
+
+    def written(self, results: list[Tensor]) -> list[Tensor]:
+        """The results, and after them the values that ``.data =`` gave to parameters and buffers
+        are in their memory. What was in it until then is a result's own."""
+        memory = {storage_key(before) for before, _ in self._rebound}
+        with torch.no_grad():
+            results = [each.clone() if storage_key(each) in memory else each for each in results]
+            for before, now in self._rebound:
+                before.copy_(now)
+        return results
+
+    def refuse_views(self, kept: Sequence[Tensor]) -> None:
+        """TR-125 for tensors of which one is in the memory of another, or of one that is there
+        before: what is written to the one at a later call, the other would not have."""
+        parameters = self._bindings.parameters.values()
+        grads = [leaf.grad for leaf in parameters if leaf.grad is not None]
+        own = {id(each) for each in (*parameters, *grads)}
+        own |= {id(given.traced) for given in self.given()}
+        owners = {storage_key(each): id(each) for each in grads}
+        owners |= dict.fromkeys(self._bindings.memory, 0)
+        for each in kept:
+            if id(each) in own:
+                continue
+            if owners.setdefault(storage_key(each), id(each)) != id(each):
+                raise refused_state("keeps a view of another tensor in optimizer.state")
+
+    def settle(self) -> None:
+        """The step is over: from now on ``find`` knows where they are found at a call."""
+        before = self._recorder.assignments.before
+        written = {storage_key(old) for old, _ in self._rebound}
+        for parameter in self._request.parameters:
+            traced = self._bindings.of(parameter)
+            is_written = before(traced) is not None or storage_key(traced) in written
+            find = functools.partial(_itself, parameter)
+            self._owned.add(find, traced, None if is_written else traced)
+        for given in self.given():
+            was = before(given.traced)
+            if given.memory not in written:
+                self._owned.add(given.find, given.traced, given.traced if was is None else was)
+            elif was is not None:
+                self._owned.add(given.find, given.traced, None)
+        for _, source in self._request.sources:
+            if isinstance(source, State) and source.shards is None:
+                traced = self._bindings.states[id(source.parameter), source.key]
+                self._owned.add(functools.partial(source.read, [], self.pending), traced, traced)
+
+    def find(self, leaf: Tensor) -> DeferredValue | None:
+        """Where a tensor of the user's, or a view of one, is found at a call; ``None`` for what is
+        of the step."""
+        held = self._recorder.held.find(leaf)
+        if held is not None:
+            return DeferredValue(held.find)
+        return self._owned.of(leaf) if is_traced(leaf) else None
+
+    def read(self, reads: Reads, is_named_in_code: Callable[[str], bool]) -> None:
+        """What the run read of them beside their values. ``is_named_in_code``: whether it may have
+        read an attribute of that name."""
+        given = self.given()
+        for each in given:
+            each.read(reads, self._recorder.tensors, is_named_in_code)
+        read_attributes(given, reads, is_named_in_code)
+
+
+def own_tensor(leaf: object) -> Tensor | None:
+    """The user's own parameter, buffer or optimizer state that a leaf of a result is at every call,
+    or that it is a view of."""
+    compute = leaf.compute if isinstance(leaf, DeferredValue) else None
+    compute = compute.find if isinstance(compute, KeptView) else compute
+    if not isinstance(compute, functools.partial):
+        return None
+    is_state = isinstance(getattr(compute.func, "__self__", None), State)
+    found = compute() if is_state or compute.func in (_itself, _buffer) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def are_alike(one: object, other: object) -> bool:
+    """Whether both are tensors, of one shape and dtype."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return False
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _buffer(owner: nn.Module, key: str) -> Tensor | None:
+    return owner._buffers[key]
+
+
+def _itself(parameter: nn.Parameter) -> nn.Parameter:
+    return parameter
