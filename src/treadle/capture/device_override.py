@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def autocast_on(place: torch.device) -> Iterator[None]:
     original = torch.autocast.__init__
 
     def init(
-        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: Any
+        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: bool
     ) -> None:
         named = torch.get_autocast_dtype(device_type) if dtype is None else dtype
         original(self, place.type, named, **rest)

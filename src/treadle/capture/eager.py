@@ -6,7 +6,7 @@ and their parameters have no value afterwards that the rest of the step could re
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
@@ -87,8 +87,8 @@ class EagerStep:
     optimizer: Optimizer
     reason: Reason
     parameters: tuple[nn.Parameter, ...]
-    slots: tuple[Any, ...]
-    values: tuple[tuple[int, str, Callable[[], Any]], ...]
+    slots: tuple[object, ...]
+    values: tuple[tuple[int, str, Callable[[], object]], ...]
 
     def run(self, grads: Sequence[Tensor]) -> None:
         """All gradients in their places for the time of the step; put back if it fails."""

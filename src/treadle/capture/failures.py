@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -51,7 +51,7 @@ def raise_told(error: Exception) -> NoReturn:
 
 
 def called_with(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """``function`` of these: the frame in which Python says that they do not fit."""
     return function(*args, **kwargs)
@@ -224,6 +224,3 @@ def _users_frames(tb: TracebackType | None) -> TracebackType | None:
     for each in reversed(frames):
         rest = TracebackType(rest, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return rest
-
-
-__all__ = ["of_torch", "raise_told", "refused_communication"]

@@ -10,17 +10,19 @@ from torch import Tensor, fx
 
 from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import (
+    OpOverload,
     argument_types,
     changes_shape,
     filled_arguments,
     written_arguments,
 )
+from treadle.compat.tracing import Args, Kwargs
 from treadle.graph.core.node_info import tensor_of, value_of
 from treadle.runtime.execute.functional import functional_of
 
 aten = torch.ops.aten
 
-_NAMED: dict[Any, Any] = {
+_NAMED: dict[object, OpOverload] = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
     aten.zero_.default: aten.zeros_like.default,
@@ -33,7 +35,7 @@ _NAMED: dict[Any, Any] = {
 
 
 @functools.cache
-def functional_form(target: Any) -> Any | None:
+def functional_form(target: Any) -> OpOverload | None:
     """``aten.add_.Tensor`` and ``aten.add.out`` -> ``aten.add.Tensor``: the operation of the same
     name, writing nothing, with the same arguments but those written to only. ``None``: none."""
     if target in _NAMED:
@@ -57,7 +59,7 @@ def _without_writing(name: str) -> str:
     return name.removesuffix("_")
 
 
-def functional_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+def functional_call(node: fx.Node) -> tuple[OpOverload, Args, Kwargs] | None:
     """The operation, arguments and options that compute what ``node`` writes; ``None``: none."""
     target: Any = node.target
     form = functional_form(target)
@@ -79,12 +81,12 @@ _RESHAPES = (
     aten.squeeze.dim,
     aten.squeeze.dims,
 )
-_SCATTERS: dict[Any, Any] = {
+_SCATTERS: dict[object, OpOverload] = {
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.select.int: aten.select_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
 }
-_CONVERSIONS: dict[Any, Any] = {
+_CONVERSIONS: dict[object, OpOverload] = {
     aten.view_as_real.default: aten.view_as_complex.default,
     aten.view_as_complex.default: aten.view_as_real.default,
     aten._conj.default: aten.conj_physical.default,
@@ -102,7 +104,7 @@ _SPLITS = (
 share memory in every way but autograd's."""
 
 
-Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], fx.Node]
+Call = Callable[[OpOverload, Args, Kwargs], fx.Node]
 """Adds one operation with its arguments to a graph."""
 
 
@@ -113,8 +115,8 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
     """
     if view.target is operator.getitem:
         return _with_piece(call, view, base, value)
-    args: Any = view.args[1:]
-    target: Any = in_place_of(view.target)
+    args: Args = view.args[1:]
+    target = in_place_of(view.target)
     shape = list(tensor_of(base).shape)
     if target in _SAME:
         return value
@@ -148,7 +150,7 @@ def _even(call: Call, value: fx.Node) -> fx.Node:
 def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node | None:
     """``base`` with one of its pieces, of a split or an unbind, replaced by ``value``."""
     pieces, at = item_of(view)
-    values: Any = pieces.args
+    values: Args = pieces.args
     if pieces.target is aten.unbind.int:
         dim = values[1] if len(values) > 1 else 0
         return call(aten.select_scatter.default, (base, value, dim, at), {})
@@ -189,7 +191,7 @@ def place_of(view: fx.Node) -> tuple[list[int], list[int], int]:
 
 def item_of(node: fx.Node) -> tuple[fx.Node, int]:
     """What ``getitem`` takes, and from what."""
-    args: Any = node.args
+    args: Args = node.args
     return args[0], args[1]
 
 
@@ -198,7 +200,7 @@ def in_place_of(target: Any) -> Any:
     return functional_form(target) if changes_shape(target) else target
 
 
-def reshaping(value: fx.Node) -> Any:
+def reshaping(value: fx.Node) -> OpOverload:
     """The operation that gives ``value`` another shape: a view if its layout allows any."""
     contiguous = tensor_of(value).is_contiguous()
     return aten.view.default if contiguous else aten.reshape.default

@@ -35,8 +35,10 @@ from treadle.compat.operators.schemas import (
     written_arguments,
 )
 from treadle.compat.tensors import storage_key
-from treadle.graph.core.arguments import map_nodes, types_of
+from treadle.compat.tracing import Args, Kwargs
+from treadle.graph.core.arguments import A, map_nodes, types_of
 from treadle.graph.core.node_info import (
+    Value,
     copy_notes,
     info,
     known_value,
@@ -87,7 +89,7 @@ class Functionalizer:
         self._new = fx.Graph()
         self._storages: dict[tuple[int, int], _Storage] = {}
         self._spans = spans_of(graph.find_nodes(op="placeholder"))
-        self._plain: dict[fx.Node, Any] = {}
+        self._plain: dict[fx.Node, fx.Node] = {}
         self._same: dict[fx.Node, fx.Node] = {}  # an in-place result is what it wrote to
         self._pieces: dict[fx.Node, list[fx.Node]] = {}  # or the several that it wrote to
 
@@ -179,7 +181,8 @@ class Functionalizer:
             return self._typed(self._emit(node, operator.getitem, (fresh, at), {}))
         if node.target is aten.as_strided.default:
             return self._strided(node, alias.source)
-        base, *rest = self._resolve(node.args)
+        given: Args = self._resolve(node.args)
+        base, *rest = given
         target = in_place_of(node.target)
         target = reshaping(base) if target in _VIEWS else target
         return self._typed(self._emit(node, target, (base, *rest), self._resolve(node.kwargs)))
@@ -198,10 +201,10 @@ class Functionalizer:
         plain = {"memory_format": torch.contiguous_format}
         return self._typed(self._emit(like, aten.clone.default, (value,), plain))
 
-    def _resolve(self, value: Any) -> Any:
+    def _resolve(self, value: A) -> A:
         return map_nodes(self._read, value)
 
-    def _emit(self, like: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
+    def _emit(self, like: fx.Node, target: Any, args: Args, kwargs: Kwargs) -> fx.Node:
         node = self._new.call_function(target, tuple(args), dict(kwargs))
         copy_notes(node, like)
         return node
@@ -343,7 +346,7 @@ class Functionalizer:
     def _undo(self, view: fx.Node, base: fx.Node, value: fx.Node, like: fx.Node) -> fx.Node:
         """The base whose ``view`` is ``value`` and whose other elements are ``base``'s."""
 
-        def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        def call(target: OpOverload, args: Args, kwargs: Kwargs) -> fx.Node:
             return self._typed(self._emit(like, target, args, kwargs))
 
         if view.target is aten.as_strided.default:
@@ -423,7 +426,7 @@ def _retype(graph: fx.Graph) -> None:
     refresh(graph, wrong)
 
 
-def _run_fake(node: fx.Node) -> Any:
+def _run_fake(node: fx.Node) -> Value:
     """The type of a node, by running its operation on the types of its operands."""
     args, kwargs = types_of(node)
     target: Any = node.target

@@ -162,6 +162,3 @@ def _other_types(known: Sequence[tuple[object, type]]) -> list[tuple[object, typ
 
 def _other_spaces(known: Sequence[tuple[object, dict[str, object]]]) -> list[object]:
     return [value for value, space in known if attributes_of(value) is not space]
-
-
-__all__ = ["IdentityGuards"]

@@ -51,7 +51,7 @@ class ParamGroup:
         """The optimizer's group as it is now."""
         return self.optimizer.param_groups[self.at]
 
-    def scalar_names(self, group: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    def scalar_names(self, group: Mapping[str, object] | None = None) -> tuple[str, ...]:
         """The names of its scalars: hyper-parameters, then step counters; ``first`` where the form
         has no counters. ``group``: in the place of the optimizer's."""
         form = update_rule(self.optimizer)

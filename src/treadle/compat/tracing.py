@@ -31,6 +31,11 @@ from treadle.compat.switches import without_onednn
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Args = tuple[Any, ...]
+"""The arguments by position of a call that a mode hears of: each function knows its own."""
+Kwargs = Mapping[str, Any]
+"""Those by name."""
+
 TRACING = threading.RLock()
 """Held by the thread that traces: PyTorch has one tracer in a process, and modes and patches are
 everyone's."""

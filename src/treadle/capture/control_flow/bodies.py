@@ -1,6 +1,6 @@
 """What the bodies of control-flow functions may do while a step is traced: compute."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,9 +17,11 @@ from treadle.compat.operators.operator_facts import (
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.pytree import tree_leaves
 from treadle.compat.tensors import storage_key
-from treadle.compat.tracing import DispatchMode, without_functions
+from treadle.compat.tracing import Args, DispatchMode, Kwargs, without_functions
 from treadle.graph.core.operators import arguments_of
 from treadle.util.errors import CaptureError
+
+Function = Callable[..., object]
 
 _REMEDIES = {
     "cond": "let both branches compute tensors of one type and nothing else, or do it outside of "
@@ -44,12 +46,12 @@ def unfit(name: str, why: str, where: str = "") -> CaptureError:
 
 
 def require_closed(
-    results: Iterable[Any], known: Container[Any], error: Callable[[], CaptureError]
+    results: Iterable[object], known: Container[object], error: Callable[[], CaptureError]
 ) -> None:
     """``error()`` where a gradient of ``results`` could leave a body by another way than through
     the functions ``known``: one of the user's got a tensor from outside that nobody hears of."""
     left = [each.grad_fn for each in results if isinstance(each, Tensor)]
-    seen: set[Any] = set()
+    seen: set[object] = set()
     while left:
         node = left.pop()
         if node is None or node in known or node in seen:
@@ -60,13 +62,13 @@ def require_closed(
         left += [each for each, _ in node.next_functions]
 
 
-def computes_gradients(func: Callable[..., Any]) -> bool:
+def computes_gradients(func: Function) -> bool:
     """Whether a function that modes hear of computes gradients, which no body may. The names are
     looked up now: while a step is traced they are other functions."""
     return func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-ATTRIBUTES: frozenset[Any] = frozenset(
+ATTRIBUTES: frozenset[object] = frozenset(
     cast(Any, each).__get__
     for each in (
         *(Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim, Tensor.layout),
@@ -76,7 +78,7 @@ ATTRIBUTES: frozenset[Any] = frozenset(
 """What only looks at a tensor; another one of its type in its place would change nothing."""
 
 
-def sets_attribute(func: Callable[..., Any]) -> bool:
+def sets_attribute(func: Function) -> bool:
     """Whether a function that modes hear of sets an attribute of a tensor."""
     return getattr(func, "__name__", "") == "__set__"
 
@@ -94,14 +96,14 @@ class Pure(DispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: Function,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
         return without_functions(self._checked)(func, args, dict(kwargs or {}))
 
-    def _checked(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _checked(self, func: Function, args: Args, named: Kwargs) -> object:
         if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
             self._check(func, args, named)
         result = func(*args, **named)
@@ -113,7 +115,7 @@ class Pure(DispatchMode):
                 self._made[storage_key(each)] = each
         return result
 
-    def _check(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, op: OpOverload, args: Args, kwargs: Kwargs) -> None:
         part = self._part
         given = arguments_of(op, args, kwargs)
         effects = call_effects(op, given)
@@ -140,6 +142,3 @@ def _is_sized(result: object) -> bool:
 
 def _tensors(value: object) -> list[Tensor]:
     return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
-
-
-__all__ = ["ATTRIBUTES", "Pure", "computes_gradients", "sets_attribute", "unfit"]

@@ -31,22 +31,23 @@ from treadle.capture.control_flow.bodies import (
 )
 from treadle.capture.control_flow.while_loops import while_loop
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
+from treadle.compat.tracing import Args, Kwargs
 
 MOST_COPIES = 256
 """Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
 
 
-def instead_of(name: str) -> Callable[..., Any]:
+def instead_of(name: str) -> Callable[..., object]:
     """What the function of that name does in a trace."""
     return _INSTEAD.get(name) or functools.partial(_refuse, name)
 
 
 def _cond(
-    pred: Any,
-    true_fn: Callable[..., Any],
-    false_fn: Callable[..., Any],
-    operands: Sequence[Any] = (),
-) -> Any:
+    pred: object,
+    true_fn: Callable[..., object],
+    false_fn: Callable[..., object],
+    operands: Sequence[object] = (),
+) -> object:
     """Both branches, and a choice between their results."""
     if not isinstance(pred, Tensor):
         return true_fn(*operands) if pred else false_fn(*operands)
@@ -63,7 +64,7 @@ def _cond(
     return unflatten([_chosen(taken, a, b) for a, b in zip(yes, no, strict=True)], shape)
 
 
-def _chosen(taken: Tensor, yes: Any, no: Any) -> Any:
+def _chosen(taken: Tensor, yes: object, no: object) -> object:
     if not isinstance(yes, Tensor) or not isinstance(no, Tensor):
         if isinstance(yes, Tensor) or isinstance(no, Tensor) or yes != no:
             raise unfit("cond", f"its branches return {yes!r} and {no!r}")
@@ -75,7 +76,7 @@ def _chosen(taken: Tensor, yes: Any, no: Any) -> Any:
     return torch.where(taken, yes, no)
 
 
-def _branch(branch: Callable[..., Any], operands: Sequence[Any], taken: Tensor) -> Any:
+def _branch(branch: Callable[..., object], operands: Sequence[object], taken: Tensor) -> object:
     gates = _Gates(taken)
     with Pure("cond", "a branch"):
         leaves, spec = flatten_containers(tuple(operands))
@@ -103,11 +104,11 @@ class _Gates(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
         if computes_gradients(func):
             raise unfit("cond", "a branch computes gradients")
         if func in ATTRIBUTES:
@@ -122,7 +123,7 @@ class _Gates(TorchFunctionMode):
                 self._inside[id(each)] = each
         return result
 
-    def gate(self, leaf: Any) -> Any:
+    def gate(self, leaf: object) -> object:
         """What a branch gets in the place of ``leaf``, if that is from outside."""
         if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in self._inside:
             return leaf
@@ -136,7 +137,7 @@ class _Gates(TorchFunctionMode):
             found = self._gated[id(leaf)] = leaf, gated
         return found[1]
 
-    def require_closed(self, results: Iterable[Any]) -> None:
+    def require_closed(self, results: Iterable[object]) -> None:
         """TR-151 where a gradient could leave the branch without a gate: a function of the user's
         got a tensor from outside by a way that nobody hears of."""
         gates = {gated.grad_fn for _, gated in self._gated.values()}
@@ -148,7 +149,7 @@ def _masked(taken: Tensor, grad: Tensor) -> Tensor:
     return torch.where(taken, grad, torch.zeros_like(grad))
 
 
-def _map(body: Callable[..., Any], xs: Any, *args: Any) -> Any:
+def _map(body: Callable[..., object], xs: object, *args: object) -> object:
     """The results for each slice, stacked."""
     leaves, spec = flatten_containers(xs)
     tensors = _of_one_length("map", leaves, 0)
@@ -160,8 +161,13 @@ def _map(body: Callable[..., Any], xs: Any, *args: Any) -> Any:
 
 
 def _scan(
-    body: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False
-) -> Any:
+    body: Callable[..., tuple[object, object]],
+    init: object,
+    xs: object,
+    *,
+    dim: int = 0,
+    reverse: bool = False,
+) -> object:
     """The last carry, and what each step gives, stacked."""
     leaves, spec = flatten_containers(xs)
     if not leaves:
@@ -169,7 +175,7 @@ def _scan(
     tensors = _of_one_length("scan", leaves, dim)
     dim %= tensors[0].ndim
     count = tensors[0].shape[dim]
-    carry, rows = init, list[Any]()
+    carry, rows = init, list[object]()
     for at in reversed(range(count)) if reverse else range(count):
         carry, row = body(carry, unflatten([each.select(dim, at) for each in tensors], spec))
         rows.append(row)
@@ -190,7 +196,7 @@ def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor
     return tensors
 
 
-def _stacked(rows: Sequence[Any], dim: int = 0) -> Any:
+def _stacked(rows: Sequence[object], dim: int = 0) -> object:
     flat = [flatten_containers(row) for row in rows]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     return unflatten([_stack(column, dim) for column in columns], flat[0][1])
@@ -200,16 +206,13 @@ def _stack(column: Sequence[Any], dim: int) -> Tensor:
     return torch.stack(list(column), dim if dim <= column[0].ndim else 0)
 
 
-def _refuse(name: str, *_args: Any, **_kwargs: Any) -> Any:
+def _refuse(name: str, *_args: object, **_kwargs: object) -> object:
     raise unfit(name, "in which order its body combines slices is not known here")
 
 
-_INSTEAD: Mapping[str, Callable[..., Any]] = {
+_INSTEAD: Mapping[str, Callable[..., object]] = {
     "cond": _cond,
     "map": _map,
     "scan": _scan,
     "while_loop": while_loop,
 }
-
-
-__all__ = ["MOST_COPIES", "instead_of"]

@@ -38,7 +38,14 @@ from treadle.capture.control_flow.bodies import (
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.compat.fake import FakeTensor, fake_like
-from treadle.compat.tracing import TraceInProgress, outside_modes, without_functions
+from treadle.compat.pytree import TreeSpec
+from treadle.compat.tracing import (
+    Args,
+    Kwargs,
+    TraceInProgress,
+    outside_modes,
+    without_functions,
+)
 from treadle.compat.transforms import in_transform
 from treadle.graph.analysis.data_dependent import fresh
 from treadle.graph.core.arguments import map_nodes
@@ -53,8 +60,8 @@ _NAME = "while_loop"
 
 
 def while_loop(
-    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Sequence[Any]
-) -> Any:
+    cond_fn: Callable[..., object], body_fn: Callable[..., object], carried_inputs: Sequence[object]
+) -> object:
     """``body_fn(*carried)`` as long as ``cond_fn(*carried)``, in the graph of a step."""
     if in_transform():
         raise unfit(_NAME, "it stands in a transform of torch.func")
@@ -95,8 +102,8 @@ def _require_plain(tensor: Tensor, what: str) -> None:
 class _Run:
     """What one of the functions returned, and the first node and one past the last of its trace."""
 
-    leaves: list[Any]
-    spec: Any
+    leaves: Sequence[Any]
+    spec: TreeSpec | None  # of what the user's function returned
     first: int
     end: int
 
@@ -116,7 +123,7 @@ class _Functions:
         self._inside: list[Tensor] = []  # beside each what stands for it
         self._by_id: dict[int, Tensor] = {}
 
-    def traced(self, part: str, function: Callable[..., Any], spec: Any) -> _Run:
+    def traced(self, part: str, function: Callable[..., object], spec: TreeSpec) -> _Run:
         """One run of the function."""
         first = self._trace.count
         with contextlib.ExitStack() as inside:
@@ -129,7 +136,7 @@ class _Functions:
         self._require_closed(part, leaves)
         return _Run(leaves, found, first, self._trace.count)
 
-    def inside(self, leaf: Any) -> Any:
+    def inside(self, leaf: object) -> object:
         """What stands for ``leaf`` in the loop, if that is a tensor from outside."""
         if not isinstance(leaf, Tensor) or id(leaf) in self._by_id:
             return self._by_id.get(id(leaf), leaf)
@@ -153,7 +160,7 @@ class _Functions:
         self._places.append(self._trace.node_of(made))  # now: what writes to it is another node
         return made.requires_grad_(flag)
 
-    def _require_closed(self, part: str, results: Sequence[Any]) -> None:
+    def _require_closed(self, part: str, results: Sequence[object]) -> None:
         """TR-151 where a gradient reaches a tensor from outside that nothing stands for: a function
         of the user's got it by a way that nobody hears of."""
         known = (*self._carried, *self._inside)
@@ -298,11 +305,11 @@ class _Lifting(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
         if computes_gradients(func):
             raise unfit(_NAME, f"{self._part} computes gradients")
         if func in ATTRIBUTES:
@@ -323,7 +330,7 @@ def _any_value(tensor: Tensor) -> Tensor:
     return loop_value(tensor)
 
 
-def _loop(given: Sequence[Tensor], others: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+def _loop(given: Sequence[Tensor], others: Sequence[Tensor], *rest: object) -> list[Tensor]:
     tensors = (*given, *others)
     if has_torch_function(tensors):
         return handle_torch_function(_loop, tensors, given, others, *rest)
@@ -353,7 +360,7 @@ def _require_condition(condition: _Run) -> None:
         raise unfit(_NAME, f"its condition is {_type(leaf)}, and no single truth value")
 
 
-def _require_same(carried: Sequence[Tensor], spec: Any, body: _Run) -> None:
+def _require_same(carried: Sequence[Tensor], spec: TreeSpec, body: _Run) -> None:
     """The body gives what it takes."""
     if str(body.spec) != str(spec) or len(body.leaves) != len(carried):
         raise unfit(_NAME, "its body does not return the containers that it gets")
@@ -366,6 +373,3 @@ def _require_same(carried: Sequence[Tensor], spec: Any, body: _Run) -> None:
 
 def _type(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
-
-
-__all__ = ["refuse_loop_values", "while_loop"]

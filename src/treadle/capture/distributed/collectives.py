@@ -19,13 +19,13 @@ from treadle.compat.distributed.collectives import (
 )
 
 
-def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
+def all_reduce_in_place(original: Callable[..., object]) -> Callable[..., object]:
     """``torch.distributed.all_reduce``; one that the caller waits for goes its own way, which is
     refused when the trace ends, and so does a reduction that needs more than its name."""
 
     def all_reduce(
-        tensor: Tensor, op: Any = None, group: Any = None, async_op: bool = False
-    ) -> Any:
+        tensor: Tensor, op: object = None, group: Any = None, async_op: bool = False
+    ) -> object:
         kind = distributed.ReduceOp.SUM if op is None else op
         reduction = name_of_reduction(kind)
         if async_op or tensor.is_sparse or reduction is None:
@@ -38,6 +38,3 @@ def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return all_reduce
-
-
-__all__ = ["all_reduce_in_place"]

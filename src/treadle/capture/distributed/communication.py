@@ -50,6 +50,3 @@ def refuse_accumulator_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
                 remedy="use parameter.register_post_accumulate_grad_hook, which is captured, or "
                 "unwrap the model",
             )
-
-
-__all__ = ["refuse_accumulator_hooks", "refuse_collectives", "refuse_wrapper"]

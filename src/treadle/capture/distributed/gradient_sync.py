@@ -172,6 +172,3 @@ def from_first_rank(x: Tensor, group: RankGroup) -> Tensor:
     x = x.contiguous()
     start, wait = collective_op("broadcast"), collective_op("wait_tensor")
     return wait(start(x, 0, group.name))
-
-
-__all__ = ["GradientSync", "RankGroup", "from_first_rank", "mean_over_ranks"]

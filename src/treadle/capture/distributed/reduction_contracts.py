@@ -199,6 +199,3 @@ def _words(kind: CollectiveKind) -> str:
         CollectiveKind.REDUCE_SCATTER: "a reduce-scatter",
         CollectiveKind.ALL_GATHER: "an all-gather",
     }.get(kind, kind.value)
-
-
-__all__ = ["ReductionContract", "check_contracts", "contract_of_wrapper", "sharded_contracts"]

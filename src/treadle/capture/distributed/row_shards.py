@@ -93,6 +93,3 @@ class Divisions:
         if is_sharded(parameter) or parameter.dim() == 0 or parameter.is_complex():
             return None
         return RowShards.of(parameter, self._group, self._mesh)
-
-
-__all__ = ["Divisions", "RowShards"]

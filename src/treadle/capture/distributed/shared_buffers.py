@@ -46,6 +46,3 @@ def _call(root: fx.Node, target: OpOverload, *args: fx.Node | int | str) -> fx.N
     node = root.graph.call_function(target, args)
     inherit(node, root)
     return node
-
-
-__all__ = ["send_written_buffers"]

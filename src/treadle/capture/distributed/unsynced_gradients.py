@@ -69,6 +69,3 @@ def _unsynced_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
 
 def _ranks(group: str) -> frozenset[int]:
     return frozenset(ranks_of(group_named(group)))
-
-
-__all__ = ["refuse_unsynced_gradients"]

@@ -8,12 +8,12 @@ storages, so ``separate`` gives each such part one of its own.
 from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
-from treadle.compat.fake import fakes_in_one_storage
+from treadle.compat.fake import FakeTensor, fakes_in_one_storage
 from treadle.compat.tensors import storage_key
 from treadle.graph.analysis.alias import read_by_strides
-from treadle.graph.core.node_info import known_value, set_value
+from treadle.graph.core.node_info import known_value, set_value, tensor_of
 from treadle.graph.core.values import refresh
 
 
@@ -30,30 +30,31 @@ def separate(graph: fx.Graph) -> None:
     for key, spans in spans_of(inputs).items():
         held = [node for node in inputs if storage_key(known_value(node)) == key]
         for low, high in spans if len(spans) > 1 else ():
-            part = [node for node in held if _is_in(known_value(node), low, high)]
+            part = [node for node in held if _is_in(tensor_of(node), low, high)]
             if not any(map(read_by_strides, part)):
                 _move(part)
                 changed += part
     refresh(graph, changed)
 
 
-def _is_in(value: Any, low: int, high: int) -> bool:
+def _is_in(value: Tensor, low: int, high: int) -> bool:
     return low <= bytes_of(value)[0] and bytes_of(value)[1] <= high
 
 
 def _move(nodes: Sequence[fx.Node]) -> None:
     """Values in a new storage, as they lie to each other."""
-    values: list[Any] = [known_value(node) for node in nodes]
+    values = [value for node in nodes if isinstance(value := known_value(node), FakeTensor)]
     for node, value in zip(nodes, fakes_in_one_storage(values), strict=True):
         set_value(node, value)
 
 
-def bytes_of(value: Any) -> tuple[int, int]:
+def bytes_of(value: Tensor) -> tuple[int, int]:
     """From where to where in its storage the elements of a tensor are, in bytes."""
     reach = sum(
         (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
     )
-    first, size = value.storage_offset(), value.element_size()
+    first: Any = value.storage_offset()
+    size = value.element_size()
     return first * size, (first + reach + 1 if value.numel() else first) * size
 
 
@@ -63,9 +64,9 @@ def spans_of(inputs: Sequence[fx.Node]) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
     symbolic: set[int] = set()
     for node in inputs:
-        value: Any = known_value(node)
+        value = known_value(node)
         key = storage_key(value)
-        if key is None:
+        if key is None or not isinstance(value, Tensor):
             continue
         if not all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset())):
             symbolic.add(key)
@@ -87,6 +88,3 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((low, high))
     return found
-
-
-__all__ = ["bytes_of", "separate", "spans_of"]

@@ -108,6 +108,3 @@ def _is_plain(tensor: Tensor) -> bool:
     if tensor.is_conj() or tensor.is_neg():
         return False
     return all(type(each) is int for each in layout)
-
-
-__all__ = ["KeptView", "OwnTensors"]

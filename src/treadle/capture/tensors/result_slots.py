@@ -50,7 +50,7 @@ class RunAgain:
     at: int
 
 
-def slot_of(tensor: Tensor) -> Any:
+def slot_of(tensor: Tensor) -> object:
     """What marks the place of ``tensor``."""
     found = layout_of(tensor) or sparse_layout_of(tensor)
     kind = class_of(tensor)
@@ -60,7 +60,7 @@ def slot_of(tensor: Tensor) -> Any:
     return found or ResultSlot
 
 
-def slots_in(leaves: Iterable[Any]) -> int:
+def slots_in(leaves: Iterable[object]) -> int:
     """How many tensors of the graph belong among the leaves."""
     found = 0
     for leaf in leaves:
@@ -70,11 +70,11 @@ def slots_in(leaves: Iterable[Any]) -> int:
 
 
 def fill(
-    leaves: Iterable[Any], tensors: Iterator[Any], known: list[Any] | None = None
+    leaves: Iterable[object], tensors: Iterator[Any], known: list[object] | None = None
 ) -> list[Any]:
     """Leaves with values: tensors of this call, numbers as they are computed now, and new copies
     of what a run made. ``known``: those of all leaves before them, to which these are added."""
-    found: list[Any] = [] if known is None else known
+    found: list[object] = [] if known is None else known
     start = len(found)
     for leaf in leaves:
         if leaf is ResultSlot:
@@ -98,9 +98,9 @@ class NamedOnce:
         self._first: dict[int, tuple[int, Tensor | DeferredValue]] = {}
         self._count = 0
 
-    def of(self, leaves: Iterable[Any]) -> list[Any]:
+    def of(self, leaves: Iterable[object]) -> list[object]:
         """The leaves, with ``RunAgain`` for a tensor that was there before."""
-        found: list[Any] = []
+        found: list[object] = []
         for leaf in leaves:
             at = self._count
             if isinstance(leaf, Tensor | DeferredValue):
@@ -108,6 +108,3 @@ class NamedOnce:
             found.append(leaf if at == self._count else RunAgain(at))
             self._count += 1
         return found
-
-
-__all__ = ["NamedOnce", "ResultSlot", "RunAgain", "fill", "slot_of", "slots_in"]

@@ -25,6 +25,9 @@ _WORDS = 24, 8  # where the words of a CPU's generator begin, and bytes of each
 _BLOCK = 4  # a GPU's offset counts in these
 _DEEP = 4  # containers within containers
 
+Put = Callable[[Any], None]
+"""Puts a state back, of the kind that its generator has."""
+
 _PYTHON_S: object = random.seed.__self__  # type: ignore[attr-defined]
 _NUMPY_S: object = np.random.mtrand._rand
 
@@ -158,7 +161,7 @@ class PythonRngGuard:
     """The states of the generators before a traced run: the global ones, and those it may hold."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, object, Callable[[], object], Callable[[Any], None]]] = []
+        self._kept: list[tuple[str, object, Callable[[], object], Put]] = []
         self._now: dict[str, object] = {}  # where draws that are known have left a global one
         self._is_foreign = False  # whether others were made between those
         self._keep("Python's random", random.getstate, random.setstate)
@@ -175,7 +178,7 @@ class PythonRngGuard:
         elif isinstance(each, _NUMPY_GENERATOR):
             self._keep(name, *_state_of(each))
 
-    def _keep(self, name: str, get: Callable[[], object], put: Callable[[Any], None]) -> None:
+    def _keep(self, name: str, get: Callable[[], object], put: Put) -> None:
         self._kept.append((name, get(), get, put))
 
     def begins(self) -> None:
@@ -215,10 +218,10 @@ class PythonRngGuard:
 
 def _state_of(
     generator: np.random.Generator,
-) -> tuple[Callable[[], object], Callable[[Mapping[str, Any]], None]]:
+) -> tuple[Callable[[], object], Put]:
     bits = generator.bit_generator
 
-    def put(state: Mapping[str, Any]) -> None:
+    def put(state: Mapping[str, object]) -> None:
         bits.state = state
 
     return lambda: bits.state, put
@@ -233,6 +236,3 @@ def _same(one: object, other: Any) -> bool:
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other)
-
-
-__all__ = ["PythonRngGuard", "RngGuard", "seeds"]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from treadle.capture.explain_errors import here
 from treadle.compat.operators.schemas import OpOverload
-from treadle.compat.tracing import DispatchMode, without_functions
+from treadle.compat.tracing import Args, DispatchMode, Kwargs, without_functions
 from treadle.graph.core.operators import arguments_of
 from treadle.util.errors import CaptureError
 
@@ -63,13 +63,13 @@ class SparseRows:
         """The same rows with other values."""
         return replace(self, values=values)
 
-    def beside(self, other: "SparseRows", alpha: Any = 1) -> "SparseRows":
+    def beside(self, other: "SparseRows", alpha: float = 1) -> "SparseRows":
         """The sum: the rows of both."""
         added = other.values if alpha == 1 else other.values * alpha
         indices = torch.cat([self.indices, other.indices], 1)
         return SparseRows(indices, torch.cat([self.values, added]), self.shape)
 
-    def onto(self, dense: Tensor, alpha: Any = 1) -> Tensor:
+    def onto(self, dense: Tensor, alpha: float = 1) -> Tensor:
         """A dense tensor and these rows."""
         return dense.index_add(0, self.at, self.values, alpha=alpha)
 
@@ -111,11 +111,11 @@ class SparseGradients(DispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: Callable[..., object],
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
         named = dict(kwargs or {})
         asks = isinstance(func, OpOverload) and func.namespace == "prim"  # which device it is on
         if not asks and (
@@ -158,7 +158,7 @@ class SparseGradients(DispatchMode):
         self._known[id(made)] = made, rows
         return made
 
-    def _applied(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _applied(self, func: Any, args: Args, named: Kwargs) -> object:
         if func is _MAKE:
             sparse_dim, _, size, indices, values, *_ = args
             if sparse_dim != 1:
@@ -218,7 +218,7 @@ def _rows_of_bags(
     sparse: bool,
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
-    **_: Any,
+    **_: object,
 ) -> SparseRows | None:
     """What a backward through ``EmbeddingBag`` gives: a row for each index, that of its bag.
     ``None`` where its gradient is dense, or PyTorch refuses it."""
@@ -268,7 +268,9 @@ def embedding(
     return torch.where(kept.unsqueeze(-1), found, weight.detach()[padding])
 
 
-def _norm(mode: SparseGradients, gradient: Tensor, p: Any = None, *rest: Any, **_: Any) -> Tensor:
+def _norm(
+    mode: SparseGradients, gradient: Tensor, p: float | None = None, *rest: object, **_: object
+) -> Tensor:
     """Of the sums of rows."""
     if any(rest):
         raise refused_sparse("takes norms of a sparse tensor along some of its dims")
@@ -278,7 +280,9 @@ def _norm(mode: SparseGradients, gradient: Tensor, p: Any = None, *rest: Any, **
     return torch.where(first.unsqueeze(1), sums.flatten(1), 0).norm(2 if p is None else p)
 
 
-def _sum(mode: SparseGradients, one: Tensor, other: Any, *, alpha: Any = 1) -> Any:
+def _sum(
+    mode: SparseGradients, one: Tensor, other: Tensor, *, alpha: float = 1
+) -> SparseRows | Tensor:
     """``one + alpha * other``, of which at least one is sparse. A sparse one takes no dense one."""
     rows = mode.rows_of(other) if is_sparse(other) else None
     if rows is None:
@@ -288,7 +292,7 @@ def _sum(mode: SparseGradients, one: Tensor, other: Any, *, alpha: Any = 1) -> A
     return rows.onto(one, alpha)
 
 
-def _sum_in_place(mode: SparseGradients, one: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+def _sum_in_place(mode: SparseGradients, one: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     found = _sum(mode, one, other, alpha=alpha)
     if isinstance(found, SparseRows):
         return mode.put(one, found)
@@ -298,7 +302,7 @@ def _sum_in_place(mode: SparseGradients, one: Tensor, other: Any, *, alpha: Any 
 def _scaled(function: Callable[..., Tensor]) -> Callable[..., SparseRows]:
     """What an operation with a number does to the values."""
 
-    def rule(mode: SparseGradients, gradient: Tensor, *numbers: Any) -> SparseRows:
+    def rule(mode: SparseGradients, gradient: Tensor, *numbers: object) -> SparseRows:
         if any(isinstance(each, Tensor) and each.dim() for each in (gradient, *numbers)[1:]):
             raise refused_sparse("multiplies or divides a sparse tensor by one that has dims")
         rows = mode.rows_of(gradient)
@@ -310,7 +314,7 @@ def _scaled(function: Callable[..., Tensor]) -> Callable[..., SparseRows]:
 def _scaled_in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     outside = _scaled(function)
 
-    def rule(mode: SparseGradients, gradient: Tensor, *numbers: Any) -> Tensor:
+    def rule(mode: SparseGradients, gradient: Tensor, *numbers: object) -> Tensor:
         rows = mode.rows_of(gradient)
         rows.values.copy_(outside(mode, gradient, *numbers).values)
         return gradient
@@ -318,11 +322,11 @@ def _scaled_in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return rule
 
 
-def _same(mode: SparseGradients, gradient: Tensor, *_: Any, **__: Any) -> SparseRows:
+def _same(mode: SparseGradients, gradient: Tensor, *_: object, **__: object) -> SparseRows:
     return mode.rows_of(gradient)
 
 
-def _cloned(mode: SparseGradients, gradient: Tensor, **_: Any) -> SparseRows:
+def _cloned(mode: SparseGradients, gradient: Tensor, **_: object) -> SparseRows:
     rows = mode.rows_of(gradient)
     return replace(rows, indices=rows.indices.clone(), values=rows.values.clone())
 
@@ -335,7 +339,7 @@ def _cleared(mode: SparseGradients, gradient: Tensor) -> Tensor:
     return mode.put(gradient, replace(rows, indices=rows.indices[:, :0], values=rows.values[:0]))
 
 
-_RULES: Mapping[Any, Callable[..., Any]] = {
+_RULES: Mapping[object, Callable[..., object]] = {
     aten.add.Tensor: _sum,
     aten.add_.Tensor: _sum_in_place,
     aten.mul.Tensor: _scaled(torch.mul),
@@ -360,14 +364,3 @@ _RULES: Mapping[Any, Callable[..., Any]] = {
     aten._to_dense.default: lambda mode, gradient, *_, **__: mode.rows_of(gradient).dense(),
 }
 """By operation on a sparse tensor, what it does to its rows."""
-
-
-__all__ = [
-    "SparseGradients",
-    "SparseLayout",
-    "SparseRows",
-    "embedding",
-    "is_sparse",
-    "refused_sparse",
-    "sparse_layout_of",
-]

@@ -333,14 +333,3 @@ def refused_storage(target: Tensor, where: str) -> CaptureError:
         where=where,
         remedy="copy the values: p.data.copy_(value), or p.data = value.clone()",
     )
-
-
-__all__ = [
-    "SET_DATA",
-    "Aspect",
-    "DataAssignments",
-    "GivenTensor",
-    "HeldTensor",
-    "TensorLocation",
-    "refused_storage",
-]

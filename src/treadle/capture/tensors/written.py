@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.node import Argument
 
 from treadle.compat.operators.schemas import OpOverload, schema_of, written_arguments
+from treadle.compat.tracing import Args
 from treadle.graph.core.node_info import copy_notes, info, set_value
 from treadle.graph.core.values import compute
 from treadle.runtime.execute.functional import functional_of
@@ -58,7 +59,7 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
         set_value(made, compute(made))
         return made
 
-    places: list[tuple[int, tuple[Any, ...]]] = []
+    places: list[tuple[int, Args]] = []
     names = [name for _, name in written_arguments(op)]
     for name in names:
         at, place = _place(given, name)
@@ -84,7 +85,7 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _place(given: dict[str, Any], name: str) -> tuple[int, tuple[Any, ...]]:
+def _place(given: dict[str, Any], name: str) -> tuple[int, Args]:
     """Which base a written argument is a view of, and how; nothing for the base itself."""
     at = given.pop(f"_{name}_base_index")
     keys = ("slice_dim", "slice_start", "slice_end", "size", "stride", "storage_offset", "alias")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, cast, final
+from typing import Any, TypeGuard, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ from treadle.capture.tensors.tensor_effects import SET_DATA
 from treadle.capture.tensors.tensor_uses import TensorUses
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.compat.fake import is_traced, stand_in_for
-from treadle.compat.tracing import METHOD_FILES, works_for
+from treadle.compat.tracing import METHOD_FILES, Args, Kwargs, works_for
 from treadle.compat.transforms import unwrapped
 from treadle.compat.unsized import is_unsized, squeezed
 from treadle.util.errors import CaptureError
@@ -95,13 +95,13 @@ class _Call:
     """A call of a function of tensors, with the leaves of its arguments."""
 
     function: Function
-    args: tuple[Any, ...]
+    args: Args
     kwargs: dict[str, Any]
-    leaves: list[Any]
-    put_together: Callable[[list[object]], tuple[tuple[Any, ...], dict[str, Any]]]
+    leaves: list[object]
+    put_together: Callable[[list[object]], tuple[Args, Kwargs]]
 
     @staticmethod
-    def of(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Call":
+    def of(function: Function, args: Args, kwargs: Kwargs) -> "_Call":
         """Lists and dicts among the arguments are taken apart, tensors and numbers stay whole."""
         named = dict(kwargs)
         leaves = [*args, *named.values()]
@@ -113,11 +113,13 @@ class _Call:
         leaves, spec = flatten_containers((args, named))
         return _Call(function, args, named, leaves, lambda new: unflatten(new, spec))
 
-    def has(self, is_one: Callable[[Any], bool]) -> bool:
+    def has(self, is_one: Callable[[object], bool]) -> bool:
         """Whether any leaf is such a one."""
         return any(map(is_one, self.leaves))
 
-    def replaced(self, is_one: Callable[[Any], bool], instead: Callable[[Any], object]) -> "_Call":
+    def replaced(
+        self, is_one: Callable[[object], bool], instead: Callable[[Any], object]
+    ) -> "_Call":
         """With others in the places of such leaves."""
         if not self.has(is_one):
             return self
@@ -148,8 +150,8 @@ class TensorPatcher(TorchFunctionMode):
         self,
         func: Function,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> object:
         self._recorder.provenance.note_line()
         self._recorder.rng.check()
@@ -319,14 +321,14 @@ class BackwardPatcher(TorchFunctionMode):
         self,
         func: Function,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> object:
         _note_gradient(self._uses, func, args)
         return func(*args, **(kwargs or {}))
 
 
-def _note_gradient(uses: TensorUses, function: Function, args: tuple[Any, ...]) -> None:
+def _note_gradient(uses: TensorUses, function: Function, args: Args) -> None:
     """``.grad`` of the first argument is read or set, if that is what the function does."""
     if function in (_READ_GRAD, _SET_GRAD):
         is_set = function == _SET_GRAD
@@ -343,5 +345,5 @@ def _users_ask() -> bool:
     return file in _FOR_USERS or code_owner(file) is not CodeOwner.OURS
 
 
-def _is_generator(leaf: object) -> bool:
+def _is_generator(leaf: object) -> TypeGuard[Generator]:
     return isinstance(leaf, Generator)
