@@ -446,18 +446,3 @@ def silent(body, owner=None):
 def test_what_is_public_says_what_it_is():
     for path in MODULES:
         assert not [*silent(parse(path).body)], name_of(path)
-
-
-def rooms_of_classes():
-    """Which rooms define a public class of each name, at the top of a module."""
-    found = {}
-    for path in MODULES:
-        room = path.relative_to(PACKAGE).parts[0]
-        for node in parse(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, set()).add(room)
-    return found
-
-
-def test_no_class_has_its_name_in_two_rooms():
-    assert {name: rooms for name, rooms in rooms_of_classes().items() if len(rooms) > 1} == {}

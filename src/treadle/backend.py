@@ -342,7 +342,7 @@ class _Half:
         run = (
             _Sized(module, self.options, self.phase)
             if _has_symbols(module.graph)
-            else _Fixed(module, self.options, self.phase)
+            else _FixedSizes(module, self.options, self.phase)
         )
 
         def call(args: list[object]) -> list[object]:
@@ -354,7 +354,7 @@ class _Half:
         return boxed(call)
 
 
-class _Fixed:
+class _FixedSizes:
     """One graph of known shapes, compiled at once."""
 
     def __init__(self, module: fx.GraphModule, options: Options, phase: str) -> None:
@@ -453,7 +453,9 @@ class _Sized:
     module: fx.GraphModule
     options: Options
     phase: str
-    known: OrderedDict[object, _Fixed] = field(default_factory=OrderedDict[object, _Fixed])
+    known: OrderedDict[object, _FixedSizes] = field(
+        default_factory=OrderedDict[object, _FixedSizes]
+    )
 
     def __call__(self, args: list[Any]) -> list[object]:
         key = tuple(
@@ -463,7 +465,7 @@ class _Sized:
         found = self.known.get(key)
         if found is None:
             with torch.no_grad():
-                found = _Fixed(retraced(self.module, args), self.options, self.phase)
+                found = _FixedSizes(retraced(self.module, args), self.options, self.phase)
             self.known[key] = found
             if len(self.known) > _MOST:
                 self.known.popitem(last=False)

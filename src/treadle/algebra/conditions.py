@@ -130,7 +130,7 @@ def all_of(*conditions: Condition) -> Condition:
     parts = _flat(conditions, All)
     if False in parts:
         return False
-    kept = [each for each in parts if each is not True]
+    kept = [part for part in parts if part is not True]
     return All(tuple(kept)) if len(kept) > 1 else kept[0] if kept else True
 
 
@@ -139,18 +139,18 @@ def any_of(*conditions: Condition) -> Condition:
     parts = _flat(conditions, AnyOne)
     if True in parts:
         return True
-    kept = [each for each in parts if each is not False]
+    kept = [part for part in parts if part is not False]
     return AnyOne(tuple(kept)) if len(kept) > 1 else kept[0] if kept else False
 
 
 def _flat(conditions: Iterable[Condition], kind: type[All] | type[AnyOne]) -> list[Condition]:
     """The conditions, each once, with those of inner ones of the same kind."""
     found: dict[Condition, None] = {}
-    for each in conditions:
-        if isinstance(each, kind):
-            found |= dict.fromkeys(each.parts)
+    for condition in conditions:
+        if isinstance(condition, kind):
+            found |= dict.fromkeys(condition.parts)
         else:
-            found[each] = None
+            found[condition] = None
     return list(found)
 
 
@@ -193,13 +193,13 @@ def indices_in(condition: Condition) -> Iterator[Index]:
         case AtMost(index):
             yield index
         case All(parts) | AnyOne(parts):
-            for each in parts:
-                yield from indices_in(each)
+            for part in parts:
+                yield from indices_in(part)
 
 
 def elements_in(condition: Condition) -> list[Value]:
     """The elements that decide it, each once."""
-    return list(dict.fromkeys(each for index in indices_in(condition) for each in index.values))
+    return list(dict.fromkeys(value for index in indices_in(condition) for value in index.values))
 
 
 def truth(number: float) -> bool:

@@ -323,15 +323,15 @@ def ceil_div(size: int, n: int) -> int:
 def common_divisor(first: int, *others: int) -> int:
     """A number that divides all of them for all sizes: the greatest, as far as it can be seen."""
     found = first
-    for each in others:
-        if type(found) is int and type(each) is int:
-            found = math.gcd(found, each)
+    for size in others:
+        if type(found) is int and type(size) is int:
+            found = math.gcd(found, size)
         elif type(found) is int and found == 0:
-            found = each
-        elif (type(each) is int and each == 0) or divides(found, each):
+            found = size
+        elif (type(size) is int and size == 0) or divides(found, size):
             continue
         else:
-            found = each if divides(each, found) else _shared_factors(found, each)
+            found = size if divides(size, found) else _shared_factors(found, size)
     return found
 
 
@@ -411,4 +411,4 @@ def _atom_with(atom: Atom, dims: Mapping[str, Size]) -> int:
 
 def all_at(numbers: Iterable[int], sizes: Sizes) -> tuple[int, ...]:
     """A shape, or strides, with every ``Size`` as a plain number."""
-    return tuple([at(each, sizes) for each in numbers])
+    return tuple([at(number, sizes) for number in numbers])

@@ -340,7 +340,7 @@ def index_text(
     parts = [_product_text(_atom_text(atom, name, number), c, number) for atom, c in terms]
     if not is_zero(index.const) or not parts:
         parts.append(number(index.const))
-    signed = (f"- {each[1:]}" if each.startswith("-") else f"+ {each}" for each in parts[1:])
+    signed = (f"- {part[1:]}" if part.startswith("-") else f"+ {part}" for part in parts[1:])
     return " ".join((parts[0], *signed))
 
 

@@ -276,7 +276,7 @@ def _product(bounds: Sequence[Bounds]) -> Bounds:
 
 def content(*formulas: Polynomial) -> int:
     """The greatest number that divides every coefficient."""
-    return math.gcd(*(c for each in formulas for _, c in each.terms))
+    return math.gcd(*(c for formula in formulas for _, c in formula.terms))
 
 
 def reduced(formula: Polynomial, n: int) -> Polynomial:

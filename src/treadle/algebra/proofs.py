@@ -56,7 +56,7 @@ class Prover:
             return True
         if not splits or self._left < 0:
             return False
-        first, *others = sorted(splits, key=lambda each: len(each.parts))
+        first, *others = sorted(splits, key=lambda split: len(split.parts))
         return all(self._closed(known, [part, *others]) for part in first.parts)
 
     def _contradict(self, facts: Sequence[Index]) -> bool:
@@ -65,7 +65,7 @@ class Prover:
         inequalities = _rounded(_numbered([*rows, *_bounds_of(rows)]))
         while inequalities is not None:
             self._left -= len(inequalities)
-            unknowns = dict.fromkeys(each for row in inequalities for each in row)
+            unknowns = dict.fromkeys(unknown for row in inequalities for unknown in row)
             unknowns.pop(0, None)
             if not unknowns or self._left < 0:
                 return False
@@ -126,21 +126,21 @@ def _plus(left: Mapping[_K, int], right: Mapping[_K, int], factor: int = 1) -> d
 
 def _bounds_of(rows: Iterable[_Row]) -> Iterator[_Row]:
     """What is known of each unknown by itself, and of those that its bounds speak of."""
-    pending = [each for row in rows for each in row]
+    pending = [unknown for row in rows for unknown in row]
     seen: set[_Unknown] = {_ONE}
     while pending:
-        each = pending.pop()
-        if each in seen:
+        unknown = pending.pop()
+        if unknown in seen:
             continue
-        seen.add(each)
-        for bound in _bounds(each):
+        seen.add(unknown)
+        for bound in _bounds(unknown):
             yield bound
             pending += bound
 
 
-def _bounds(each: _Unknown) -> Iterator[_Row]:
-    sizes, atom = each
-    alone = {each: 1}
+def _bounds(unknown: _Unknown) -> Iterator[_Row]:
+    sizes, atom = unknown
+    alone = {unknown: 1}
     match atom:
         case Axis() | Value() if not sizes:
             low, high = atom.bounds
@@ -151,14 +151,14 @@ def _bounds(each: _Unknown) -> Iterator[_Row]:
             yield _plus(whole, _row(index), -1)
             yield _plus(_plus(_row(index), whole, -1), _row(Index.of(n - 1)), -1)
         case _:
-            low, high = _numbers(each)
+            low, high = _numbers(unknown)
             yield _plus({_ONE: low}, alone, -1)
             yield _plus(alone, {_ONE: high}, -1)
 
 
-def _numbers(each: _Unknown) -> tuple[int, int]:
+def _numbers(unknown: _Unknown) -> tuple[int, int]:
     """The least and the greatest number that a product may be. Sizes are never negative."""
-    sizes, atom = each
+    sizes, atom = unknown
     low, high = (prod(max(size.bounds[end], 0) for size in sizes) for end in (0, 1))
     if atom is None:
         return low, high
@@ -169,7 +169,9 @@ def _numbers(each: _Unknown) -> tuple[int, int]:
 def _numbered(rows: Iterable[_Row]) -> list[_Inequality]:
     """The rows with a number for each unknown: what is eliminated first depends on nothing else."""
     numbers: dict[_Unknown, int] = {_ONE: 0}
-    return [{numbers.setdefault(each, len(numbers)): n for each, n in row.items()} for row in rows]
+    return [
+        {numbers.setdefault(unknown, len(numbers)): n for unknown, n in row.items()} for row in rows
+    ]
 
 
 def _rounded(inequalities: Iterable[_Inequality]) -> list[_Inequality] | None:
@@ -179,13 +181,13 @@ def _rounded(inequalities: Iterable[_Inequality]) -> list[_Inequality] | None:
     """
     found: dict[tuple[tuple[int, int], ...], int] = {}
     for row in inequalities:
-        constant, terms = row.get(0, 0), sorted(each for each in row.items() if each[0])
+        constant, terms = row.get(0, 0), sorted(term for term in row.items() if term[0])
         if not terms:
             if constant > 0:
                 return None
             continue
         divisor = math.gcd(*(number for _, number in terms))
-        small = tuple([(each, number // divisor) for each, number in terms])
+        small = tuple([(unknown, number // divisor) for unknown, number in terms])
         constant = -(-constant // divisor)
         found[small] = max(found.get(small, constant), constant)
     return [{0: constant, **dict(small)} for small, constant in found.items()]

@@ -28,8 +28,8 @@ def only_summed(kernel: Kernel) -> frozenset[Expr]:
             others.add(item.value)
             continue
         named.append((Local(item.name, item.expr.dtype), item.expr))
-        for each in walk(item.expr):
-            (summed if _is_sum(each) else others).update(operands_of(each))
+        for node in walk(item.expr):
+            (summed if _is_sum(node) else others).update(operands_of(node))
     others |= {expr for local, expr in named if local in others}
     others |= {local for local, expr in named if expr in others}
     return frozenset(summed - others)

@@ -25,12 +25,15 @@ def artifact_of(
     product and a sum may round once."""
     printer = printer_of(language, plan.buffers, contract=contract)
     steps = [
-        call_step(each) if isinstance(each, Call) else printer.launch(each) for each in launches
+        call_step(launch) if isinstance(launch, Call) else printer.launch(launch)
+        for launch in launches
     ]
     sources = printer.sources()
     if any(isinstance(step, Call) and step.out == OPERATOR for step in plan.steps):
         sources = (*sources, DRAWS)
-    specs = {name: spec_of(each, plan.offsets, plan.device) for name, each in plan.buffers.items()}
+    specs = {
+        name: spec_of(buffer, plan.offsets, plan.device) for name, buffer in plan.buffers.items()
+    }
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
     return Artifact(
         device=device,
@@ -49,12 +52,12 @@ def artifact_of(
 
 def _untouched(launches: Sequence[KernelLaunch | Call], inputs: frozenset[str]) -> int:
     """How many come before the first that writes to an input or meets other processes."""
-    for at, each in enumerate(launches):
-        if isinstance(each, Call):
-            written = {name for name in each.outputs if name is not None}
-            leaves_it = facts_by_name(each.op).effects & (Effect.WRITES | Effect.COMMUNICATES)
+    for at, launch in enumerate(launches):
+        if isinstance(launch, Call):
+            written = {name for name in launch.outputs if name is not None}
+            leaves_it = facts_by_name(launch.op).effects & (Effect.WRITES | Effect.COMMUNICATES)
         else:
-            written = {name for kernel in each.kernels for name in stored(kernel.body)}
+            written = {name for kernel in launch.kernels for name in stored(kernel.body)}
             leaves_it = Effect.NONE
         if leaves_it or not inputs.isdisjoint(written):
             return at
@@ -65,8 +68,8 @@ def call_step(call: Call) -> CallStep:
     """A library call as the runtime knows it."""
     return CallStep(
         op=call.op,
-        args=tuple(map_leaves(_leaf, each) for each in call.args),
-        kwargs={key: map_leaves(_leaf, each) for key, each in call.kwargs.items()},
+        args=tuple(map_leaves(_leaf, value) for value in call.args),
+        kwargs={key: map_leaves(_leaf, value) for key, value in call.kwargs.items()},
         outputs=call.outputs,
         out=call.out,
         reason=call.reason,

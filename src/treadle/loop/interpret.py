@@ -174,8 +174,8 @@ def _run_call(call: Call, program: Program, storages: dict[str, Tensor]) -> None
     def value(leaf: TensorRef | Plain) -> Tensor | Plain:
         return view(leaf, storages) if isinstance(leaf, TensorRef) else leaf
 
-    kwargs = {name: map_leaves(value, each) for name, each in call.kwargs.items()}
-    result = op(*[map_leaves(value, each) for each in call.args], **kwargs)
+    kwargs = {name: map_leaves(value, arg) for name, arg in call.kwargs.items()}
+    result = op(*[map_leaves(value, arg) for arg in call.args], **kwargs)
     if call.into is not None:
         view(call.into, storages).copy_(result)
         return

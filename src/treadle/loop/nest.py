@@ -122,7 +122,9 @@ def is_wide(kernel: Kernel) -> bool:
     for index in indices(kernel.body):
         reach.extend(index.bounds)
         reach.extend(scale for _, scale in index.terms)
-    return not all(surely_less(-_REACH, each) and surely_less(each, _REACH) for each in reach)
+    return not all(
+        surely_less(-_REACH, distance) and surely_less(distance, _REACH) for distance in reach
+    )
 
 
 def locals_of(expr: Expr) -> list[str]:
@@ -286,7 +288,7 @@ class Levels:
 
     def wanted(self, level: int) -> list[Expr]:
         """The formulas of what a pass is for."""
-        return [each.value if isinstance(each, Store) else each.expr for each in self.roots(level)]
+        return [item.value if isinstance(item, Store) else item.expr for item in self.roots(level)]
 
     def stored_in(self, level: int) -> list[Store]:
         """Stores along the axis in pass ``level``: as early as can be, unless read again later."""

@@ -229,7 +229,7 @@ def _argument(argument: object) -> str:
         case TensorRef():
             return f"({_ref(argument)})"
         case tuple() | list():
-            return f"[{', '.join(_argument(each) for each in argument)}]"
+            return f"[{', '.join(_argument(item) for item in argument)}]"
         case torch.dtype():
             return dtype_name(argument)
         case _:

@@ -197,9 +197,9 @@ class Call:
     def refs(self) -> tuple[TensorRef, ...]:
         """The tensors among its arguments, in order."""
         return tuple(
-            each
-            for each in leaves(*self.args, *self.kwargs.values())
-            if isinstance(each, TensorRef)
+            leaf
+            for leaf in leaves(*self.args, *self.kwargs.values())
+            if isinstance(leaf, TensorRef)
         )
 
     def renamed(self, names: Mapping[str, str], origin: Origin | None = None) -> "Call":
@@ -210,8 +210,8 @@ class Call:
 
         return replace(
             self,
-            args=tuple([map_leaves(leaf, each) for each in self.args]),
-            kwargs={key: map_leaves(leaf, each) for key, each in self.kwargs.items()},
+            args=tuple([map_leaves(leaf, value) for value in self.args]),
+            kwargs={key: map_leaves(leaf, value) for key, value in self.kwargs.items()},
             outputs=tuple([name and names.get(name, name) for name in self.outputs]),
             into=self.into and renamed_ref(self.into, names),
             origin=origin or self.origin,

@@ -203,12 +203,12 @@ def _one_term(node: Reduce) -> Expr | None:
         return None
     condition, value, rest = body.operands
     parts = list(conjuncts(condition))
-    places = [(each, place) for each in parts if (place := _equals(each, axis)) is not None]
+    places = [(part, place) for part in parts if (place := _equals(part, axis)) is not None]
     if rest != _literal(0, node.dtype) or len(places) != 1 or axis in axes_of(value):
         return None
     ((found, place),) = places
-    others = [each for each in parts if each is not found]
-    if any(axis in axes_of(each) for each in others):
+    others = [part for part in parts if part is not found]
+    if any(axis in axes_of(other) for other in others):
         return None
     low = Apply("ge", (place, Const(0, torch.int64)), torch.bool)
     high = Apply("lt", (place, Const(axis.extent, torch.int64)), torch.bool)

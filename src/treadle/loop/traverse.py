@@ -158,8 +158,8 @@ def substitute(expr: Expr, mapping: Mapping[Axis, IndexLike]) -> Expr:
 def conjuncts(condition: Expr) -> Iterator[Expr]:
     """The conditions that hold together where ``condition`` does: ``a and (b and c)``."""
     if isinstance(condition, Apply) and condition.fn == "and":
-        for each in condition.operands:
-            yield from conjuncts(each)
+        for operand in condition.operands:
+            yield from conjuncts(operand)
     else:
         yield condition
 

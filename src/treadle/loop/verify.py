@@ -133,7 +133,7 @@ def _check_binding(body: Expr) -> None:
     """No reduction binds again an axis that one inside it has already bound."""
     bound: dict[int, frozenset[Axis]] = {}
     for node in walk(body):
-        inner = frozenset[Axis]().union(*(bound[id(each)] for each in operands_of(node)))
+        inner = frozenset[Axis]().union(*(bound[id(operand)] for operand in operands_of(node)))
         if isinstance(node, Reduce):
             again = inner & set(node.axes)
             require(not again, VerifyError, f"a reduction binds again {set(again)}")
@@ -164,7 +164,7 @@ def _check_loads(
                 _check_inside(node.index, node.dtype, buffer, guards)
         if isinstance(node, Apply) and node.fn in ("where", "and", "or", "xor", "not"):
             conditions = node.operands[:1] if node.fn == "where" else node.operands
-            is_bool = all(each.dtype is torch.bool for each in conditions)
+            is_bool = all(condition.dtype is torch.bool for condition in conditions)
             require(is_bool, VerifyError, f"{node.fn} of something that is not a bool")
         if isinstance(node, Load | Position):
             for value in values_of(node.index):
@@ -195,8 +195,8 @@ def _check_ref(ref: TensorRef, buffers: Mapping[str, Buffer], guards: GuardSet) 
     buffer = buffers[ref.buffer]
     elements = buffer.elements * buffer.dtype.itemsize // ref.dtype.itemsize
     reach = [(n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True)]
-    low = ref.offset + sum(guards.smaller_of(each, 0) for each in reach)
-    high = ref.offset + sum(guards.larger_of(each, 0) for each in reach)
+    low = ref.offset + sum(guards.smaller_of(distance, 0) for distance in reach)
+    high = ref.offset + sum(guards.larger_of(distance, 0) for distance in reach)
     inside = guards.less(-1, low) and guards.less(high, elements)
     require(inside, VerifyError, f"{ref} reaches outside {buffer}")
 

@@ -48,7 +48,8 @@ def call(
     elif in_order:
         args = tuple(map(partial(_as_eager, context), args, context.node.args))
         kwargs = {
-            key: _as_eager(context, each, context.node.kwargs[key]) for key, each in kwargs.items()
+            key: _as_eager(context, value, context.node.kwargs[key])
+            for key, value in kwargs.items()
         }
     plain_args = _with_margins(context, tuple(_plain(context, arg) for arg in args))
     plain_kwargs = {
@@ -61,8 +62,8 @@ def call(
     )
     results: list[Value | int | None] = []
     out = OUT_VARIANTS.get(op, "") if drawn is None else OPERATOR
-    for position, each in enumerate(contexts):
-        results.append(_result(each, bool(out)) if single or position in used else None)
+    for position, element_context in enumerate(contexts):
+        results.append(_result(element_context, bool(out)) if single or position in used else None)
     if out and not context.layout and not is_dense(context.shape, context.strides):
         out = ""
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)

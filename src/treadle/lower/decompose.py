@@ -33,8 +33,8 @@ def decomposition_of(node: fx.Node) -> fx.GraphModule | None:
         return None
     chosen = {op: _table()[op]} | _without_rules()
     module = traced_call(node, op, chosen)
-    calls = [each for each in module.graph.nodes if each.op == "call_function"]
-    if any(each.target is op for each in calls) or any(_is_unfit(each) for each in calls):
+    calls = [call for call in module.graph.nodes if call.op == "call_function"]
+    if any(call.target is op for call in calls) or any(_is_unfit(call) for call in calls):
         return None
     return module
 

@@ -179,14 +179,14 @@ class Elements:
         summand = Axis(_shape_of(node)[dim]).as_index
         term = self.at(given["self"], [*at[:dim], summand, *at[dim + 1 :]])
         if isinstance(term, Condition):
-            term = self._settled(term)
+            term = self._proved(term)
         found = as_numeric(term)
         fixed = isinstance(found, Index) and found.is_const
         require(fixed, NoMatch, f"{node} adds up what differs from place to place")
         assert isinstance(found, Index)
         return (at[dim] + 1) * found.const
 
-    def _settled(self, condition: Condition) -> Condition:
+    def _proved(self, condition: Condition) -> Condition:
         """The condition, or what it is everywhere if that is proved."""
         if self.prover.impossible(condition):
             return False
@@ -208,8 +208,8 @@ class Elements:
         if self._builder is None:  # once: to find the symbols takes a walk through the graph
             self._builder = Builder("cpu", symbols=symbols_of_graph(node.graph))
         context = LoweringContext(self._builder, node, origin_of(node), value_of(node), node.name)
-        args = [map_arguments(self._operand, each) for each in node.args]
-        kwargs = {name: map_arguments(self._operand, each) for name, each in node.kwargs.items()}
+        args = [map_arguments(self._operand, value) for value in node.args]
+        kwargs = {name: map_arguments(self._operand, value) for name, value in node.kwargs.items()}
         try:
             value = rule(context, *args, **kwargs)
         except (Unsupported, LoweringError) as refusal:
@@ -354,7 +354,7 @@ class _Reading:
         return _stored(either(holds, first, other), yes.dtype)
 
     def _applied(self, expr: Apply) -> IndexExpr:
-        operands = [self.term(each) for each in expr.operands]
+        operands = [self.term(operand) for operand in expr.operands]
         if expr.fn in _LOGIC:
             return _stored(_LOGIC[expr.fn](*map(_as_condition, operands)), torch.bool)
         if expr.fn == "cast":
@@ -364,7 +364,7 @@ class _Reading:
         def compute(*found: Index | IndexNumber | Unread) -> IndexExpr:
             return _computed(expr, dtype, found)
 
-        numbers = [as_numeric(each) for each in operands]
+        numbers = [as_numeric(operand) for operand in operands]
         gives_truth = expr.fn in COMPARE or expr.fn in BOOLEAN
         each_leaf = where_leaves if gives_truth else map_leaves
         return _stored(_over_leaves(each_leaf, numbers, compute), expr.dtype)
@@ -392,30 +392,30 @@ _LOGIC: Mapping[str, Callable[..., Condition]] = {
 
 def _computed(expr: Apply, dtype: torch.dtype, operands: Sequence[Any]) -> IndexExpr:
     """A function of numbers as ``dtype`` computes it; of a place and a number if both are whole."""
-    for each in operands:
-        if isinstance(each, Unread):
-            raise NoMatch(f"{each.value} is known at run time only")
-    if all(isinstance(each, IndexNumber) for each in operands):
-        values = [torch.tensor(each.value, dtype=dtype) for each in operands]
+    for operand in operands:
+        if isinstance(operand, Unread):
+            raise NoMatch(f"{operand.value} is known at run time only")
+    if all(isinstance(operand, IndexNumber) for operand in operands):
+        values = [torch.tensor(operand.value, dtype=dtype) for operand in operands]
         return _literal(apply_function(expr.fn, values, expr.dtype).item(), expr.dtype)
-    whole = [_as_whole(each) for each in operands]
+    whole = [_as_whole(operand) for operand in operands]
     compute = _ON_INDICES.get(expr.fn)
     divides = expr.fn in ("floordiv", "mod")
     exact = compute is not None and not (divides and dtype not in _WHOLE)
     require(exact, NoMatch, f"{expr.fn} of indices has no term")
     assert compute is not None
     if expr.fn == "mul" and dtype not in _WHOLE:
-        signed = all(not each.is_const or each.const != 0 for each in whole)
+        signed = all(not index.is_const or index.const != 0 for index in whole)
         require(signed, NoMatch, "it multiplies by 0.0, and the sign is lost")
     return compute(*whole)
 
 
-def _as_whole(each: Index | IndexNumber) -> Index:
-    if isinstance(each, Index):
-        return each
-    whole = abs(each.value) < 2**53 and each.value == int(each.value)
-    require(whole, NoMatch, f"{each.value} meets a number that indices decide")
-    return Index.of(int(each.value))
+def _as_whole(number: Index | IndexNumber) -> Index:
+    if isinstance(number, Index):
+        return number
+    whole = abs(number.value) < 2**53 and number.value == int(number.value)
+    require(whole, NoMatch, f"{number.value} meets a number that indices decide")
+    return Index.of(int(number.value))
 
 
 def _times(left: Index, right: Index) -> Index:

@@ -121,7 +121,7 @@ def _operations(names: str) -> list[OpOverload]:
 
 WHY: Mapping[OpOverload, str] = {
     op: why for why, names in _WHY.items() for op in _operations(names)
-} | {each.op: each.library for each in CUSTOM_OPS if each.library}
+} | {custom_op.op: custom_op.library for custom_op in CUSTOM_OPS if custom_op.library}
 """Why an operation that is a library call by choice is one."""
 
 

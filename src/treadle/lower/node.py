@@ -139,8 +139,8 @@ def _barred_loop(context: LoweringContext) -> str:
         return ReasonCode.NO_CODEGEN.because("no kernels are generated here")
     if info(context.node).eager:
         return info(context.node).eager
-    values = [context.val, *(known_value(each) for each in context.node.all_input_nodes)]
-    places = {context.builder.device_of(each) for value in values for each in tensors_in(value)}
+    values = [context.val, *(known_value(operand) for operand in context.node.all_input_nodes)]
+    places = {context.builder.device_of(tensor) for value in values for tensor in tensors_in(value)}
     if places - {context.builder.device}:
         return ReasonCode.REFUSED.because("a loop with tensors on the host and on the device")
     return ""
@@ -196,8 +196,8 @@ def _decomposed(context: LoweringContext, env: Environment) -> Lowered:
         return _laid_out(context, result)
     assert isinstance(result, tuple), context.node
     return tuple(
-        _laid_out(context.element_context(i), each) if isinstance(val, torch.Tensor) else val
-        for i, (each, val) in enumerate(zip(result, context.val, strict=True))
+        _laid_out(context.element_context(i), value) if isinstance(val, torch.Tensor) else val
+        for i, (value, val) in enumerate(zip(result, context.val, strict=True))
     )
 
 
@@ -212,7 +212,7 @@ def _laid_out(context: LoweringContext, value: LoweredArgument) -> Value | None:
 
 
 def _has_formulas(value: object) -> bool:
-    return any(isinstance(each, Array) for each in (value if isinstance(value, tuple) else [value]))
+    return any(isinstance(part, Array) for part in (value if isinstance(value, tuple) else [value]))
 
 
 def _leaves(context: LoweringContext, source: LoweredArgument) -> bool:
@@ -225,18 +225,18 @@ def _leaves(context: LoweringContext, source: LoweredArgument) -> bool:
 
 def _is_tensors(val: object) -> bool:
     if isinstance(val, tuple | list):
-        return any(isinstance(each, torch.Tensor) for each in val)
+        return any(isinstance(value, torch.Tensor) for value in val)
     return isinstance(val, torch.Tensor)
 
 
 def _results(context: LoweringContext, value: Lowered) -> Lowered:
     """What the rule returned, each formula that reads a buffer stored in one of its own."""
     if isinstance(value, tuple):
-        if all(isinstance(each, TensorRef) for each in value):
+        if all(isinstance(part, TensorRef) for part in value):
             return value
         return tuple(
-            context.element_context(i).result(each) if isinstance(each, TensorRef | Array) else None
-            for i, each in enumerate(value)
+            context.element_context(i).result(part) if isinstance(part, TensorRef | Array) else None
+            for i, part in enumerate(value)
         )
     assert isinstance(value, TensorRef | Array), context.node
     return context.result(value)
@@ -245,8 +245,8 @@ def _results(context: LoweringContext, value: Lowered) -> Lowered:
 def _resolved(context: LoweringContext, node: fx.Node, env: Environment) -> tuple[Args, Kwargs]:
     """The arguments of ``node`` with its operands' values, on the device of the program."""
     leaf = partial(_leaf, context, env)
-    args = tuple([map_leaves(leaf, each) for each in node.args])
-    return args, {name: map_leaves(leaf, each) for name, each in node.kwargs.items()}
+    args = tuple([map_leaves(leaf, value) for value in node.args])
+    return args, {name: map_leaves(leaf, value) for name, value in node.kwargs.items()}
 
 
 def _leaf(context: LoweringContext, env: Environment, leaf: Any) -> Any:
@@ -268,19 +268,19 @@ def _is_on_the_host(context: LoweringContext, env: Environment) -> bool:
         return False
     if context.builder.device_of(context.val) == context.builder.device:
         return False
-    operands = [env.get(each) for each in context.node.all_input_nodes]
+    operands = [env.get(operand) for operand in context.node.all_input_nodes]
     places = [
-        context.builder.buffers[each.buffer].device if isinstance(each, TensorRef) else ""
-        for each in operands
+        context.builder.buffers[operand.buffer].device if isinstance(operand, TensorRef) else ""
+        for operand in operands
     ]
-    return all(each and each != context.builder.device for each in places)
+    return all(device and device != context.builder.device for device in places)
 
 
 def _on_the_host(context: LoweringContext, op: OpOverload, env: Environment) -> Lowered:
     """A view of what is on the host, or PyTorch's kernel there."""
     leaf = partial(_there, env)
-    args = tuple([map_leaves(leaf, each) for each in context.node.args])
-    kwargs = {name: map_leaves(leaf, each) for name, each in context.node.kwargs.items()}
+    args = tuple([map_leaves(leaf, value) for value in context.node.args])
+    kwargs = {name: map_leaves(leaf, value) for name, value in context.node.kwargs.items()}
     rule = rule_for(op) if op in views.VIEWS else None
     if rule is not None:
         with contextlib.suppress(Unsupported):

@@ -48,7 +48,7 @@ class _Lowered:
     def is_closed(self, taken: Container[str]) -> bool:
         """Whether its buffers are those of the operands and those named after the node alone.
         ``taken``: all names there are."""
-        own = {each.name for each in self.buffers}
+        own = {buffer.name for buffer in self.buffers}
         if not all(name.startswith(self.name) for name in own):
             return False
         if any(_is_numbered(name, self.name, taken) for name in own):
@@ -60,11 +60,11 @@ class _Lowered:
     def _names(self) -> set[str]:
         """Every buffer that the value and the steps mention."""
         names: set[str] = set()
-        for each in leaves(self.value):
-            if isinstance(each, TensorRef):
-                names.add(each.buffer)
-            elif isinstance(each, Array):
-                names.update(buffers_in(each.body))
+        for leaf in leaves(self.value):
+            if isinstance(leaf, TensorRef):
+                names.add(leaf.buffer)
+            elif isinstance(leaf, Array):
+                names.update(buffers_in(leaf.body))
         for step in self.steps:
             if isinstance(step, Call):
                 names.update(ref.buffer for ref in step.refs)
@@ -108,27 +108,27 @@ class LoweredNodes:
 def _fits(builder: Builder, node: fx.Node, found: _Lowered) -> bool:
     """Whether the names that ``node`` would take are free."""
     start = len(found.name)
-    return not any(node.name + each.name[start:] in builder.buffers for each in found.buffers)
+    return not any(node.name + buffer.name[start:] in builder.buffers for buffer in found.buffers)
 
 
 def _again(builder: Builder, node: fx.Node, found: _Lowered, operands: tuple[str, ...]) -> Lowered:
     """The value of ``node``, whose steps are those of ``found`` on other buffers."""
     names = dict(zip(found.operands, operands, strict=True))
-    for each in found.buffers:
-        name = node.name + each.name[len(found.name) :]
-        names[each.name] = name
-        builder.buffers[name] = each if name == each.name else replace(each, name=name)
+    for buffer in found.buffers:
+        name = node.name + buffer.name[len(found.name) :]
+        names[buffer.name] = name
+        builder.buffers[name] = buffer if name == buffer.name else replace(buffer, name=name)
     origin = origin_of(node)
     if origin == found.origin and all(name == new for name, new in names.items()):
         builder.steps.extend(found.steps)
         return found.value
-    builder.steps.extend([each.renamed(names, origin) for each in found.steps])
+    builder.steps.extend([step.renamed(names, origin) for step in found.steps])
     return _renamed(found.value, names)
 
 
 def _renamed(value: Lowered, names: dict[str, str]) -> Lowered:
     if isinstance(value, tuple):
-        return tuple([_renamed(each, names) for each in value])
+        return tuple([_renamed(part, names) for part in value])
     return renamed_ref(value, names) if isinstance(value, TensorRef) else value
 
 
@@ -152,8 +152,8 @@ def _key_of(
 
     return (
         node.target,
-        tuple([map_leaves(fixed, each) for each in node.args]),
-        tuple([(name, map_leaves(fixed, each)) for name, each in node.kwargs.items()]),
+        tuple([map_leaves(fixed, value) for value in node.args]),
+        tuple([(name, map_leaves(fixed, value)) for name, value in node.kwargs.items()]),
         _results(node),
         layouts.buffers.get(node),
         layouts.factors.get(node),

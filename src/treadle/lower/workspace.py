@@ -41,8 +41,8 @@ def _flash(args: Sequence[Any], tokens: int = -2) -> int:
     found = 4 * query.shape[0] * query.shape[heads] * rows * (width + 1)
     if query.shape[heads] == key.shape[heads]:
         return found
-    each = query.dtype.itemsize * prod(key.shape) // key.shape[heads] * query.shape[heads]
-    return found + 2 * each
+    expanded = query.dtype.itemsize * prod(key.shape) // key.shape[heads] * query.shape[heads]
+    return found + 2 * expanded
 
 
 def _flash_tokens_first(args: Sequence[Any]) -> int:
@@ -54,7 +54,7 @@ def _embedding(args: Sequence[Any]) -> int:
 
 
 _OURS: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
-    each.op: each.bytes_held for each in CUSTOM_OPS if each.holds is not None
+    custom_op.op: custom_op.bytes_held for custom_op in CUSTOM_OPS if custom_op.holds is not None
 }
 
 _CUDNN: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {

@@ -170,11 +170,11 @@ def _copy_into(
         return Call(
             "aten.copy.default", (whole, stored), {}, (target,), origin, out="aten.copy.out"
         )
-    refs = [each for each in (whole, value) if isinstance(each, TensorRef)]
-    key = tuple([replace(each, buffer="") for each in refs])
+    refs = [ref for ref in (whole, value) if isinstance(ref, TensorRef)]
+    key = tuple([replace(ref, buffer="") for ref in refs])
     like = alike.get(key)
     if like is not None:
-        old, new = (like.output.buffer, *like.reads), [each.buffer for each in refs]
+        old, new = (like.output.buffer, *like.reads), [ref.buffer for ref in refs]
         return like.renamed(dict(zip(old, new, strict=True)), origin)
     axes = fresh_axes(whole.shape)
     copy = Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)

@@ -25,7 +25,9 @@ def pack(intervals: Sequence[Interval]) -> tuple[dict[str, int], int]:
     offsets: dict[str, int] = {}
     placed: list[tuple[int, int, Interval]] = []  # begin, end, interval
     size = 0
-    for interval in sorted(intervals, key=lambda each: (-each.nbytes, each.first, each.name)):
+    for interval in sorted(
+        intervals, key=lambda interval: (-interval.nbytes, interval.first, interval.name)
+    ):
         need = _aligned(interval.nbytes)
         busy = sorted(
             (begin, end)

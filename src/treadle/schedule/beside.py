@@ -25,9 +25,9 @@ def blocks_beside(blocks: Sequence[Interval], busy: Sequence[int]) -> frozenset[
     """The names of blocks to allocate apart. ``busy``: what calls hold at each step, and after the
     last. No step holds more than the floor by it."""
     alive = [0] * len(busy)
-    for each in blocks:
-        for at in range(each.first, min(each.last + 1, len(busy))):
-            alive[at] += each.nbytes
+    for free in blocks:
+        for at in range(free.first, min(free.last + 1, len(busy))):
+            alive[at] += free.nbytes
     floor = max(a + b for a, b in zip(alive, busy, strict=True))
     room = floor - max(busy)
     moved: set[str] = set()
@@ -54,15 +54,15 @@ def _next(
 ) -> Interval | None:
     """The smallest block that is enough, or the largest, of those that fit beside the others."""
     fits = [
-        each
-        for each in here
-        if each.nbytes >= ALIGNMENT
-        and max(outside[each.first : each.last + 1]) + each.nbytes <= most
+        interval
+        for interval in here
+        if interval.nbytes >= ALIGNMENT
+        and max(outside[interval.first : interval.last + 1]) + interval.nbytes <= most
     ]
-    enough = [each for each in fits if each.nbytes >= excess]
+    enough = [interval for interval in fits if interval.nbytes >= excess]
     if enough:
-        return min(enough, key=lambda each: (each.nbytes, each.name))
-    return max(fits, key=lambda each: (each.nbytes, each.name), default=None)
+        return min(enough, key=lambda interval: (interval.nbytes, interval.name))
+    return max(fits, key=lambda interval: (interval.nbytes, interval.name), default=None)
 
 
 def lives_beside(
@@ -74,4 +74,6 @@ def lives_beside(
     for at, step in enumerate(steps):
         follows = at > 0 and not isinstance(steps[at - 1], Call) and not isinstance(step, Call)
         starts.append(starts[-1] if follows else at)
-    return {name: replace(each, first=starts[each.first]) for name, each in lives.items()}
+    return {
+        name: replace(interval, first=starts[interval.first]) for name, interval in lives.items()
+    }

@@ -35,15 +35,15 @@ def build_kernel(
         nest, placed = pointwise_nest(group, steps, nests)
     body: list[Definition | Store] = []
     values: dict[str, Local] = {}
-    for n, each in enumerate(placed):
-        expr = localise(each.place.expr, each.compute.names, values)
+    for n, op in enumerate(placed):
+        expr = localise(op.place.expr, op.compute.names, values)
         local = Local(f"v{n}", expr.dtype)
-        axes = nest.axes(each.level)
+        axes = nest.axes(op.level)
         body.append(Definition(local.name, expr, axes))
-        if each.step in stored:
-            body.append(Store(each.buffer, each.index, local, axes))
-        values[each.buffer] = local
-    origins = tuple(steps[each.step].origin for each in placed)
+        if op.step in stored:
+            body.append(Store(op.buffer, op.index, local, axes))
+        values[op.buffer] = local
+    origins = tuple(steps[op.step].origin for op in placed)
     name = f"kernel_{number}"
     return Kernel(name, nest.kind, nest.rows, nest.cols, tuple(body), origins)
 
@@ -99,7 +99,7 @@ def pointwise_nest(
 def _splits(group: Group) -> list[int]:
     """Column counts to try: the products of the inner dims of each member, largest first."""
     found: set[int] = set()
-    for step in (each.compute for each in group.placed):
+    for step in (op.compute for op in group.placed):
         extents = [axis.extent for axis in storage_order(step)]
         found.update(math.prod(extents[d:]) for d in range(1, len(extents)))
     return sorted(found - {1}, key=sample_of, reverse=True)
@@ -110,18 +110,18 @@ def _place(
 ) -> tuple[ScheduledOp, ...] | None:
     placed: list[ScheduledOp] = []
     for other in group.placed:
-        each = nests.place(other.step, other.compute, nest)
-        if each is None or len(each.level) != len("full"):
+        op = nests.place(other.step, other.compute, nest)
+        if op is None or len(op.level) != len("full"):
             return None
-        placed.append(each)
+        placed.append(op)
     return tuple(placed)
 
 
 def nest_cost(nest: LoopNest, placed: tuple[ScheduledOp, ...]) -> int:
     """Divisions by column in all indices, and reads that jump from column to column."""
     cost = 0
-    for each in placed:
-        for index in (each.index, *(index for _, index in each.reads if index is not None)):
+    for op in placed:
+        for index in (op.index, *(index for _, index in op.reads if index is not None)):
             cost += 4 * sum(1 for _ in _divisions(index, nest.cols))
             jump = abs(sample_of(coefficient(index, nest.cols)))
             cost += 2 * (jump > 1)

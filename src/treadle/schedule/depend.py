@@ -71,8 +71,8 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
     return Dependencies(
         tuple(before),
         tuple(flow),
-        {name: tuple(each) for name, each in readers.items()},
-        {name: tuple(each) for name, each in writers.items()},
+        {name: tuple(steps) for name, steps in readers.items()},
+        {name: tuple(steps) for name, steps in writers.items()},
     )
 
 

@@ -62,7 +62,7 @@ class _Numbers:
         return self._of[id(expr)]
 
     def _key(self, node: Expr) -> Key:
-        inside = tuple(self._of[id(each)] for each in operands_of(node))
+        inside = tuple(self._of[id(operand)] for operand in operands_of(node))
         match node:
             case Const():
                 return "const", f"{node.value!r}:{node.dtype}"

@@ -47,15 +47,15 @@ class Group:
     @property
     def pointwise(self) -> bool:
         """Whether nothing in it reduces."""
-        return not any(each.reduces for each in self.placed)
+        return not any(op.reduces for op in self.placed)
 
     @property
     def loaded(self) -> frozenset[str]:
         """What a kernel reads from memory."""
         found, written = set[str](), set[str]()
-        for each in self.placed:
-            found.update(name for name, _ in each.reads if name not in written)
-            written.add(each.buffer)
+        for op in self.placed:
+            found.update(name for name, _ in op.reads if name not in written)
+            written.add(op.buffer)
         return frozenset(found)
 
 
@@ -75,25 +75,25 @@ class _Flow:
         return _Flow(dict(self.written), read, self.overwrites)
 
     def takes(
-        self, each: ScheduledOp, nest: LoopNest, facts: Dependencies, *, pointwise: bool
+        self, op: ScheduledOp, nest: LoopNest, facts: Dependencies, *, pointwise: bool
     ) -> bool:
         """Whether ``each`` can be the next: it finds the values of earlier members at its own
         place of the nest, and overwrites nothing that another element still reads."""
-        available = Level.FULL if each.reduces else each.level
-        for name, index in each.reads:
+        available = Level.FULL if op.reduces else op.level
+        for name, index in op.reads:
             source = self.written.get(name)
             if source is None:
                 self.read.setdefault(name, []).append((available, index))
-            elif not _flows(source, each, index, nest, facts):
+            elif not _flows(source, op, index, nest, facts):
                 return False
-        if each.buffer in self.written:
+        if op.buffer in self.written:
             return False
-        if each.buffer in self.read:
-            same = all(place == (each.level, each.index) for place in self.read[each.buffer])
-            if not (pointwise and same and each.level is Level.FULL):
+        if op.buffer in self.read:
+            same = all(place == (op.level, op.index) for place in self.read[op.buffer])
+            if not (pointwise and same and op.level is Level.FULL):
                 return False
             self.overwrites = True
-        self.written[each.buffer] = each
+        self.written[op.buffer] = op
         return True
 
 
@@ -135,7 +135,7 @@ class Fuser:
         self._pressure = pressure
         self._home = {m: self._either(nest) for m, nest in home.items()}
         self._group_of: list[Group] = []
-        self._sizes = {name: sample_of(each.nbytes) for name, each in buffers.items()}
+        self._sizes = {name: sample_of(buffer.nbytes) for name, buffer in buffers.items()}
 
     def run(self, *, fuse: bool) -> list[Group]:
         """The groups; without ``fuse`` each step is one."""
@@ -246,7 +246,7 @@ class Fuser:
             return False
         for early, late in ((a, b), (b, a)):
             above = late.above & ~(early.above | early.mask)
-            if above and any(self._meets(each, above) for each in self._waiting(early, late)):
+            if above and any(self._meets(between, above) for between in self._waiting(early, late)):
                 return True
         return False
 
@@ -276,13 +276,13 @@ class Fuser:
         while pending and len(seen) < _FOLLOWED:
             names = read_buffers(self._steps[pending.pop()])
             large = [name for name in names if self._sizes[name] >= _LITTLE]
-            for each in {w for name in large for w in self._facts.writers.get(name, ())} - seen:
-                seen.add(each)
-                if not self._is_compute(each):
+            for step in {w for name in large for w in self._facts.writers.get(name, ())} - seen:
+                seen.add(step)
+                if not self._is_compute(step):
                     continue
-                if each >= len(self._group_of):
-                    pending.append(each)
-                elif above >> each & 1 and self._near(self._group_of[each], reader):
+                if step >= len(self._group_of):
+                    pending.append(step)
+                elif above >> step & 1 and self._near(self._group_of[step], reader):
                     return True
         return False
 
@@ -291,11 +291,11 @@ class Fuser:
         apart, or where a row needs what is there after the last row only."""
         many = len(a.members) + len(b.members) > _MAX_MEMBERS
         too_big = many or len(a.buffers | b.buffers) > MAX_BUFFERS
-        earlier, later = sorted((a, b), key=lambda each: each.members[0])
+        earlier, later = sorted((a, b), key=lambda group: group.members[0])
         near = self._near(earlier, later.members[0])
         if too_big or not near or self._between(a, b) or self._between(b, a):
             return None
-        placed = tuple(sorted((*a.placed, *b.placed), key=lambda each: each.step))
+        placed = tuple(sorted((*a.placed, *b.placed), key=lambda op: op.step))
         flow = flow_of(placed, nest, self._facts)
         if flow is None or not _columns_are_last(placed, nest):
             return None
@@ -355,22 +355,22 @@ class Fuser:
     ) -> "_Flow | None":
         """How values pass between ``placed`` in that nest; ``None`` where they cannot. What is
         known of ``first`` is not looked at again where its members come first, as they are."""
-        pointwise = not any(each.reduces for each in placed)
+        pointwise = not any(op.reduces for op in placed)
         known = first.flow if placed[: len(first.placed)] == first.placed else None
         if known is None or (known.overwrites and not pointwise):
             return flow_of(placed, nest, self._facts)
         flow, rest = known.copy(), placed[len(first.placed) :]
-        done = all(flow.takes(each, nest, self._facts, pointwise=pointwise) for each in rest)
+        done = all(flow.takes(op, nest, self._facts, pointwise=pointwise) for op in rest)
         return flow if done else None
 
     def _merge_of(self, a: Group, b: Group) -> Merge:
         """What runs where once the two are one kernel, and what then waits for it."""
-        at = {each: self._pressure.place(each.members[0]) for each in (a, b)}
-        early, late = sorted((a, b), key=lambda each: at[each])
+        at = {group: self._pressure.place(group.members[0]) for group in (a, b)}
+        early, late = sorted((a, b), key=lambda group: at[group])
         behind = range(early.members[0] + 1, min(at[late], len(self._group_of)))
         delayed = {g for g in map(self._group_of.__getitem__, behind) if g.above & early.mask}
         delayed -= {a, b}
-        steps = frozenset(each for group in delayed for each in group.members)
+        steps = frozenset(member for group in delayed for member in group.members)
         names = {name for i in steps for name in self._touched(i)}
         return Merge(
             frozenset((*a.members, *b.members)), steps, at[late], a.buffers | b.buffers | names
@@ -392,8 +392,8 @@ class Fuser:
 
 def flow_of(placed: tuple[ScheduledOp, ...], nest: LoopNest, facts: Dependencies) -> "_Flow | None":
     """How values pass between ``placed`` in one kernel of that nest; ``None`` if they cannot."""
-    flow, pointwise = _Flow(), not any(each.reduces for each in placed)
-    done = all(flow.takes(each, nest, facts, pointwise=pointwise) for each in placed)
+    flow, pointwise = _Flow(), not any(op.reduces for op in placed)
+    done = all(flow.takes(op, nest, facts, pointwise=pointwise) for op in placed)
     return flow if done else None
 
 
@@ -401,7 +401,7 @@ def _union(
     a: Group, b: Group, nest: LoopNest, placed: tuple[ScheduledOp, ...], flow: _Flow
 ) -> Group:
     mask = a.mask | b.mask
-    members = tuple(each.step for each in placed)
+    members = tuple(op.step for op in placed)
     above = (a.above | b.above) & ~mask
     return Group(mask, members, nest, placed, above, a.waits | b.waits, a.buffers | b.buffers, flow)
 
@@ -409,17 +409,17 @@ def _union(
 def _columns_are_last(placed: tuple[ScheduledOp, ...], nest: LoopNest) -> bool:
     """Whether only values of columns read what is reduced over the rows, or is made of it."""
     late: set[str] = set()
-    for each in placed:
-        reads = any(name in late for name, _ in each.reads)
-        if reads and (each.reduces or each.level is not Level.COL):
+    for op in placed:
+        reads = any(name in late for name, _ in op.reads)
+        if reads and (op.reduces or op.level is not Level.COL):
             return False
-        if reads or (each.reduces and each.over(nest.rows)):
-            late.add(each.buffer)
+        if reads or (op.reduces and op.over(nest.rows)):
+            late.add(op.buffer)
     return True
 
 
 def _by_step(group: Group) -> dict[int, ScheduledOp]:
-    return {each.step: each for each in group.placed}
+    return {op.step: op for op in group.placed}
 
 
 def _common_nest(a: Group, b: Group) -> LoopNest | None:
@@ -440,8 +440,8 @@ def stored_buffers(
     results: frozenset[str],
 ) -> Iterator[ScheduledOp]:
     """The members whose value someone outside of the kernel reads. ``owners``: of each step."""
-    for each in group.placed:
-        name = each.buffer
+    for op in group.placed:
+        name = op.buffer
         if name in group.again:
             continue
         outside = any(
@@ -451,4 +451,4 @@ def stored_buffers(
         several = len(facts.writers[name]) > 1
         ours = buffers[name].kind is BufferKind.TEMPORARY
         if outside or several or not ours or name in results:
-            yield each
+            yield op

@@ -93,7 +93,7 @@ class _Joiner:
                 steps.append(replace(step, outputs=(into[i].buffer,), into=into[i]))
             else:
                 steps.append(step)
-        buffers = {name: each for name, each in self._buffers.items() if name not in gone}
+        buffers = {name: buffer for name, buffer in self._buffers.items() if name not in gone}
         return replace(self._program, steps=tuple(steps), buffers=buffers)
 
     def _join(self, i: int, step: Compute) -> _Join | None:
@@ -128,7 +128,8 @@ class _Joiner:
         if output.buffer in self._kept:
             return ours and output == whole and sample_of(buffer.nbytes) >= _RETURNED
         stored = any(
-            isinstance(each, Call) or each.origin.phase != step.origin.phase for each in readers
+            isinstance(reader, Call) or reader.origin.phase != step.origin.phase
+            for reader in readers
         )
         return ours and stored and output == whole
 
@@ -138,18 +139,18 @@ class _Joiner:
         left: list[_Stretch] = []
         names = step.names
         stretches = self._stretches(step.template, dim)
-        for each in stretches:
-            part = _part(step.output, dim, each)
-            place = self._place(each.array, part, names, products)
+        for stretch in stretches:
+            part = _part(step.output, dim, stretch)
+            place = self._place(stretch.array, part, names, products)
             if place is None or place[0] in calls:
-                left.append(each)
+                left.append(stretch)
             else:
                 calls[place[0]] = place[1]
         taken = sum(sample_of(ref.numel) for ref in calls.values())
         if not calls or taken * _SHARE < sample_of(step.output.numel):
             return None
         rest = tuple(self._rest(step, dim, run) for run in _runs(left))
-        read = {name for each in rest for name in each.reads}
+        read = {name for other in rest for name in other.reads}
         written = {name for call in calls for name in written_buffers(self._program.steps[call])}
         return None if read & written else _Join(calls, rest)
 
@@ -188,16 +189,18 @@ class _Joiner:
         """Whether every row of ``part``, or column, begins at a multiple of the bytes."""
         if self._aligned == 1:
             return True
-        distances = (part.offset, *(each for each in part.strides if not same(each, 1)))
-        fixed = all(type(each) is int for each in distances)
-        return fixed and all(each * part.dtype.itemsize % self._aligned == 0 for each in distances)
+        distances = (part.offset, *(stride for stride in part.strides if not same(stride, 1)))
+        fixed = all(type(distance) is int for distance in distances)
+        return fixed and all(
+            distance * part.dtype.itemsize % self._aligned == 0 for distance in distances
+        )
 
     def _rest(self, step: Compute, dim: int, run: tuple[int, int]) -> Compute:
         """The formula of the join on a stretch that no product fills."""
-        each = self._stretch(step.template, dim, *run)
+        stretch = self._stretch(step.template, dim, *run)
         names = step.names
-        reads = tuple(names[name] for name in buffers_in(each.array.body))
-        return Compute(_part(step.output, dim, each), each.array, step.origin, reads)
+        reads = tuple(names[name] for name in buffers_in(stretch.array.body))
+        return Compute(_part(step.output, dim, stretch), stretch.array, step.origin, reads)
 
 
 def _bounds(template: Array, axis: Axis) -> list[int]:
@@ -206,7 +209,7 @@ def _bounds(template: Array, axis: Axis) -> list[int]:
     found = [0, axis.extent]
     for place in _conditions(template.body, axis):
         inside = surely_less(0, place) and surely_less(place, axis.extent)
-        if inside and not any(same(place, each) for each in found):
+        if inside and not any(same(place, known) for known in found):
             found.append(place)
     found.sort(key=sample_of)
     ordered = all(surely_less(a, b) for a, b in itertools.pairwise(found))
@@ -236,20 +239,20 @@ def _stretch(template: Array, dim: int, start: int, stop: int) -> _Stretch:
     return _Stretch(start, stop, Array(axes, body))
 
 
-def _part(output: TensorRef, dim: int, each: _Stretch) -> TensorRef:
-    shape = (*output.shape[:dim], each.stop - each.start, *output.shape[dim + 1 :])
-    offset = output.offset + each.start * output.strides[dim]
+def _part(output: TensorRef, dim: int, stretch: _Stretch) -> TensorRef:
+    shape = (*output.shape[:dim], stretch.stop - stretch.start, *output.shape[dim + 1 :])
+    offset = output.offset + stretch.start * output.strides[dim]
     return replace(output, shape=shape, offset=offset)
 
 
 def _runs(stretches: Sequence[_Stretch]) -> list[tuple[int, int]]:
     """Start and stop of stretches, neighbours together."""
     runs: list[tuple[int, int]] = []
-    for each in stretches:
-        if runs and same(runs[-1][1], each.start):
-            runs[-1] = runs[-1][0], each.stop
+    for stretch in stretches:
+        if runs and same(runs[-1][1], stretch.start):
+            runs[-1] = runs[-1][0], stretch.stop
         else:
-            runs.append((each.start, each.stop))
+            runs.append((stretch.start, stretch.stop))
     return runs
 
 
@@ -288,7 +291,7 @@ def _spaced(left: list[tuple[int, int, int]], extent: int, stride: int) -> int |
     first: int | None = None
     far, count = 0, 1
     while not same(count, extent):
-        at = next((n for n, each in enumerate(left) if same(each[0], stride * count)), None)
+        at = next((n for n, dim in enumerate(left) if same(dim[0], stride * count)), None)
         if at is None:
             return None
         _, size, distance = left.pop(at)

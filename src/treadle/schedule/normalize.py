@@ -52,9 +52,9 @@ class _Splitter:
             return
         before = len(self.steps)
         self._split(compute)
-        made = tuple(each for each in self.steps[before:] if isinstance(each, Compute))
+        made = tuple(step for step in self.steps[before:] if isinstance(step, Compute))
         expected = _part_names(output.buffer, len(made) - 1)
-        if [each.output.buffer for each in made] == [*expected, output.buffer]:
+        if [step.output.buffer for step in made] == [*expected, output.buffer]:
             self._known[key] = compute, made
 
     def _again(self, compute: Compute, like: Compute, made: tuple[Compute, ...]) -> bool:
@@ -70,7 +70,7 @@ class _Splitter:
         for was, name in zip(_part_names(old, len(parts)), parts, strict=True):
             names[was] = name
             self.buffers[name] = replace(self.buffers[was], name=name)
-        self.steps.extend(each.renamed(names, compute.origin) for each in made)
+        self.steps.extend(step.renamed(names, compute.origin) for step in made)
         return True
 
     def _split(self, compute: Compute) -> None:
@@ -105,7 +105,7 @@ class _Splitter:
     ) -> Expr:
         match expr:
             case Apply(fn, operands, dtype):
-                new = tuple(self._extract(each, scope, compute, memo) for each in operands)
+                new = tuple(self._extract(operand, scope, compute, memo) for operand in operands)
                 return expr if new == operands else Apply(fn, new, dtype)
             case Load(buffer, index, dtype, mask):
                 new_mask = None if mask is None else self._extract(mask, scope, compute, memo)

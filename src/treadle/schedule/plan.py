@@ -87,13 +87,13 @@ def _scheduled(
             made.append(step)
             continue
         leaving = stored_buffers(group, owners, known, buffers, kept)
-        stored = frozenset(each.step for each in leaving)
+        stored = frozenset(op.step for op in leaving)
         made.append(build_kernel(number, group, stored, steps, nests))
-    reads = [plan_reads(each) for each in made]
-    writes = [plan_writes(each) for each in made]
+    reads = [plan_reads(step) for step in made]
+    writes = [plan_writes(step) for step in made]
     first = frozenset(g for g, step in enumerate(made) if is_import(step, buffers))
     order = ordered(groups, reads, writes, buffers, kept, first)
-    ready = tuple(each for g in order for each in _prepared(made[g], workers))
+    ready = tuple(kernel for g in order for kernel in _prepared(made[g], workers))
     scratch = scratch_buffers(ready, workers, device=program.device)
     return _finish(program, ready, {**buffers, **scratch}, kept, allocator)
 
@@ -105,7 +105,7 @@ def _prepared(step: PlanStep, workers: Workers) -> tuple[PlanStep, ...]:
     body = live(step.body)
     if not body:
         return ()
-    return tuple(workers.scheduled(each) for each in workers.prepared(replace(step, body=body)))
+    return tuple(workers.scheduled(kernel) for kernel in workers.prepared(replace(step, body=body)))
 
 
 def is_import(step: PlanStep, buffers: Mapping[str, Buffer]) -> bool:
@@ -148,18 +148,18 @@ def _finish(
         if isinstance(step, Call) and not step.out
         for name in written_buffers(step)
     }
-    ours = {name: each for name, each in lives.items() if name not in by_call | kept}
+    ours = {name: interval for name, interval in lives.items() if name not in by_call | kept}
     calls = {
-        name: replace(each, nbytes=allocator.taken(each.nbytes))
-        for name, each in lives.items()
+        name: replace(interval, nbytes=allocator.taken(interval.nbytes))
+        for name, interval in lives.items()
         if name in by_call | kept and not program.is_elsewhere(buffers[name])
     }
     offsets, arena_bytes, calls = _placed(steps, ours, buffers, calls, allocator)
     steps = tuple(noting_overlap(step, buffers, offsets) for step in steps)
     used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
     used |= {*program.inputs, *program.constants, *kept}
-    surviving = {name: each for name, each in buffers.items() if name in used}
-    near = {name: each for name, each in surviving.items() if not program.is_elsewhere(each)}
+    surviving = {name: buffer for name, buffer in buffers.items() if name in used}
+    near = {name: buffer for name, buffer in surviving.items() if not program.is_elsewhere(buffer)}
     peak = _peak(steps, near, calls, arena_bytes, allocator)
     return KernelPlan(
         steps,
@@ -192,8 +192,8 @@ def _placed(
     moved = blocks_beside(blocks, busy)
     if not moved:
         return plain
-    beside = {name: each for name, each in ours.items() if block_of[name] in moved}
-    rest = {name: each for name, each in ours.items() if name not in beside}
+    beside = {name: interval for name, interval in ours.items() if block_of[name] in moved}
+    rest = {name: interval for name, interval in ours.items() if name not in beside}
     both = {**calls, **lives_beside(beside, steps)}
     blocks, block_of = chained(rest, _reuse(steps, rest, buffers))
     places, less = pack(blocks)
@@ -237,9 +237,9 @@ def _peak(
 ) -> int:
     """Inputs, constants and the arena, and what calls hold and work in at the worst step."""
     fixed = sum(
-        allocator.taken(largest(each.nbytes))
-        for each in buffers.values()
-        if each.kind is not BufferKind.TEMPORARY
+        allocator.taken(largest(buffer.nbytes))
+        for buffer in buffers.values()
+        if buffer.kind is not BufferKind.TEMPORARY
     )
     worst = max(busy_by_calls(steps, calls))
     return fixed + allocator.taken(arena_bytes) + worst + allocator.reserve
@@ -368,16 +368,16 @@ def _after_loads(kernel: Kernel, stores: list[Store]) -> list[Store]:
         for place, item in enumerate(kernel.body)
         if isinstance(item, Definition) and loads(item.expr)
     ]
-    return [each for each in stores if kernel.body.index(each) > max(reading, default=-1)]
+    return [store for store in stores if kernel.body.index(store) > max(reading, default=-1)]
 
 
 def _ancestry(name: str, definitions: Mapping[str, Definition]) -> set[str]:
     seen: set[str] = set()
     pending = [name]
     while pending:
-        each = pending.pop()
-        if each not in seen:
-            seen.add(each)
-            found = walk(definitions[each].expr)
+        local = pending.pop()
+        if local not in seen:
+            seen.add(local)
+            found = walk(definitions[local].expr)
             pending.extend(node.name for node in found if isinstance(node, Local))
     return seen

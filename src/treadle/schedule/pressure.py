@@ -121,17 +121,17 @@ class MemoryPressure:
         """The values that live otherwise then."""
         names = merge.names & self._sizes.keys()
         spans = ((name, self._spans[name], self._span(name, merge)) for name in names)
-        return [each for each in spans if each[1] != each[2]]
+        return [span for span in spans if span[1] != span[2]]
 
     def _span(self, name: str, merge: Merge) -> _Span | None:
         """From where to where a value lives; ``None`` for one that stays within a kernel."""
         writers, readers = self._facts.writers[name], self._facts.readers.get(name, ())
         touching = (*writers, *readers)
         if name in self._kept:
-            return min(merge.at(each, self._place) for each in writers), self._end
-        if merge.members and all(each in merge.members for each in touching):
+            return min(merge.at(writer, self._place) for writer in writers), self._end
+        if merge.members and all(step in merge.members for step in touching):
             return None
-        places = [merge.at(each, self._place) for each in touching]
+        places = [merge.at(step, self._place) for step in touching]
         return min(places[: len(writers)]), max(places)
 
 
@@ -142,7 +142,7 @@ def _longer(before: _Span | None, after: _Span | None) -> list[_Span]:
     if before is None:
         return [after]
     pieces = (after[0], before[0] - 1), (before[1] + 1, after[1])
-    return [each for each in pieces if each[0] <= each[1]]
+    return [piece for piece in pieces if piece[0] <= piece[1]]
 
 
 def _add(alive: Bytes, span: _Span | None, size: int, low: int = 0) -> None:

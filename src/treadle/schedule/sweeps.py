@@ -29,12 +29,12 @@ hand anyway."""
 def reduce_both_ways(fuser: Fuser, buffers: Mapping[str, Buffer], sweeps: Sweeps) -> list[Group]:
     """The groups, those of columns together with those of rows where a kernel ``sweeps`` so many
     rows, columns and sums over the rows."""
-    sizes = {name: sample_of(each.nbytes) for name, each in buffers.items()}
+    sizes = {name: sample_of(buffer.nbytes) for name, buffer in buffers.items()}
     of_rows: dict[LoopNest, list[Group]] = {}  # by the nest of both, in which they stand as well
     groups = fuser.groups
-    for each in groups:
-        if each.nest is not None and _is(each, KernelKind.ROWS):
-            of_rows.setdefault(_both(each.nest), []).append(each)
+    for group in groups:
+        if group.nest is not None and _is(group, KernelKind.ROWS):
+            of_rows.setdefault(_both(group.nest), []).append(group)
     for columns in groups:
         if columns.nest is None or not _is(columns, KernelKind.COLUMNS):
             continue
@@ -66,7 +66,10 @@ def _by_share(
         fits = sweeps(columns.nest.rows.extent, columns.nest.cols.extent, len(sums))
         if both >= _SHARE * mine and fits and not any(map(is_position, sums)):
             shared.append((both, -other.members[0], other))
-    return [other for _, _, other in sorted(shared, key=lambda each: each[:2], reverse=True)]
+    return [
+        other
+        for _, _, other in sorted(shared, key=lambda found_group: found_group[:2], reverse=True)
+    ]
 
 
 def _is(group: Group, kind: KernelKind) -> bool:
@@ -80,5 +83,5 @@ def _is(group: Group, kind: KernelKind) -> bool:
 def _over_rows(group: Group) -> list[Reduce]:
     """What a group reduces over the rows."""
     assert group.nest is not None
-    exprs = [each.place.expr for each in group.placed if each.over(group.nest.rows)]
-    return [each for each in exprs if isinstance(each, Reduce)]
+    exprs = [op.place.expr for op in group.placed if op.over(group.nest.rows)]
+    return [expr for expr in exprs if isinstance(expr, Reduce)]

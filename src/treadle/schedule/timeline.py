@@ -59,25 +59,27 @@ def timeline(plan: KernelPlan) -> Timeline:
     """What ``plan`` holds, step by step."""
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
     spans = lifetimes(plan.steps, plan.buffers, kept)
-    lives = {name: each for name, each in spans.items() if each.nbytes}  # nobody writes the others
+    lives = {
+        name: interval for name, interval in spans.items() if interval.nbytes
+    }  # nobody writes the others
     ours = [lives[name] for name in lives if name in plan.offsets]
     theirs = _beside_arena(plan, lives, kept)
     writers = _writers(plan.steps)
     temporaries = _in_arena(plan, ours, writers)
-    workspace = tuple(each.workspace if isinstance(each, Call) else 0 for each in plan.steps)
+    workspace = tuple(step.workspace if isinstance(step, Call) else 0 for step in plan.steps)
     held = held_by_calls(plan.steps, theirs)
-    sums = [sum(each[i] for each in temporaries.values()) for i in range(len(plan.steps))]
+    sums = [sum(bytes_at[i] for bytes_at in temporaries.values()) for i in range(len(plan.steps))]
     alive = [sums[i] + held[i] + workspace[i] for i in range(len(plan.steps))]
     at = alive.index(max(alive)) if alive else 0
     inputs = tuple(
-        0 if plan.device and each.device != plan.device else largest(each.nbytes)
-        for each in (plan.buffers[name] for name in plan.inputs)
+        0 if plan.device and buffer.device != plan.device else largest(buffer.nbytes)
+        for buffer in (plan.buffers[name] for name in plan.inputs)
     )
     constants = _constants(plan)
     worst = max((*(a + b for a, b in zip(held, (*workspace, 0), strict=True)),), default=0)
     return Timeline(
-        names=tuple(each.name if isinstance(each, Kernel) else each.op for each in plan.steps),
-        phases=tuple(_origin(each).phase for each in plan.steps),
+        names=tuple(step.name if isinstance(step, Kernel) else step.op for step in plan.steps),
+        phases=tuple(_origin(step).phase for step in plan.steps),
         inputs=inputs,
         constants=constants,
         arena=plan.arena_bytes,
@@ -93,8 +95,8 @@ def timeline(plan: KernelPlan) -> Timeline:
 def timeline_from(data: Mapping[str, Any]) -> Timeline:
     """The inverse of ``dataclasses.asdict``, after a way through JSON."""
     rows = {phase: tuple(row) for phase, row in data["temporaries"].items()}
-    held = tuple(AliveAtPeak(**each) for each in data["held"])
-    lists = {name: tuple(each) for name, each in data.items() if isinstance(each, list)}
+    held = tuple(AliveAtPeak(**fields) for fields in data["held"])
+    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
     fields: dict[str, Any] = {**data, **lists, "temporaries": rows, "held": held}
     return Timeline(**fields)
 
@@ -103,43 +105,48 @@ def _beside_arena(
     plan: KernelPlan, lives: Mapping[str, Interval], kept: frozenset[str]
 ) -> dict[str, Interval]:
     """What calls allocate, results, and temporaries that are allocated as those are."""
-    theirs = {name: each for name, each in lives.items() if name not in plan.offsets}
+    theirs = {name: interval for name, interval in lives.items() if name not in plan.offsets}
     by_call = {
         name for step in plan.steps if isinstance(step, Call) for name in written_buffers(step)
     }
-    moved = {name: each for name, each in theirs.items() if name not in by_call | kept}
+    moved = {name: interval for name, interval in theirs.items() if name not in by_call | kept}
     return theirs | lives_beside(moved, plan.steps)
 
 
 def _constants(plan: KernelPlan) -> int:
     """What is neither a temporary nor an input."""
-    kinds = {name: each for name, each in plan.buffers.items() if name not in plan.inputs}
-    fixed = [each for each in kinds.values() if each.kind is not BufferKind.TEMPORARY]
-    return sum(largest(each.nbytes) for each in fixed)
+    kinds = {name: buffer for name, buffer in plan.buffers.items() if name not in plan.inputs}
+    fixed = [buffer for buffer in kinds.values() if buffer.kind is not BufferKind.TEMPORARY]
+    return sum(largest(buffer.nbytes) for buffer in fixed)
 
 
 def _in_arena(
     plan: KernelPlan, ours: Sequence[Interval], writers: Mapping[str, Origin]
 ) -> dict[str, tuple[int, ...]]:
     """A value that takes over another's bytes counts from the step after; they are one block."""
-    begins = sorted((each.first, writers[each.name].phase) for each in ours)
+    begins = sorted((interval.first, writers[interval.name].phase) for interval in ours)
     rows = {phase: [0] * len(plan.steps) for _, phase in begins}  # equal from process to process
-    followed = {(plan.offsets[each.name], each.first) for each in ours}
-    for each in ours:
-        heir = each.last > each.first and (plan.offsets[each.name], each.last) in followed
-        end = each.last - 1 if heir else each.last
-        row = rows[writers[each.name].phase]
-        for i in range(each.first, min(end + 1, len(row))):
-            row[i] += each.nbytes
+    followed = {(plan.offsets[interval.name], interval.first) for interval in ours}
+    for interval in ours:
+        heir = (
+            interval.last > interval.first
+            and (plan.offsets[interval.name], interval.last) in followed
+        )
+        end = interval.last - 1 if heir else interval.last
+        row = rows[writers[interval.name].phase]
+        for i in range(interval.first, min(end + 1, len(row))):
+            row[i] += interval.nbytes
     return {phase: tuple(row) for phase, row in rows.items()}
 
 
 def _alive_at(
     at: int, plan: KernelPlan, lives: Mapping[str, Interval], writers: Mapping[str, Origin]
 ) -> tuple[AliveAtPeak, ...]:
-    alive = [each for each in lives.values() if each.first <= at <= each.last]
-    alive.sort(key=lambda each: (-each.nbytes, each.name))
-    return tuple(_held(plan.buffers[each.name], writers[each.name]) for each in alive[:_SHOWN])
+    alive = [interval for interval in lives.values() if interval.first <= at <= interval.last]
+    alive.sort(key=lambda interval: (-interval.nbytes, interval.name))
+    return tuple(
+        _held(plan.buffers[interval.name], writers[interval.name]) for interval in alive[:_SHOWN]
+    )
 
 
 def _held(buffer: Buffer, origin: Origin) -> AliveAtPeak:

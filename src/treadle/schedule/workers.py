@@ -91,8 +91,8 @@ def scratch_buffers(
     for step in steps:
         if isinstance(step, Kernel) and step.scratch:
             wanted = workers.scratch_of(step, step.scheduled)
-            for name, each in zip(step.scratch, wanted, strict=True):
-                found[name] = _buffer(name, each, device)
+            for name, scratch in zip(step.scratch, wanted, strict=True):
+                found[name] = _buffer(name, scratch, device)
     return found
 
 

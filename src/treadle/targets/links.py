@@ -106,7 +106,7 @@ class GroupMeasurement:
 
 def measurement_to_words(found: GroupMeasurement) -> dict[str, object]:
     """A measurement as plain data, for a file."""
-    curves = {kind: [list(point) for point in each.points] for kind, each in found.curves.items()}
+    curves = {kind: [list(point) for point in curve.points] for kind, curve in found.curves.items()}
     return {
         "backend": found.backend,
         "ranks": found.ranks,
@@ -123,7 +123,7 @@ def measurement_from_words(words: Mapping[str, object]) -> GroupMeasurement:
         raise TypeError(f"no curves: {told!r}")
     curves: dict[str, Curve] = {}
     for kind, points in told.items():
-        curves[str(kind)] = Curve(tuple((int(each[0]), float(each[1])) for each in points))
+        curves[str(kind)] = Curve(tuple((int(point[0]), float(point[1])) for point in points))
     ranks, hosts = int(str(words["ranks"])), int(str(words["hosts"]))
     hidden = float(str(words["hidden"]))
     return GroupMeasurement(str(words["backend"]), ranks, hosts, curves, hidden)

@@ -10,11 +10,11 @@ from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 from treadle.util.errors import PlanError, TreadleError
 
-_TARGETS: dict[str, DeviceTarget] = {each.name: each for each in (CPU, CUDA)}
-_DEFAULTS: Mapping[str, DeviceTarget] = {each.device: each for each in (CPU, CUDA)}
+_TARGETS: dict[str, DeviceTarget] = {target.name: target for target in (CPU, CUDA)}
+_DEFAULTS: Mapping[str, DeviceTarget] = {target.device: target for target in (CPU, CUDA)}
 
 MODELS: Mapping[str, DeviceModel] = {
-    **{each.name: each for each in (CPU_MODEL, H200, H100, A100, RTX4090)},
+    **{model.name: model for model in (CPU_MODEL, H200, H100, A100, RTX4090)},
     "nvidia-h200": H200,
     "cuda": H200,
 }

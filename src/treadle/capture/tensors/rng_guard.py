@@ -124,10 +124,10 @@ class RngGuard:
         return len(self.drawn) - 1
 
 
-def seeds(whose: str, where: str) -> CaptureError:
+def seeds(owner: str, where: str) -> CaptureError:
     """TR-120."""
     return CaptureError(
-        f"the step seeds {whose}, or puts a state into it: that would happen when it is captured, "
+        f"the step seeds {owner}, or puts a state into it: that would happen when it is captured, "
         "and not at later calls",
         code="TR-120",
         where=where,

@@ -138,7 +138,7 @@ class CppWriter:
             case Load(_, _, dtype, _):
                 return self._name(self._load(expr), dtype, self.depth(expr))
             case Apply(fn, operands, dtype):
-                values = [self.value(each) for each in operands]
+                values = [self.value(operand) for operand in operands]
                 text = self._contracted(expr, values) or _applied(fn, values, expr)
                 depth = self.depth(expr)
                 if fn == "mul" and expr in self.summed:
@@ -151,7 +151,7 @@ class CppWriter:
         """``value`` of what the kernel calls ``name``."""
         text, local = self.value(expr), Local(name, expr.dtype)
         if local in self.summed and isinstance(expr, Apply) and expr.fn == "mul":
-            factors = [self.value(each) for each in expr.operands]
+            factors = [self.value(operand) for operand in expr.operands]
             scope = self.scopes[self.depth(expr)]
             self._products[local] = _Product(scope, factors[0], factors[1])
         return text
@@ -169,7 +169,7 @@ class CppWriter:
     def _product(self, expr: Expr) -> "_Product | None":
         """Of an operand that is one, where its factors still have their names."""
         found = self._products.get(expr)
-        is_here = found is not None and any(each is found.scope for each in self.scopes)
+        is_here = found is not None and any(scope is found.scope for scope in self.scopes)
         return found if is_here else None
 
     def _load(self, load: Load) -> str:
@@ -194,7 +194,7 @@ class CppWriter:
             case Position(index):
                 depth = self.index_depth(index)
             case _:
-                depth = max((self.depth(each) for each in operands_of(expr)), default=0)
+                depth = max((self.depth(operand) for operand in operands_of(expr)), default=0)
                 if isinstance(expr, Load):
                     depth = max(depth, self.index_depth(expr.index))
         self._known[id(expr)] = (expr, depth)
@@ -203,7 +203,7 @@ class CppWriter:
     def index_depth(self, index: Index) -> int:
         """How many loops deep an index changes."""
         axes = [self.depths[axis] for axis in index.axes]
-        return max([*axes, *(self.depth(each) for each in values_of(index))], default=0)
+        return max([*axes, *(self.depth(value) for value in values_of(index))], default=0)
 
     def index(self, index: Index) -> str:
         """``c + i0`` where ``i0 = 64*r + 3`` is computed once per row."""

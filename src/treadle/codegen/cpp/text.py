@@ -35,7 +35,7 @@ class CppPrinter:
         if launch.function not in self.texts:
             text = function_text(name, kernel, self.buffers, contract=self.contract)
             self.texts[launch.function] = text
-        sizes = tuple(sizes_of(each, self.buffers) for each in launch.kernels)
+        sizes = tuple(sizes_of(kernel, self.buffers) for kernel in launch.kernels)
         return launch_of(launch, name, sizes, self.buffers)
 
     def sources(self) -> tuple[Source, ...]:

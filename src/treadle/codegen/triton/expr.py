@@ -211,14 +211,14 @@ class TritonWriter:
         value = self.evaluate(expr)
         is_product = isinstance(expr, Apply) and expr.fn == "mul"
         if is_product and Local(name, expr.dtype) in self.summed:
-            factors = tuple(self.evaluate(each).text for each in operands_of(expr))
+            factors = tuple(self.evaluate(operand).text for operand in operands_of(expr))
             value = replace(value, factors=factors)
         self.locals[name] = value
         return value
 
     def _is_at(self, place: Index, expr: Apply, done: Mapping[int, Named]) -> Named:
         """``<j> == n``: in 32 bits, since ``n`` is one number for many places."""
-        (n,) = (each for each in expr.operands if each != Position(place))
+        (n,) = (factor for factor in expr.operands if factor != Position(place))
         at, value = self.index(place, done), done[id(n)]
         text = value.text
         known = f"({text} >= 0) & ({text} <= {2**31 - 1})"
@@ -326,7 +326,7 @@ def _place_of(expr: Apply) -> Index | None:
 def _evaluated(node: Expr) -> Iterable[Expr]:
     """What has to be a variable before ``node`` can be one."""
     if isinstance(node, Apply) and node.fn == "eq" and _place_of(node) is not None:
-        return [each for each in node.operands if not isinstance(each, Position)]
+        return [operand for operand in node.operands if not isinstance(operand, Position)]
     return operands_of(node)
 
 

@@ -228,8 +228,8 @@ class Looped:
             if behind:
                 rescale(writer, as_reduce(item), into, new[item.name], behind)
                 continue
-            for each in new.get(item.name, ()):
-                combine(writer, as_reduce(item), into, each)
+            for product in new.get(item.name, ()):
+                combine(writer, as_reduce(item), into, product)
 
     def _reads_before_it_writes(self, stores: Sequence[Store]) -> bool:
         """Whether each element is read once and what is written there depends on it, so that no
@@ -242,7 +242,7 @@ class Looped:
         for node in walk_all(exprs):
             if isinstance(node, Load):
                 places.setdefault(node.buffer, set()).add((node.index, id(node.mask)))
-        return all(len(each) == 1 for each in places.values())
+        return all(len(group) == 1 for group in places.values())
 
     def _hoist(self, body: TritonBody, items: Iterable[Definition | Store]) -> None:
         """Compute before the loop what does not change in it; equal text finds it again."""

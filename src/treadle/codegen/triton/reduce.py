@@ -110,15 +110,15 @@ def rescale(
 ) -> None:
     """Bring ``into`` up to the maximum that the ``new`` make, and sums of exp(x - into) with it,
     and add what is new."""
-    old, xs = into.parts[0], [each.parts[0] for each in new]
+    old, xs = into.parts[0], [partial.parts[0] for partial in new]
     largest = xs[0]
     for x in (*xs[1:], old):
         largest = writer.name(f"_top({largest}, {x})")
     dtype = accumulators(top)[0]
     nothing = f'{largest} == float("-inf")'  # so far: that is no sum, and not yet NaN
     base = writer.name(f"tl.where({nothing}, {literal(0.0, dtype)}, {largest})")
-    for each in sums:
-        total = each.parts[0]
+    for partial_sum in sums:
+        total = partial_sum.parts[0]
         added = " + ".join(_power(f"{x} - {base}", dtype) for x in xs)
         factor = _power(f"{old} - {base}", dtype)
         writer.line(f"{total} = tl.fma({total}, {factor}, {added})")

@@ -144,7 +144,7 @@ class _Sweep:
         """``aims`` and the values that they need, but not what sums over the rows among these
         need: in the order of the body."""
         kept = list(aims)
-        definitions = {each.name: each for each in self.kernel.body if isinstance(each, Definition)}
+        definitions = {item.name: item for item in self.kernel.body if isinstance(item, Definition)}
         seen: set[str] = set()
         pending = [name for item in kept for root in roots(item) for name in locals_of(root)]
         while pending:

@@ -143,7 +143,11 @@ def _normalised(
     rstd: Value,
 ) -> tuple[Value, Value, Value]:
     rank = len(x.shape)
-    affine = [per_channel(context, each, rank) for each in (weight, bias) if each is not None]
+    affine = [
+        per_channel(context, parameter, rank)
+        for parameter in (weight, bias)
+        if parameter is not None
+    ]
 
     def formula(
         x: ScalarExpr, average: ScalarExpr, rstd: ScalarExpr, *affine: ScalarExpr

@@ -45,7 +45,7 @@ def _start(context: LoweringContext, op: OpOverload, args: Args) -> Lowered:
     plain = tuple([_contiguous(context, arg) for arg in args])
     if started.coalesced:
         names = _results(context)
-        _emit(context, op, plain, tuple([each.buffer for each in names]), "")
+        _emit(context, op, plain, tuple([ref.buffer for ref in names]), "")
         return tuple(names)
     result = context.builder.buffer(
         context.name, context.dtype, context.shape, contiguous_strides(context.shape)
@@ -58,8 +58,10 @@ def _results(context: LoweringContext) -> list[TensorRef]:
     count = range(len(context.val))
     contexts = [context.element_context(at) for at in count]
     return [
-        each.builder.buffer(each.name, each.dtype, each.shape, contiguous_strides(each.shape))
-        for each in contexts
+        context.builder.buffer(
+            context.name, context.dtype, context.shape, contiguous_strides(context.shape)
+        )
+        for context in contexts
     ]
 
 
@@ -68,9 +70,9 @@ def _wait(context: LoweringContext, op: OpOverload, args: Args) -> Lowered:
     assert isinstance(started, TensorRef), context.node
     steps = context.builder.steps
     start = next(
-        each
-        for each in reversed(steps)
-        if isinstance(each, Call) and started.buffer in each.outputs
+        step
+        for step in reversed(steps)
+        if isinstance(step, Call) and started.buffer in step.outputs
     )
     result = context.builder.buffer(context.name, context.dtype, started.shape, started.strides)
     inputs = () if _in_place(start) else start.refs

@@ -38,11 +38,11 @@ def _register_foreach(op: OpOverload, single: Callable[..., Array]) -> None:
     def rule(context: LoweringContext, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
         results: list[Value] = []
         for i in range(len(args[0])):
-            each = [arg[i] if isinstance(arg, tuple | list) else arg for arg in args]
+            operands = [arg[i] if isinstance(arg, tuple | list) else arg for arg in args]
             named = {
                 key: arg[i] if isinstance(arg, tuple | list) else arg for key, arg in kwargs.items()
             }
-            results.append(single(context.element_context(i), *each, **named))
+            results.append(single(context.element_context(i), *operands, **named))
         return tuple(results)
 
 

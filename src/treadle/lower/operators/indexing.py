@@ -117,7 +117,7 @@ def cat(context: LoweringContext, tensors: Sequence[Value], dim: int = 0) -> Arr
     """``out[i, j] = tensors[k][i, j - start[k]]`` for the ``k`` that ``j`` falls in."""
     axes = context.axes()
     dim %= len(axes)
-    pieces = [each for each in tensors if each.shape != (0,)] or list(tensors[:1])
+    pieces = [tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors[:1])
     start = 0
     chosen: Expr | None = None
     for piece in pieces:

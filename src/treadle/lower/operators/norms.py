@@ -184,7 +184,11 @@ def group_norm(
     rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
     normal = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, grouped, average, rstd)
     rank = len(x.shape)
-    affine = [per_channel(context, each, rank) for each in (weight, bias) if each is not None]
+    affine = [
+        per_channel(context, parameter, rank)
+        for parameter in (weight, bias)
+        if parameter is not None
+    ]
 
     def formula(xhat: ScalarExpr, *affine: ScalarExpr) -> ScalarExpr:
         result = xhat * affine[0] if weight is not None else xhat

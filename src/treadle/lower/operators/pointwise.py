@@ -370,7 +370,7 @@ def _register_logical(name: str) -> None:
     @lowers(aten_op(f"logical_{name}.default"))
     def rule(context: LoweringContext, x: Value, y: Value) -> Array:
         axes = context.axes()
-        terms = [context.term(each, axes, each.dtype) for each in (x, y)]
+        terms = [context.term(operand, axes, operand.dtype) for operand in (x, y)]
         held = [t if t.expr.dtype is torch.bool else t.fn("ne", 0) for t in terms]
         return Array(axes, held[0].fn(name, held[1]).expr)
 
@@ -378,7 +378,7 @@ def _register_logical(name: str) -> None:
 def _register_bitwise(name: str) -> None:
     packets = (f"bitwise_{name}", f"__{name}__")
 
-    @lowers(*(aten_op(f"{each}.{kind}") for each in packets for kind in ("Tensor", "Scalar")))
+    @lowers(*(aten_op(f"{packet}.{kind}") for packet in packets for kind in ("Tensor", "Scalar")))
     def rule(context: LoweringContext, x: Operand, y: Operand) -> Array:
         fn = name if context.dtype is torch.bool else f"bit{name}"
         return pointwise(context, lambda x, y: x.fn(fn, y), x, y)

@@ -30,5 +30,5 @@ def _readers(item: fx.Node) -> int:
     """How many nodes read this result of an operation with several."""
     source, position = item.args
     assert isinstance(source, fx.Node)
-    same = (each for each in source.users if each.args[1] == position)
-    return sum(len(each.users) for each in same)
+    same = (user for user in source.users if user.args[1] == position)
+    return sum(len(getitem.users) for getitem in same)

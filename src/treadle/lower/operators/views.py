@@ -61,13 +61,13 @@ def _replayed(context: LoweringContext, op: OpOverload, args: Any, kwargs: Any) 
     """The layout of what ``op`` gives, or one for each piece, from the layouts of its operands."""
     symbols = context.builder.symbols
     numbers = map_leaves(_numbers, args)
-    if symbols is None or not any(isinstance(each, Size) for each in leaves(numbers)):
-        ghosts = [map_leaves(partial(_ghost, _itself), each) for each in args]
+    if symbols is None or not any(isinstance(leaf, Size) for leaf in leaves(numbers)):
+        ghosts = [map_leaves(partial(_ghost, _itself), value) for value in args]
         return _layouts(op(*ghosts, **kwargs), int)
 
     def replay() -> Any:
         with symbols.replaying():
-            ghosts = [map_leaves(partial(_ghost, symbols.symint), each) for each in args]
+            ghosts = [map_leaves(partial(_ghost, symbols.symint), value) for value in args]
             return _layouts(op(*ghosts, **kwargs), symbols.size)
 
     key = op, map_leaves(_key, numbers), tuple(sorted(kwargs.items()))
@@ -93,15 +93,15 @@ def _strides(x: Value) -> tuple[int, ...]:
 def _ghost(number: Callable[[int], int | SymInt], leaf: object) -> object:
     """A tensor without data: the strides of a ref from offset 0, or contiguous for a formula."""
     if isinstance(leaf, TensorRef | Array):
-        shape, strides = (list(map(number, each)) for each in (leaf.shape, _strides(leaf)))
+        shape, strides = (list(map(number, numbers)) for numbers in (leaf.shape, _strides(leaf)))
         return torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta")
     return number(leaf) if isinstance(leaf, int) else leaf
 
 
 def _layouts(result: Any, size: Callable[[Any], int]) -> object:
     if not isinstance(result, torch.Tensor):
-        return tuple(_layouts(each, size) for each in result)
-    shape, strides = (tuple(map(size, each)) for each in (result.shape, result.stride()))
+        return tuple(_layouts(result_part, size) for result_part in result)
+    shape, strides = (tuple(map(size, numbers)) for numbers in (result.shape, result.stride()))
     return shape, strides, size(result.storage_offset())
 
 

@@ -66,8 +66,8 @@ class _Inliner:
         best, least = step, self._stored_for(i, step)
         for _ in range(_MAX_DEPTH):
             names = {name for name in step.reads if self._is_elsewhere(i, step, name)}
-            found = [each for each in loads(step.array.body) if each.buffer in names]
-            new = {each: self._formula(each) for each in found}
+            found = [load for load in loads(step.array.body) if load.buffer in names]
+            new = {load: self._formula(load) for load in found}
             changed = with_formulas(step, new)
             if not new or sum(1 for _ in loads(changed.array.body)) > _MAX_LOADS:
                 break
@@ -82,7 +82,7 @@ class _Inliner:
 
     def _stored_for(self, i: int, reader: Compute) -> int:
         """Bytes of the cheap values that the reader wants in another order."""
-        wanted = (each for each in reader.reads if self._is_elsewhere(i, reader, each))
+        wanted = (read for read in reader.reads if self._is_elsewhere(i, reader, read))
         return self._values.nbytes(wanted)
 
     def _formula(self, load: Load) -> Expr:
@@ -99,7 +99,7 @@ class _Inliner:
         made = writers[name][-1]
         source = self._steps[made]
         assert isinstance(source, Compute)
-        if any(made < at <= i for each in source.reads for at in writers.get(each, ())):
+        if any(made < at <= i for read in source.reads for at in writers.get(read, ())):
             return False
         elements = reader.output.numel
         if not same(elements, source.output.numel):
@@ -119,7 +119,7 @@ class _Inliner:
             self._values.is_whole(step)
             and self._values.is_simple(step.template, REORDERED)
             and self._is_passing(name)
-            and all(self._is_in_memory(name, each) for each in read_buffers(step))
+            and all(self._is_in_memory(name, read) for read in read_buffers(step))
         )
 
     def _is_passing(self, name: str) -> bool:
@@ -128,10 +128,10 @@ class _Inliner:
             return False
         readers = [self._steps[at] for at in self._values.readers.get(name, ())]
         pointwise = all(
-            isinstance(each, Compute) and not isinstance(each.template.body, Reduce)
-            for each in readers
+            isinstance(reader, Compute) and not isinstance(reader.template.body, Reduce)
+            for reader in readers
         )
-        return pointwise and sum(_count(each, name) for each in readers) <= _MAX_READS
+        return pointwise and sum(_count(reader, name) for reader in readers) <= _MAX_READS
 
     def _is_in_memory(self, name: str, operand: str) -> bool:
         """Whether an operand is in memory anyway, or small, or cheap itself. What an input is may
@@ -169,4 +169,4 @@ def _count(step: Step, name: str) -> int:
     if not isinstance(step, Compute):
         return 0
     names = step.names
-    return sum(names[each.buffer] == name for each in loads(step.template.body))
+    return sum(names[load.buffer] == name for load in loads(step.template.body))

@@ -66,32 +66,32 @@ class KernelRecompute:
     def run(self) -> list[Group]:
         """The groups, with those values among them."""
         for g in range(len(self._groups)):
-            for each in self._groups[g].placed:
-                if self._reading.get(each.buffer) and self._is_candidate(each):
-                    self._spare(each)
+            for op in self._groups[g].placed:
+                if self._reading.get(op.buffer) and self._is_candidate(op):
+                    self._spare(op)
         return self._groups
 
     def _spare(self, value: ScheduledOp) -> None:
         """Compute ``value`` where it is loaded, if that is worth it."""
         size = self._values.nbytes((value.buffer,))
         found = {g: self._again(g, value) for g in sorted(self._reading[value.buffer])}
-        ready = {g: each for g, each in found.items() if each is not None}
-        longer = frozenset[str]().union(*(each.longer for each in ready.values()))
-        more, saved = sum(each.more for each in ready.values()), (len(found) + 1) * size
+        ready = {g: choice for g, choice in found.items() if choice is not None}
+        longer = frozenset[str]().union(*(choice.longer for choice in ready.values()))
+        more, saved = sum(choice.more for choice in ready.values()), (len(found) + 1) * size
         everywhere = len(ready) == len(found) and more <= _WORTH * saved
         if not everywhere or self._values.nbytes(longer) > size:  # it is stored all the same
             ready = {
-                g: each
-                for g, each in ready.items()
-                if self._values.is_small(each.more, size) and not each.longer
+                g: choice
+                for g, choice in ready.items()
+                if self._values.is_small(choice.more, size) and not choice.longer
             }
-        for g, each in ready.items():
-            before, after = (_loaded(one, self._steps) for one in (self._groups[g], each.group))
+        for g, choice in ready.items():
+            before, after = (_loaded(one, self._steps) for one in (self._groups[g], choice.group))
             for gone in before - after:
                 self._reading[gone].discard(g)
             for new in after - before:
                 self._reading.setdefault(new, set()).add(g)
-            self._groups[g] = each.group
+            self._groups[g] = choice.group
 
     def _again(self, g: int, value: ScheduledOp) -> _Again | None:
         """The group with the value computed in it; ``None`` where that cannot be."""
@@ -109,7 +109,7 @@ class KernelRecompute:
             if placed is None:
                 return None
             new[number] = placed
-            known = {number, *new, *(each.step for each in group.placed)}
+            known = {number, *new, *(op.step for op in group.placed)}
             for name in step.reads:
                 if self._is_in_memory(name):
                     continue
@@ -122,15 +122,15 @@ class KernelRecompute:
 
     def _with(self, group: Group, new: Mapping[int, ScheduledOp]) -> _Again | None:
         assert group.nest is not None
-        placed = tuple(sorted((*group.placed, *new.values()), key=lambda each: each.step))
+        placed = tuple(sorted((*group.placed, *new.values()), key=lambda op: op.step))
         if flow_of(placed, group.nest, self._facts) is None:
             return None
-        again = group.again | {each.buffer for each in new.values()}
+        again = group.again | {op.buffer for op in new.values()}
         waits = frozenset().union(*(self._facts.before[number] for number in new))
         waits = frozenset(w for w in waits if not group.mask >> w & 1)
         result = replace(group, placed=placed, again=again, waits=group.waits | waits)
         more = result.loaded - group.loaded
-        many = len(result.loaded | {each.buffer for each in placed}) > MAX_BUFFERS
+        many = len(result.loaded | {op.buffer for op in placed}) > MAX_BUFFERS
         if many or not all(map(self._values.is_fixed, more)):
             return None
         longer = frozenset(name for name in more if not self._lives_until(name, group))
@@ -143,10 +143,10 @@ class KernelRecompute:
         last = max((self._groups[g].members[-1] for g in self._reading.get(name, ())), default=-1)
         return last >= group.members[-1]
 
-    def _is_candidate(self, each: ScheduledOp) -> bool:
+    def _is_candidate(self, op: ScheduledOp) -> bool:
         """Whether a value may be stored no longer."""
-        large = self._values.nbytes((each.buffer,)) >= _LEAST
-        return large and each.buffer not in self._results and self._is_cheap(each.step)
+        large = self._values.nbytes((op.buffer,)) >= _LEAST
+        return large and op.buffer not in self._results and self._is_cheap(op.step)
 
     def _is_cheap(self, number: int) -> bool:
         """Whether to compute a step's value again costs next to nothing but its reads."""
