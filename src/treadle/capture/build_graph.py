@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, fx
 
 from treadle.capture.annotate import annotate, draw_once
-from treadle.capture.captured import Captured
+from treadle.capture.captured import (
+    CallInputs,
+    Captured,
+    CapturedResult,
+    Dependencies,
+    OptimizerEffects,
+)
 from treadle.capture.control_flow.while_loops import refuse_loop_values
 from treadle.capture.eager import drop_lost, refuse_lost
 from treadle.capture.explain_errors import looks_at_value
@@ -38,7 +44,7 @@ from treadle.capture.tensors.foreign import (
     refuse_undense,
     refuse_without_memory,
 )
-from treadle.capture.tensors.result_slots import slot_of, slots_in
+from treadle.capture.tensors.result_slots import slots_in
 from treadle.capture.tracing.run import Run
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import hold_constants
@@ -57,40 +63,38 @@ def build_graph(module: fx.GraphModule, run: Run, reads: Reads, *, symbolic: boo
         refuse_unsized(step.graph)
     else:
         wrap_unsized(step.graph)
-    request, recorder, gradients = run.request, run.recorder, run.returned.gradients
-    conditions, drawn = recorder.conditions, recorder.rng.drawn
+    request, returned = run.request, run.returned
     return Captured(
         step=step,
         device=str(request.device),
-        sources=tuple(kept),
-        result_tree=run.returned.tree,
-        result_leaves=run.returned.leaves,
-        reads=reads,
-        call=request.call,
-        free=run.numbers.free_arguments(),
-        counters=run.numbers.changing.places(),
-        decisions=run.numbers.decisions(),
-        left=run.left,
-        numbers=recorder.numbers.of_call(),
-        toggled=gradients.toggled,
-        fresh=gradients.fresh,
-        untouched=gradients.untouched,
-        unread_modes=run.unread_modes(),
-        kept=gradients.kept,
-        conditions=tuple(conditions.where),
-        path=path_of(step, conditions.decisions, decided, alone=not drawn),
-        left_grads=tuple(parameter for parameter, _ in gradients.left),
-        grad_slots=tuple(slot_of(grad) for _, grad in gradients.left),
-        cleared_grads=gradients.cleared,
-        eager=tuple(run.steps.eager),
-        generators=tuple(drawn),
-        param_groups=request.param_groups,
-        stepped=frozenset(run.updates.stepped),
-        scalars=Scalars(kept),
-        inputs=Inputs(kept),
-        host_draws=run.numbers.draws,
+        inputs=CallInputs(
+            tuple(kept), request.call, Scalars(kept), Inputs(kept), run.tensors.pending
+        ),
+        result=CapturedResult(
+            returned.tree, returned.leaves, run.left, run.recorder.numbers.of_call()
+        ),
+        gradients=returned.gradients,
+        optimizers=OptimizerEffects(
+            tuple(run.steps.eager), request.param_groups, frozenset(run.updates.stepped)
+        ),
+        dependencies=_dependencies(step, run, reads, decided),
+        generators=tuple(run.recorder.rng.drawn),
         failed=run.failed,
-        pending=run.tensors.pending,
+    )
+
+
+def _dependencies(step: StepGraph, run: Run, reads: Reads, decided: list[fx.Node]) -> Dependencies:
+    numbers, conditions = run.numbers, run.recorder.conditions
+    alone = not run.recorder.rng.drawn
+    return Dependencies(
+        reads=reads,
+        free=numbers.free_arguments(),
+        counters=numbers.changing.places(),
+        decisions=numbers.decisions(),
+        host_draws=numbers.draws,
+        unread_modes=run.unread_modes(),
+        conditions=tuple(conditions.where),
+        path=path_of(step, conditions.decisions, decided, alone=alone),
     )
 
 
@@ -159,7 +163,8 @@ def _outputs(run: Run, sources: Sequence[SourcedInput]) -> list[Output]:
         found += [Output(each.place.label)] * slots_in(each.leaves)
     found += [Output(f"number {at}") for at in range(len(run.recorder.numbers.fetched))]
     names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
-    given = [(parameter, slot_of(grad)) for parameter, grad in run.returned.gradients.left]
+    gradients = run.returned.gradients
+    given = [*zip(gradients.left, gradients.slots, strict=True)]
     for each in run.steps.eager:
         given += zip(each.parameters, each.slots, strict=True)
     for parameter, slot in given:

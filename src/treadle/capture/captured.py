@@ -1,21 +1,22 @@
 """What a capture gives: a graph, and how its inputs and outputs meet the user's objects."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from treadle.algebra.guards import GuardSet
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.eager import EagerStep
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.reads import Reads
-from treadle.capture.sources import Inputs, ParamGroups, Pending, Scalars, Source
+from treadle.capture.sources import Inputs, ParamGroup, ParamGroups, Pending, Scalars, Source
 from treadle.capture.symbolic.branches.decisions import Path
 from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.deferred import NumbersOfCall
 from treadle.capture.symbolic.host_draws import HostDraws
-from treadle.capture.tracing.gradients import Toggle
+from treadle.capture.tracing.gradients import GradientEffects
 from treadle.capture.tracing.side_effects import SideEffect
 from treadle.capture.tracing.user_tensors import own_tensor
 from treadle.compat.distributed.sharded_tensors import local_of
@@ -25,73 +26,85 @@ from treadle.graph.core.signature import StepGraph
 from treadle.guards.watching import Watches
 
 
-@dataclass(slots=True)
-class Captured:
-    """A step's graph and how its inputs and outputs meet the user's objects.
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class CallInputs:
+    """Where each input of the graph is found at a call, in the signature's order.
 
-    ``sources`` say where each input is found at a call, in the signature's order. Outputs are
-    first the tensor leaves of the user's result, then those of what is ``left`` outside, then the
-    ``numbers`` that Python needs, then gradients the user's code leaves in ``.grad``, then those
-    for optimizers that step eagerly, then write-backs. ``reads``: what the step depends on outside
-    of it.
+    ``call``: where the arguments of a call are found. ``scalars`` and ``values`` read them.
+    ``pending``: state that there was not yet when a call began.
     """
 
-    step: StepGraph
-    device: str
     sources: tuple[Source, ...]
-    result_tree: TreeSpec
-    result_leaves: tuple[object, ...]  # slots where result tensors go
-    reads: Reads
-    call: ServedCall  # where the arguments of a call are found
-    free: frozenset[int]  # leaves of the arguments whose values decide nothing
-    counters: tuple[Location, ...]  # whose numbers are read at every call
-    decisions: tuple[NumberDecision, ...]  # on numbers that are not in the graph
+    call: ServedCall
+    scalars: Scalars
+    values: Inputs
+    pending: Pending
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedResult:
+    """What a call returns and leaves outside: ``leaves``, with slots where tensors of the graph go,
+    and their ``tree``; side effects; and the ``numbers`` that Python needs for them."""
+
+    tree: TreeSpec
+    leaves: tuple[object, ...]
     left: tuple[SideEffect, ...]
     numbers: NumbersOfCall
-    toggled: tuple[Toggle, ...]
-    fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
-    untouched: tuple[nn.Parameter, ...]  # what is in ``.grad`` stays, and nobody looks at it
-    unread_modes: frozenset[int]  # modules, by their numbers, that are in any mode
-    kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
-    conditions: tuple[str, ...]  # lines that ask what only raises
-    path: Path  # its decisions on values of tensors
-    left_grads: tuple[nn.Parameter, ...]
-    grad_slots: tuple[object, ...]  # beside them, how these are made of what the graph gives
-    cleared_grads: tuple[nn.Parameter, ...]
-    eager: tuple[EagerStep, ...]  # optimizers that step after the graph
-    generators: tuple[torch.Generator, ...]  # of the user's, that the graph names by number
-    param_groups: ParamGroups
-    stepped: frozenset[int]  # param_groups whose counters advance
-    scalars: Scalars
-    inputs: Inputs
-    host_draws: HostDraws
-    pending: Pending  # state that there was not yet when a call began
-    failed: Exception | None = None  # after a guess: then it is captured up to there
-    guards: GuardSet = field(default_factory=GuardSet)  # of declared sizes, also of no input's
-
-    @property
-    def kept_bytes(self) -> int:
-        """Gradients of the call before that stay while the step runs, beside what it counts."""
-        return sum(local_of(each).nbytes for each in self.kept)
-
-    @property
-    def draws(self) -> bool:
-        """Whether a call may take random numbers of the process': operators of others may."""
-        return bool(self.eager) or any(
-            is_in_order(node) or not is_known(node) for node in self.step.graph.nodes
-        )
 
     def handed_out(self) -> list[Tensor]:
         """The user's own parameters and buffers that a call returns, or leaves somewhere."""
-        places = (self.result_leaves, *(each.leaves for each in self.left))
+        places = (self.leaves, *(each.leaves for each in self.left))
         found = [own_tensor(leaf) for leaves in places for leaf in leaves]
         return [each for each in found if each is not None]
 
-    def holds(self) -> bool:
-        """Whether what it read outside is as it was, and its decisions come out as they did."""
-        return self.reads.hold() and self._decides_alike()
 
-    def _decides_alike(self) -> bool:
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerEffects:
+    """Optimizers that step after the graph; groups in the graph, and the numbers of those whose
+    counters advance."""
+
+    eager: tuple[EagerStep, ...]
+    param_groups: ParamGroups
+    stepped: frozenset[int]
+
+    def stepping(self) -> list[ParamGroup]:
+        """The groups whose counters advance."""
+        return [self.param_groups[at] for at in self.stepped]
+
+    def agrees(self) -> bool:
+        """Whether parameters that share a step counter in the graph still share it."""
+        return all(each.agrees() for each in self.stepping())
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Dependencies:
+    """What the step depends on beside the types of its inputs.
+
+    ``reads``: outside of it. ``free``: leaves of the arguments whose values decide nothing.
+    ``counters``: places whose numbers are read at every call. ``decisions``: on numbers that are
+    not in the graph; ``host_draws``: of random ones. ``unread_modes``: modules, by their numbers,
+    that are in any mode. ``conditions``: lines that ask what only raises. ``path``: its decisions
+    on values of tensors.
+    """
+
+    reads: Reads
+    free: frozenset[int]
+    counters: tuple[Location, ...]
+    decisions: tuple[NumberDecision, ...]
+    host_draws: HostDraws
+    unread_modes: frozenset[int]
+    conditions: tuple[str, ...]
+    path: Path
+
+    def hold(self) -> bool:
+        """Whether what it read outside is as it was, and its decisions come out as they did."""
+        return self.reads.hold() and self._decide_alike()
+
+    def _decide_alike(self) -> bool:
         if not self.decisions:
             return True
         with self.host_draws.foreseen():
@@ -102,13 +115,60 @@ class Captured:
         with self.host_draws.foreseen():
             return self.reads.changed() or [e.words for e in self.decisions if not e.holds()]
 
-    def agrees(self) -> bool:
-        """Whether parameters that share a step counter in the graph still share it."""
-        return all(self.param_groups[at].agrees() for at in self.stepped)
+    def join(self, watches: Watches) -> bool:
+        """All of it, while it is as it was; whether that can be said."""
+        watches.polled += [self._decide_alike] if self.decisions else []
+        return self.reads.join(watches)
+
+
+@final
+@dataclass(slots=True)
+class Captured:
+    """A step's graph and how its inputs and outputs meet the user's objects.
+
+    Outputs are first the tensor leaves of the user's result, then those of what is left outside,
+    then the numbers that Python needs, then gradients the user's code leaves in ``.grad``, then
+    those for optimizers that step eagerly, then write-backs. ``generators``: of the user's, that
+    the graph names by number. ``failed``: after a guess; then it is captured up to there.
+    ``guards``: of declared sizes, also of no input's.
+    """
+
+    step: StepGraph
+    device: str
+    inputs: CallInputs
+    result: CapturedResult
+    gradients: GradientEffects
+    optimizers: OptimizerEffects
+    dependencies: Dependencies
+    generators: tuple[torch.Generator, ...]
+    failed: Exception | None = None
+    guards: GuardSet = field(default_factory=GuardSet)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Gradients of the call before that stay while the step runs, beside what it counts."""
+        return sum(local_of(each).nbytes for each in self.gradients.kept)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a call may take random numbers of the process': operators of others may."""
+        return bool(self.optimizers.eager) or any(
+            is_in_order(node) or not is_known(node) for node in self.step.graph.nodes
+        )
+
+    def between_calls(self, step: StepGraph) -> "Captured":
+        """The part ``step`` of it, which runs when no call does: it clears no gradients, asks no
+        conditions, and no optimizer steps after it."""
+        return replace(
+            self,
+            step=step,
+            gradients=replace(self.gradients, fresh=(), kept=()),
+            optimizers=replace(self.optimizers, eager=()),
+            dependencies=replace(self.dependencies, conditions=()),
+        )
 
     def join(self, watches: Watches) -> bool:
         """What it reads outside and its counters, while all is as it was; whether that can be
         said."""
-        stepped = [self.param_groups[at] for at in self.stepped]
-        watches.polled += [self._decides_alike] if self.decisions else []
-        return self.reads.join(watches) and all(each.join(watches) for each in stepped)
+        groups = self.optimizers.stepping()
+        return self.dependencies.join(watches) and all(each.join(watches) for each in groups)

@@ -214,7 +214,7 @@ def _check_plans(captured: Captured, run: Run, models: Mapping[str, nn.Module]) 
     """TR-517, TR-518 if the graph does not have the collectives that wrappers demand."""
     demands = {id(p): contract_of_wrapper(group.name) for p, group in run.wrapped()}
     demands |= dict(sharded_contracts(plans_of(models.values())))
-    sources, step = captured.sources, captured.step
+    sources, step = captured.inputs.sources, captured.step
     places = {
         at: demands[id(each.parameter)]
         for at, each in enumerate(sources)
@@ -237,8 +237,8 @@ def _parameter_of(source: Source) -> nn.Parameter | None:
 def _refuse_shared(captured: Captured, leaves: list[object]) -> None:
     """TR-112 for writing to an array of NumPy's whose memory something else here shares."""
     written = [each.writes for each in captured.step.signature.outputs if each.writes is not None]
-    arrays = [each.array for each in captured.sources if isinstance(each, RunTimeArray)]
-    kept = [captured.sources[at] for at in written]
+    arrays = [each.array for each in captured.inputs.sources if isinstance(each, RunTimeArray)]
+    kept = [captured.inputs.sources[at] for at in written]
     if not any(isinstance(each, RunTimeArray) for each in kept):
         return
     if overlaps(leaves) or overlaps([each.value for each in arrays]):

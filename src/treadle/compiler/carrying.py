@@ -46,9 +46,9 @@ def carried_steps(captured: Captured, options: Options) -> CarriedSteps | None:
 
 def _refuse_handed_out(captured: Captured, steps: CarriedSteps) -> None:
     """A parameter that the call itself returns would be read before the next call."""
-    given = {id(each) for each in captured.handed_out()}
+    given = {id(each) for each in captured.result.handed_out()}
     for at in steps.flushed:
-        if id(captured.sources[at].read([], {})) in given:
+        if id(captured.inputs.sources[at].read([], {})) in given:
             raise TreadleError(
                 f"the update of {captured.step.signature.inputs[at].name!r} cannot run in the next "
                 "call: the parameter itself is returned by this one",

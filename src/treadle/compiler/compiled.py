@@ -127,7 +127,8 @@ def _kind(compiled: Compiled) -> str:
     batch = [artifact.buffers[name] for entry, name in entries if entry.role is Role.BATCH]
     shapes = [f"{dtype_name(each.dtype)}{list(each.shape)}" for each in batch]
     path = [
-        f"{short_line(each.where)} is {each.answer}" for each in compiled.captured.path.decisions
+        f"{short_line(each.where)} is {each.answer}"
+        for each in compiled.captured.dependencies.path.decisions
     ]
     return ", ".join((*shapes, *path)) or "no batch"
 
@@ -146,7 +147,7 @@ def observed_of(
             f"{type(each.optimizer).__name__}.step",
             f"{each.reason.code}: {each.reason.words}; {tail}",
         )
-        for each in captured.eager
+        for each in captured.optimizers.eager
     ]
     return Observed(
         name=name,
@@ -159,15 +160,15 @@ def observed_of(
         key=compiled.key,
         from_cache=compiled.from_cache,
         library=compiled.library,
-        left=tuple(each.place.label for each in captured.left),
+        left=tuple(each.place.label for each in captured.result.left),
         eager=tuple(eager),
         kernel_seconds=compiled.kernel_seconds,
         measured_peak=compiled.measured_peak,
         has_run=compiled.has_run,
         recompiles=tuple(recompiles),
         launching=compiled.executable.replay.note if compiled.executable.replay else "",
-        conditions=len(captured.conditions),
-        decisions=tuple((each.answer, each.where) for each in captured.path.decisions),
+        conditions=len(captured.dependencies.conditions),
+        decisions=tuple((each.answer, each.where) for each in captured.dependencies.path.decisions),
         hardware=compiled.hardware,
         variants=memory_of_variants(variants, compiled),
     )

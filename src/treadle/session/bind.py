@@ -27,11 +27,11 @@ from treadle.util.expected import NotExpected
 def read_inputs(captured: Captured, leaves: list[object]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
     those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
-    captured.call.given.leaves = leaves
+    captured.inputs.call.given.leaves = leaves
     try:
-        captured.host_draws.draw()
-        scalars = captured.scalars.read()
-        return captured.inputs.read(leaves, captured.pending, scalars)
+        captured.dependencies.host_draws.draw()
+        scalars = captured.inputs.scalars.read()
+        return captured.inputs.values.read(leaves, captured.inputs.pending, scalars)
     except NotExpected:
         forget_call(captured)
         raise
@@ -60,13 +60,13 @@ def named_state(captured: Captured, args: tuple[object, ...]) -> dict[str, Tenso
     """Copies of what a step reads and leaves, by the user's names: parameters, buffers, state,
     the batch, and what is in places outside of it."""
     leaves, _ = flatten((args, {}))
-    entries = zip(captured.step.signature.inputs, captured.sources, strict=True)
+    entries = zip(captured.step.signature.inputs, captured.inputs.sources, strict=True)
     found = {
-        entry.name: source.read(leaves, captured.pending)
+        entry.name: source.read(leaves, captured.inputs.pending)
         for entry, source in entries
         if not isinstance(source, Held | RunTimeNumber)
     }
-    for each in captured.left:
+    for each in captured.result.left:
         tensors = [leaf for leaf in flatten(each.place.get())[0] if isinstance(leaf, Tensor)]
         found |= {f"{each.place.label} {at}": tensor for at, tensor in enumerate(tensors)}
     return {name: tensor.detach().clone() for name, tensor in found.items()}
@@ -75,8 +75,8 @@ def named_state(captured: Captured, args: tuple[object, ...]) -> dict[str, Tenso
 def clear_fresh(captured: Captured) -> None:
     """Gradients that the step clears before it adds to them go before it runs, as they would; but
     not those that it clears after a condition that may raise."""
-    kept = set(map(id, captured.kept))
-    for parameter in captured.fresh:
+    kept = set(map(id, captured.gradients.kept))
+    for parameter in captured.gradients.fresh:
         if id(parameter) not in kept:
             parameter.grad = None
 
@@ -127,27 +127,27 @@ def _only_closure(closure: Callable[[], object] | None = None) -> object:
 
 def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     """Optimizers that are not in the graph step now, with the gradients that it made."""
-    if captured.eager:
-        slots = (captured.result_leaves, *(each.leaves for each in captured.left))
+    if captured.optimizers.eager:
+        slots = (captured.result.leaves, *(each.leaves for each in captured.result.left))
         first = sum(slots_in(each) for each in slots)
-        first += len(captured.numbers.places) + slots_in(captured.grad_slots)
-        count = sum(slots_in(each.slots) for each in captured.eager)
+        first += len(captured.result.numbers.places) + slots_in(captured.gradients.slots)
+        count = sum(slots_in(each.slots) for each in captured.optimizers.eager)
         grads = [each for each in results[first : first + count] if each is not None]
-        run_eagerly(captured.eager, grads)
+        run_eagerly(captured.optimizers.eager, grads)
 
 
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> object:
     """After a step that succeeded: the result, what it leaves outside, gradients, new state and
     counters. Raises what Python's arithmetic with numbers of the step raises, when all else is
     done."""
-    slots = [captured.result_leaves, *(each.leaves for each in captured.left)]
+    slots = [captured.result.leaves, *(each.leaves for each in captured.result.left)]
     tensors = iter(results)
     parts = [list(islice(tensors, slots_in(each))) for each in slots]
-    captured.numbers.read(tensors)
+    captured.result.numbers.read(tensors)
     errors: list[Exception] = []
     known: list[object] = []
     filled = [_filled(*each, known, errors) for each in zip(slots, parts, strict=True)]
-    pairs = [*zip(captured.left, filled[1:], strict=True)]
+    pairs = [*zip(captured.result.left, filled[1:], strict=True)]
     for left, found in pairs:
         if found is not None and isinstance(left.place, TensorLocation):
             left.put(found)  # while the tensor stands where the step found it
@@ -156,19 +156,19 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
             left.place, OutputCall | StateLocation | TensorLocation
         ):
             left.put(found)
-    grads = fill(captured.grad_slots, tensors)
-    for parameter, grad in zip(captured.left_grads, grads, strict=True):
+    grads = fill(captured.gradients.slots, tensors)
+    for parameter, grad in zip(captured.gradients.left, grads, strict=True):
         parameter.grad = grad
-    for parameter in captured.cleared_grads:
+    for parameter in captured.gradients.cleared:
         parameter.grad = None
-    for parameter, flag in captured.toggled:
+    for parameter, flag in captured.gradients.toggled:
         parameter.requires_grad_(flag)
     _adopt_state(captured)
     for left, found in pairs:
         if found is not None and isinstance(left.place, StateLocation):
             left.put(found)  # behind what the update itself keeps
     _count_steps(captured)
-    captured.call.forget()
+    captured.inputs.call.forget()
     for left, found in pairs:
         if isinstance(left.place, OutputCall):
             if found is None:
@@ -176,7 +176,7 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
             left.put(found)
     if errors:
         raise errors[0]
-    return unflatten(filled[0] or [], captured.result_tree)
+    return unflatten(filled[0] or [], captured.result.tree)
 
 
 def _filled(
@@ -202,36 +202,36 @@ def _filled(
 
 def forget_call(captured: Captured) -> None:
     """A call was captured or begun, and nothing of it happened."""
-    captured.pending.clear()
-    captured.host_draws.undo()
-    captured.call.forget()
+    captured.inputs.pending.clear()
+    captured.dependencies.host_draws.undo()
+    captured.inputs.call.forget()
 
 
 def _adopt_state(captured: Captured) -> None:
     """State that was created for this step becomes the optimizer's, with eager's keys."""
-    if not captured.pending:
+    if not captured.inputs.pending:
         return
     skipped = {id(each) for each in _skipped(captured)}
-    for source in captured.sources:
+    for source in captured.inputs.sources:
         if isinstance(source, State) and id(source.optimizer) not in skipped:
-            value = captured.pending.get((id(source.parameter), source.key))
+            value = captured.inputs.pending.get((id(source.parameter), source.key))
             if value is not None:
                 state = source.optimizer.state[source.parameter]
                 for name, start in update_rule(source.optimizer).counters.items():
                     counter = torch.tensor(start) if isinstance(start, float) else start
                     state.setdefault(name, counter)
                 state[source.key] = value
-    captured.pending.clear()
+    captured.inputs.pending.clear()
 
 
 def _count_steps(captured: Captured) -> None:
     skipped = {id(each) for each in _skipped(captured)}
-    for at in captured.stepped:
-        if id(captured.param_groups[at].optimizer) not in skipped:
-            captured.param_groups[at].advance()
+    for at in captured.optimizers.stepped:
+        if id(captured.optimizers.param_groups[at].optimizer) not in skipped:
+            captured.optimizers.param_groups[at].advance()
 
 
 def _skipped(captured: Captured) -> list[Optimizer]:
     """Optimizers that a scaler kept from stepping in this call."""
-    places = [each.place for each in captured.left if isinstance(each.place, SkippedUpdate)]
+    places = [each.place for each in captured.result.left if isinstance(each.place, SkippedUpdate)]
     return [each.optimizer for each in places if each.is_skipped]

@@ -49,10 +49,12 @@ def first_difference(
     """Run the ``number``th ``batch`` by ``call``, the compiled step, and eagerly, and put all back:
     the first result, parameter, buffer or state that differs."""
     captured = compiled.captured
-    held = [_tensors(each.place.get()) for each in captured.left]
+    held = [_tensors(each.place.get()) for each in captured.result.left]
     others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
-    places = [each.place for each in captured.left if isinstance(each.place, Location)]
-    changed = [e.place.kept() for e in captured.left if isinstance(e.place, ContainerChanges)]
+    places = [each.place for each in captured.result.left if isinstance(each.place, Location)]
+    changed = [
+        e.place.kept() for e in captured.result.left if isinstance(e.place, ContainerChanges)
+    ]
     start = Snapshot(step.models, step.optimizers, others, places, captured.generators)
     try:
         given = unflatten(*flatten(batch))  # containers that the step may change

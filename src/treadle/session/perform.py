@@ -45,6 +45,6 @@ def perform(
             remedy="load the last checkpoint before going on; then give the step less memory",
         ) from error
     call.end()
-    compiled.captured.host_draws.happened()
+    compiled.captured.dependencies.host_draws.happened()
     compiled.has_run = True
     return results

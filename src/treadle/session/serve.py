@@ -140,7 +140,7 @@ def _served(
     try:
         result = serving(program, given, _undo(program, given))
     except BaseException:
-        compiled.captured.host_draws.undo()
+        compiled.captured.dependencies.host_draws.undo()
         carrier.note_written()
         raise
     carrier.served(compiled, program, inputs)
@@ -152,7 +152,7 @@ def _undo(compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
     try:
         compiled.checks.require(inputs)
     except BadIndex as error:
-        if not compiled.captured.conditions:
+        if not compiled.captured.dependencies.conditions:
             tell_ranks(compiled, error)
             raise
         forget_call(compiled.captured)  # one of them may speak of these numbers
@@ -200,7 +200,7 @@ class Measuring:
     def __call__(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object:
         """The result of the run."""
         held = [*inputs, *compiled.executable.held()]
-        held += [each.grad for each in compiled.captured.kept if each.grad is not None]
+        held += [each.grad for each in compiled.captured.gradients.kept if each.grad is not None]
         held += [undo.random] if undo.random is not None and compiled.draws else []
         results: list[object] = []
         report = measure_peak(lambda: results.append(run(compiled, inputs, undo)), held)

@@ -34,8 +34,8 @@ class Undo:
         if compiled.has_run or not _has_room(compiled, inputs):
             return Undo((), random, own, cuda, complete=False)
         copies = tuple((t, t.detach().to("cpu", copy=True)) for t in _written(compiled, inputs))
-        eager = tuple(each.snapshot() for each in compiled.captured.eager)
-        grads = tuple((each, each.grad) for each in compiled.captured.fresh)
+        eager = tuple(each.snapshot() for each in compiled.captured.optimizers.eager)
+        grads = tuple((each, each.grad) for each in compiled.captured.gradients.fresh)
         return Undo(copies, random, own, cuda, complete=True, eager=eager, grads=grads)
 
     def restore(self) -> bool:

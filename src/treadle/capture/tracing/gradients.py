@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from treadle.capture.tensors.result_slots import slot_of
 from treadle.capture.tracing.input_bindings import InputBindings
 from treadle.capture.tracing.optimizer_steps import OptimizerSteps
 from treadle.capture.tracing.request import TraceRequest
@@ -18,11 +19,13 @@ Toggle = tuple[nn.Parameter, bool]
 @final
 @dataclass(frozen=True, slots=True)
 class GradientEffects:
-    """By parameters. ``left``: with what is in ``.grad`` after the step. ``cleared``: nothing is.
+    """By parameters. ``left``: ``.grad`` has a value of the graph after the step; ``slots``, beside
+    them: how it is made of what the graph gives. ``cleared``: nothing is there.
     ``untouched``: what was there stays, and nobody looks at it. ``fresh``: what is there at first
     does not matter; ``kept``: of these it does, until the conditions are known to hold."""
 
-    left: tuple[tuple[nn.Parameter, Tensor], ...] = ()
+    left: tuple[nn.Parameter, ...] = ()
+    slots: tuple[object, ...] = ()
     cleared: tuple[nn.Parameter, ...] = ()
     untouched: tuple[nn.Parameter, ...] = ()
     fresh: tuple[nn.Parameter, ...] = ()
@@ -60,16 +63,18 @@ class Gradients:
             return self._kept.get(id(parameter))
         return self._bindings.of(parameter).grad
 
-    def effects(self) -> GradientEffects:
-        """What the step did."""
+    def effects(self) -> tuple[GradientEffects, list[Tensor]]:
+        """What the step did, and what it leaves."""
         uses, conditions = self._recorder.tensors, self._recorder.conditions
         leaves = {each: self._bindings.of(each) for each in self._request.parameters}
         fresh = [each for each, leaf in leaves.items() if id(leaf) in uses.fresh]
         grads = {each: self._of(each) for each in leaves}
         ours = [p for p, grad in grads.items() if not self._steps.is_as_handed(p, grad)]
         used = [each for each in ours if uses.uses_gradient(leaves[each])]
-        return GradientEffects(
-            left=tuple((each, grad) for each in used if (grad := grads[each]) is not None),
+        left = {each: grad for each in used if (grad := grads[each]) is not None}
+        effects = GradientEffects(
+            left=tuple(left),
+            slots=tuple(map(slot_of, left.values())),
             cleared=tuple(each for each in used if grads[each] is None),
             untouched=tuple(each for each in ours if not uses.uses_gradient(leaves[each])),
             fresh=tuple(fresh),
@@ -80,3 +85,4 @@ class Gradients:
                 if leaf.requires_grad != each.requires_grad
             ),
         )
+        return effects, list(left.values())

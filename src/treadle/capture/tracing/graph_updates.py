@@ -148,7 +148,7 @@ class GraphUpdates:
             if changed.set:
                 device = next(iter(scalars.values())).device
                 scalars |= changed.scalars(form, device, self._recorder.inside)
-            rule = _UpdateRule(form, group, form.prepare(scalars, group))
+            rule = _GroupUpdate(form, group, form.prepare(scalars, group))
             some = [p for p in with_grad if taken[id(p)] == nth]
             self._update(
                 rule, some, means, self._recorder.scaling.skips.get(id(param_group.optimizer))
@@ -157,7 +157,7 @@ class GraphUpdates:
 
     def _update(
         self,
-        rule: "_UpdateRule",
+        rule: "_GroupUpdate",
         parameters: Sequence[nn.Parameter],
         means: Mapping[int, Tensor],
         skips: Tensor | None,
@@ -232,7 +232,7 @@ class GraphUpdates:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _UpdateRule:
+class _GroupUpdate:
     """A form with the options of a group, and with what all parameters of the group share."""
 
     form: OptimizerUpdate

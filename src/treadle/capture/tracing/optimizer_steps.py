@@ -4,7 +4,7 @@ An optimizer with a form updates in the graph; one without steps by its own code
 or after the graph: then its gradients are results, and nobody may read its parameters afterwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -120,7 +120,7 @@ class OptimizerSteps:
         values = tuple(self._updates.hyper.set_values(optimizer))
         self.eager.append(EagerStep(optimizer, reason, tuple(parameters), slots, values))
 
-    def _copies(self, parameters: list[nn.Parameter] | tuple[nn.Parameter, ...]) -> list[Tensor]:
+    def _copies(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         return [self._gradients[id(each)].copy for each in parameters]
 
     def gradients(self) -> list[Tensor]:

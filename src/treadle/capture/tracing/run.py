@@ -226,8 +226,8 @@ class Run:
         slots, tensors = outgoing.slots(leaves, _is_tensor)
         tensors += effects.take_slots()
         tensors += self.recorder.numbers.fetched_tensors()
-        gradients = self.gradients.effects()
-        grads = (*(grad for _, grad in gradients.left), *self.steps.gradients())
+        gradients, left = self.gradients.effects()
+        grads = (*left, *self.steps.gradients())
         tensors += [part for grad in grads for part in outgoing.parts(grad)]
         self.returned = Returned(tuple(slots), tree, gradients)
         return self.tensors.written(tensors)

@@ -112,7 +112,7 @@ class Dispatcher:
     def takes_other_path(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Whether a call, of which nothing has happened, decides otherwise than the variant that
         was to serve it: the next look for one knows."""
-        if self.last is None or self.last.captured.path.questions is None:
+        if self.last is None or self.last.captured.dependencies.path.questions is None:
             return False
         named = dict(kwargs)
         self._step.take_update(named)
@@ -124,15 +124,15 @@ class Dispatcher:
 
     def _other_path(self, captured: Captured) -> Answers | None:
         """Where the call that is served leaves the path of ``captured``."""
-        if captured.path.questions is None:
+        if captured.dependencies.path.questions is None:
             return None
         try:
-            return captured.path.other(read_inputs(captured, self.call.leaves))
+            return captured.dependencies.path.other(read_inputs(captured, self.call.leaves))
         except Exception:
             return None  # eager meets it as well
         finally:  # the call itself is still to come
-            captured.pending.clear()
-            captured.host_draws.undo()
+            captured.inputs.pending.clear()
+            captured.dependencies.host_draws.undo()
 
     def again(
         self, compiled: Compiled, misfit: str, args: tuple[object, ...], kwargs: dict[str, object]
@@ -201,7 +201,7 @@ class Dispatcher:
     def _why_not(self, key: GuardKey) -> list[str]:
         """Why no variant serves a call, in words; ``TooManyPaths`` where another one has no
         room."""
-        drawn = self.last is not None and self.last.captured.host_draws.decides()
+        drawn = self.last is not None and self.last.captured.dependencies.host_draws.decides()
         if len(self.variants) >= self._options.max_cached and (self._path or drawn):
             raise TooManyPaths(
                 f"it takes a path of its own, beside max_cached={self._options.max_cached} "
@@ -209,7 +209,7 @@ class Dispatcher:
             )
         if not self._path or self.last is None:
             return self.variants.why_not(key, self._step.models)
-        return [self.last.captured.path.decisions[len(self._path) - 1].words]
+        return [self.last.captured.dependencies.path.decisions[len(self._path) - 1].words]
 
     def _note_numbers(self, found: Iterable[str | Location]) -> None:
         """From now on these are inputs, where the graph allows it."""
@@ -254,7 +254,7 @@ class Dispatcher:
         try:
             with clock.stage("capture"), _without_inference_mode():
                 captured = self._captured(args, kwargs, dims, update)
-            self._note_numbers(captured.counters)
+            self._note_numbers(captured.dependencies.counters)
             compiled = compile_graph(
                 captured,
                 self._options,
@@ -296,7 +296,7 @@ class Dispatcher:
             group=self._step.group,
         )
         captured = along(path=self._path)
-        asked = [each for each in captured.path.decisions if each.is_branch]
+        asked = [each for each in captured.dependencies.path.decisions if each.is_branch]
         if self._options.strict and asked:
             raise branches(asked[0].where)
         while (path := self._other_path(captured)) is not None:
@@ -334,7 +334,7 @@ def _strict(words: str, code: str, where: str = "") -> LoweringError:
 
 
 def _refuse_fallbacks(compiled: Compiled) -> None:
-    for each in compiled.captured.eager:
+    for each in compiled.captured.optimizers.eager:
         raise _strict(each.reason.words, each.reason.code)
     reasons = compiled.artifact.fallbacks
     if reasons:

@@ -50,8 +50,12 @@ class Ignored:
     @staticmethod
     def of(captured: Captured) -> "Ignored":
         """What is known of a captured step."""
-        grads = (*captured.fresh, *captured.untouched)
-        return Ignored(frozenset(map(id, grads)), captured.free, captured.unread_modes)
+        grads = (*captured.gradients.fresh, *captured.gradients.untouched)
+        return Ignored(
+            frozenset(map(id, grads)),
+            captured.dependencies.free,
+            captured.dependencies.unread_modes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Specializations:
             (
                 made
                 for key, made in self._known
-                if general.as_seen_by(key) == key and made.captured.holds()
+                if general.as_seen_by(key) == key and made.captured.dependencies.hold()
             ),
             None,
         )

@@ -107,7 +107,7 @@ class Variants:
         recent = self._recent
         if recent is not None and recent[0] == key and not path:
             compiled = recent[1]
-            if compiled.captured.holds() and compiled.captured.agrees():
+            if compiled.captured.dependencies.hold() and compiled.captured.optimizers.agrees():
                 return compiled
         found = self._search(key, path)
         self._recent = None if found is None else (key, found)
@@ -118,11 +118,11 @@ class Variants:
         for kind in kinds:
             whole = key.of(*kind)
             found = self._known.get(whole)
-            if found is None or not found.captured.holds():
+            if found is None or not found.captured.dependencies.hold():
                 continue
-            if found.captured.path.answers[: len(path)] != path:
+            if found.captured.dependencies.path.answers[: len(path)] != path:
                 continue
-            if found.captured.agrees():
+            if found.captured.optimizers.agrees():
                 self._known.move_to_end(whole)
                 return found
             self._parted = True
@@ -134,7 +134,7 @@ class Variants:
         """``key``: that of the call which ``compiled`` was made for."""
         captured = compiled.captured
         self._recent = self._again = None
-        self._known[key.of(captured.reads, Ignored.of(captured))] = compiled
+        self._known[key.of(captured.dependencies.reads, Ignored.of(captured))] = compiled
         self._evict()
 
     def changed_numbers(self, key: GuardKey) -> list[str | Location]:
@@ -156,7 +156,7 @@ class Variants:
         alike = [each for each in keys if key.as_seen_by(each) == each]
         names = names_of(models)
         if alike:  # all but what they read outside: the one that comes nearest
-            found = [self._known[each].captured.changed() for each in alike]
+            found = [self._known[each].captured.dependencies.changed() for each in alike]
             return [min(found, key=len)[0]] if all(found) else []
         nearest = sorted(keys, key=lambda each: differing_arguments(each, key))[:1]
         return [explain_difference(each, key, names) for each in nearest]
