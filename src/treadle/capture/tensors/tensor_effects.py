@@ -144,7 +144,7 @@ class DataAssignments:
         return before
 
     def refuse_shared(
-        self, targets: Iterable[Tensor], memory: Iterable[int | None], watch: TensorUses
+        self, targets: Iterable[Tensor], memory: Iterable[int | None], uses: TensorUses
     ) -> None:
         """TR-117 where one of ``targets``, which the user has, would share elements with another
         one, or memory with an input, of which ``memory`` are the keys."""
@@ -156,7 +156,7 @@ class DataAssignments:
             key, (start, end) = storage_key(target), _span(target)
             spans = taken.setdefault(key, [])
             if key in inputs or any(low < end and start < high for low, high in spans):
-                raise refused_storage(target, watch.line_of(target))
+                raise refused_storage(target, uses.line_of(target))
             spans.append((start, end))
 
 
@@ -208,50 +208,48 @@ class GivenTensor:
         return GivenTensor(label, find, traced, flag, grad, version, held, is_argument, memory)
 
     def changes(
-        self, assignments: DataAssignments, watch: TensorUses
+        self, assignments: DataAssignments, uses: TensorUses
     ) -> Iterator[tuple[TensorLocation, object]]:
         """Its aspects that the step changed, with what is there now. TR-117 for all but ``.data``
         of a tensor that is no argument."""
         if assignments.before(self.traced) is not None:
             yield self._place("data", Aspect.DATA), self.traced.detach()
         if self.traced.is_leaf:
-            yield from self._of_gradient(watch)
+            yield from self._of_gradient(uses)
             if self.traced.requires_grad != self.flag:
                 flag = self._place("requires_grad", Aspect.FLAG), self.traced.requires_grad
-                yield from self._allowed([flag], watch)
-        yield from self._allowed(self._of_attributes(), watch)
+                yield from self._allowed([flag], uses)
+        yield from self._allowed(self._of_attributes(), uses)
         if tensor_hooks(self.traced):
-            raise refused(f"the hooks of {self.label}", "tensor", watch.line_of(self.traced))
+            raise refused(f"the hooks of {self.label}", "tensor", uses.line_of(self.traced))
 
-    def read(
-        self, reads: Reads, watch: TensorUses, is_named_in_code: Callable[[str], bool]
-    ) -> None:
+    def read(self, reads: Reads, uses: TensorUses, is_named_in_code: Callable[[str], bool]) -> None:
         """What the run read of it beside its values. ``is_named_in_code``: whether it may have read
         an attribute of that name."""
         tensor = self.find()
         for name in filter(is_named_in_code, vars(tensor) if isinstance(tensor, Tensor) else ()):
             reads.add_found(f"{self.label}.{name}", functools.partial(_attribute, self.find, name))
-        if self._reads_gradient(watch):
+        if self._reads_gradient(uses):
             reads.add_found(f"{self.label}.grad", functools.partial(_gradient_of, self.find))
 
-    def _reads_gradient(self, watch: TensorUses) -> bool:
+    def _reads_gradient(self, uses: TensorUses) -> bool:
         """Whether the run depends on whether ``.grad`` was there, and on its value."""
-        if not self.traced.is_leaf or watch.is_replaced_first(self.traced):
+        if not self.traced.is_leaf or uses.is_replaced_first(self.traced):
             return False
-        return watch.is_looked_at(self.traced) or self._is_accumulated()
+        return uses.is_looked_at(self.traced) or self._is_accumulated()
 
     def _is_accumulated(self) -> bool:
         if self.grad is None:
             return False
         return self.traced.grad is not self.grad or self.grad._version != self.version
 
-    def _of_gradient(self, watch: TensorUses) -> Iterator[tuple[TensorLocation, object]]:
-        now, replaced = self.traced.grad, watch.is_replaced_first(self.traced)
+    def _of_gradient(self, uses: TensorUses) -> Iterator[tuple[TensorLocation, object]]:
+        now, replaced = self.traced.grad, uses.is_replaced_first(self.traced)
         if now is self.grad and not replaced:
             return
         if now is not None and now.shape != self.traced.shape:  # it was made for another shape
-            raise refused_storage(self.traced, watch.line_of(self.traced))
-        known = replaced or self.grad is not None or watch.is_looked_at(self.traced)
+            raise refused_storage(self.traced, uses.line_of(self.traced))
+        known = replaced or self.grad is not None or uses.is_looked_at(self.traced)
         yield self._place("grad", Aspect.GRADIENT if known else Aspect.ADDED_GRADIENT), now
 
     def _of_attributes(self) -> Iterator[tuple[TensorLocation, object]]:
@@ -262,11 +260,11 @@ class GivenTensor:
                 yield self._place(name, Aspect.ATTRIBUTE), value
 
     def _allowed(
-        self, changes: Iterable[tuple[TensorLocation, object]], watch: TensorUses
+        self, changes: Iterable[tuple[TensorLocation, object]], uses: TensorUses
     ) -> Iterator[tuple[TensorLocation, object]]:
         for place, value in changes:
             if not self.is_argument:
-                raise refused(place.label, "tensor", watch.line_of(self.traced))
+                raise refused(place.label, "tensor", uses.line_of(self.traced))
             yield place, value
 
     def _place(self, name: str, aspect: Aspect) -> TensorLocation:
