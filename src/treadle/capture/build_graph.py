@@ -11,7 +11,7 @@ from treadle.capture.captured import (
     CallInputs,
     Captured,
     CapturedResult,
-    Dependencies,
+    StepDependencies,
     OptimizerEffects,
 )
 from treadle.capture.control_flow.while_loops import refuse_loop_values
@@ -83,10 +83,12 @@ def build_graph(module: fx.GraphModule, run: Run, reads: Reads, *, symbolic: boo
     )
 
 
-def _dependencies(step: StepGraph, run: Run, reads: Reads, decided: list[fx.Node]) -> Dependencies:
+def _dependencies(
+    step: StepGraph, run: Run, reads: Reads, decided: list[fx.Node]
+) -> StepDependencies:
     numbers, conditions = run.numbers, run.recorder.conditions
     alone = not run.recorder.rng.drawn
-    return Dependencies(
+    return StepDependencies(
         reads=reads,
         free=numbers.free_arguments(),
         counters=numbers.changing.places(),

@@ -81,7 +81,7 @@ class OptimizerEffects:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Dependencies:
+class StepDependencies:
     """What the step depends on beside the types of its inputs.
 
     ``reads``: outside of it. ``free``: leaves of the arguments whose values decide nothing.
@@ -139,7 +139,7 @@ class Captured:
     result: CapturedResult
     gradients: GradientEffects
     optimizers: OptimizerEffects
-    dependencies: Dependencies
+    dependencies: StepDependencies
     generators: tuple[torch.Generator, ...]
     failed: Exception | None = None
     guards: GuardSet = field(default_factory=GuardSet)
