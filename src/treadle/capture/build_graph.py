@@ -11,8 +11,8 @@ from treadle.capture.captured import (
     CallInputs,
     Captured,
     CapturedResult,
-    StepDependencies,
     OptimizerEffects,
+    StepDependencies,
 )
 from treadle.capture.control_flow.while_loops import refuse_loop_values
 from treadle.capture.eager import drop_lost, refuse_lost
