@@ -31,7 +31,7 @@ from torch.nn import functional as F
 import treadle
 from treadle.capture.step import capture
 from treadle.compiler import cleaning
-from treadle.passes.attention.fuse import AttentionFinding, FuseAttention, explain
+from treadle.passes.attention.fuse import AttentionFinding, FuseAttention, findings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "models"))
 
@@ -245,7 +245,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Step, dict[str, Tensor]]]] = {
 }
 
 
-def findings(name: str, device: str) -> tuple[AttentionFinding, ...]:
+def softmaxes(name: str, device: str) -> tuple[AttentionFinding, ...]:
     """What becomes of each softmax of a model's training step."""
     torch.manual_seed(0)
     model, step, batch = MODELS[name]()
@@ -264,7 +264,7 @@ def findings(name: str, device: str) -> tuple[AttentionFinding, ...]:
     captured = capture(
         autocast, models={"": model}, optimizers={"": optimizer}, args=(), kwargs=dict(batch)
     )
-    return explain(cleaning.clean(captured.step), everywhere=True)
+    return findings(cleaning.clean(captured.step), everywhere=True)
 
 
 def show_table(device: str) -> None:
@@ -273,7 +273,7 @@ def show_table(device: str) -> None:
     print("|---|---|---|")
     for name in MODELS:
         try:
-            found = findings(name, device)
+            found = softmaxes(name, device)
         except treadle.TreadleError as error:  # as some of its versions are written
             print(f"| {name} | not captured | {error.message} |", flush=True)
             continue

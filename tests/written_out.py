@@ -8,7 +8,9 @@ from torch import Tensor, fx
 
 from treadle.compat.operators.schemas import schema_of
 from treadle.graph.core.node_info import value_of
+from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
+from treadle.passes.attention.proved_masks import ProveAttentionMasks, reports
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -95,3 +97,9 @@ def layouts(step):
         pairs = zip(kind.strides, kind.shape, strict=True)
         found.append((kind.dtype, kind.shape, [stride for stride, size in pairs if size > 1]))
     return found
+
+
+def mask_words(step: StepGraph, node: fx.Node, by: ProveAttentionMasks) -> str:
+    """What ``by`` says of the call of attention ``node``."""
+    (report,) = [each for each in reports(step, by) if each.call.split()[0] == node.name]
+    return str(report)

@@ -21,7 +21,7 @@ from treadle.graph.analysis.alias import analyse
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.attention.fuse import FuseAttention, explain
+from treadle.passes.attention.fuse import FuseAttention, findings
 from treadle.passes.attention.kernels import least_scores
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -188,7 +188,7 @@ def test_a_sum_over_indices_divided_by_a_tensor():
 
 def test_a_mask_in_the_product_and_one_that_is_a_number():
     step = cleaned(trained(joined), *operands(2, 2, 5, 7, 4))
-    (finding,) = explain(step, everywhere=True)
+    (finding,) = findings(step, everywhere=True)
     assert finding.fused, finding.refused
     assert finding.masks == 2
     check_fused(trained(joined), operands(2, 2, 5, 7, 4))
@@ -341,7 +341,7 @@ def test_masks_of_which_nothing_is_known(attention):
         (trained(attention, 1), inputs),
         (lambda q, k, v, m: attention(q, k, v, m), (*inputs[:3], mask)),
     ):
-        (finding,) = explain(cleaned(program, *given_), everywhere=True)
+        (finding,) = findings(cleaned(program, *given_), everywhere=True)
         assert "may be a finite number in all of a row" in finding.refused
 
 
@@ -434,7 +434,7 @@ def test_says_why_it_leaves_an_attention_alone(name):
     if name == "transposed weights":
         inputs = operands(2, 3, 5, 5, 4)
     step = cleaned(trained(attention), *inputs)
-    (finding,) = explain(step, everywhere=True)
+    (finding,) = findings(step, everywhere=True)
     assert reason in finding.refused
     assert not finding.fused
     assert ALWAYS.run(step) == 0
@@ -442,7 +442,7 @@ def test_says_why_it_leaves_an_attention_alone(name):
 
 def test_queries_as_columns_without_a_gradient():
     program = lambda q, k, v: (k @ q.mT).mT.softmax(-1) @ v  # noqa: E731
-    (finding,) = explain(cleaned(program, *operands(2, 3, 5, 5, 4)[:3]), everywhere=True)
+    (finding,) = findings(cleaned(program, *operands(2, 3, 5, 5, 4)[:3]), everywhere=True)
     assert "takes queries and keys in another order" in finding.refused
 
 
@@ -454,7 +454,7 @@ def test_sizes_and_dtypes_that_there_is_no_kernel_for():
         (operands(2, 0, 5, 7, 4)[:3], "one of the sizes is 0"),
     ):
         step = cleaned(lambda q, k, v: plain(q, k, v), *inputs[:3])
-        (finding,) = explain(step, everywhere=True)
+        (finding,) = findings(step, everywhere=True)
         assert reason in finding.refused
 
 
@@ -463,18 +463,18 @@ def test_weights_that_the_caller_gets():
         weights = scores_of(query, key).softmax(-1)
         return weights @ value, weights
 
-    (finding,) = explain(cleaned(program, *operands(2, 3, 5, 7, 4)[:3]), everywhere=True)
+    (finding,) = findings(cleaned(program, *operands(2, 3, 5, 7, 4)[:3]), everywhere=True)
     assert "the probabilities are used by the caller" in finding.refused
 
 
 def test_a_softmax_that_is_no_attention_is_not_listed():
-    assert explain(cleaned(lambda x: x.softmax(-1), torch.randn(3, 4))) == ()
+    assert findings(cleaned(lambda x: x.softmax(-1), torch.randn(3, 4))) == ()
 
 
 def test_only_where_it_was_measured_to_lose_nothing():
     inputs = operands(1, 1, 32, 32, 8)[:3]
     step = cleaned(lambda q, k, v: plain(q, k, v), *inputs)
-    (finding,) = explain(step)
+    (finding,) = findings(step)
     assert finding.refused == ("32 x 32 scores of torch.float32: the call was measured to lose")
     assert FuseAttention().run(step) == 0
     assert least_scores(torch.float16, 64, masked=False) == 512 * 512
@@ -532,7 +532,7 @@ def captured(name: str, *, train: bool, dropout: bool = False, padded: bool = Fa
 @pytest.mark.parametrize("name", FIRES)
 def test_fires_on_ordinary_models(name, train):
     step = captured(name, train=train)
-    found = explain(step, everywhere=True)
+    found = findings(step, everywhere=True)
     assert (sum(each.fused for each in found), len(found)) == FIRES[name]
     assert {each.trained for each in found} == {train}
     run_passes(step, [ALWAYS])
@@ -544,20 +544,20 @@ def test_fires_on_ordinary_models(name, train):
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_fires_where_the_batch_says_which_tokens_count(name, train):
-    found = explain(captured(name, train=train, padded=True), everywhere=True)
+    found = findings(captured(name, train=train, padded=True), everywhere=True)
     assert [each.refused for each in found] == ["", ""]
     assert {each.masks for each in found} == {1}
 
 
 def test_dropout_is_drawn_from_eagers_stream():
-    found = explain(captured("gpt2", train=True, dropout=True), everywhere=True)
+    found = findings(captured("gpt2", train=True, dropout=True), everywhere=True)
     assert {each.refused for each in found} == {
         "dropout: its mask is of eager's random stream, drawn outside"
     }
 
 
 def test_a_bias_that_is_learned_stays_and_what_is_beside_it_does_not():
-    found = explain(captured("t5", train=True), everywhere=True)
+    found = findings(captured("t5", train=True), everywhere=True)
     assert [each.fused for each in found] == [False, False, False, True, False, True]
     learned = {each.refused for each in found if each.refused}
     assert learned

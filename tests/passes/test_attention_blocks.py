@@ -11,10 +11,10 @@ from testing import check_numbers, show_plain, trace
 from treadle.graph.core.operators import arguments, set_argument
 from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
-from treadle.passes.attention.proved_masks import ProveAttentionMasks, explain, reports
+from treadle.passes.attention.proved_masks import ProveAttentionMasks, reports
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
-from written_out import CUDNN, CUDNN_BACKWARD, layouts, run
+from written_out import CUDNN, CUDNN_BACKWARD, layouts, mask_words, run
 
 aten = torch.ops.aten
 PROVE = ProveAttentionMasks(Elements)
@@ -143,13 +143,13 @@ def test_says_why_a_mask_stays(name):
     step = step_of(program, inputs)
     calls = [node for node in step.graph.nodes if node.target in (CPU, CPU_BACKWARD, CUDNN)]
     assert calls
-    assert all(reason in explain(step, each, PROVE) for each in calls)
+    assert all(reason in mask_words(step, each, PROVE) for each in calls)
     assert PROVE.run(step) == 0
 
 
 def test_eager_rounding_keeps_the_mask():
     step = step_of(attending(blocks(4)), operands(12))
-    assert "rounds elsewhere" in explain(
+    assert "rounds elsewhere" in mask_words(
         step, call_in(step), ProveAttentionMasks(Elements, eager=True)
     )
     assert ProveAttentionMasks(Elements, eager=True).run(step) == 0
@@ -158,7 +158,7 @@ def test_eager_rounding_keeps_the_mask():
 def test_gradients_of_another_call_keep_both():
     step = step_of(attending(blocks(4)), operands(12))
     set_argument(call_in(step, CPU_BACKWARD), "scale", 0.5)
-    assert "is not the gradient of" in explain(step, call_in(step), PROVE)
+    assert "is not the gradient of" in mask_words(step, call_in(step), PROVE)
     assert PROVE.run(step) == 0
 
 

@@ -11,9 +11,10 @@ from testing import show_plain, trace
 from treadle.compiler.cleaning import cleaning_of
 from treadle.graph.core.operators import arguments, set_argument
 from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.rewrite.rules import explain
 from treadle.options import Options
 from treadle.passes.attention import chosen_kernels as attention_kernels
-from treadle.passes.attention.chosen_kernels import CallFastestAttention, explain
+from treadle.passes.attention.chosen_kernels import CallFastestAttention
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.targets.cpu import CPU
@@ -92,7 +93,7 @@ def test_numbers(causal, trains, b, shared, groups, t, s, scale, tokens_first):
     step = step_of(attending(causal=causal, scale=scale, trains=trains), inputs)
     doubled = [each.double() for each in inputs]
     before, wanted = layouts(step), run(step.graph, *doubled)
-    assert explain(call_in(step)) == "cuDNN's"
+    assert explain(CallFastestAttention(), call_in(step)) == "applies"
     assert CallFastestAttention().run(step) == 1
     assert layouts(step) == before
     targets = [node.target for node in step.graph.nodes]
@@ -115,20 +116,20 @@ REFUSED = {
 def test_says_why_a_call_stays(name):
     program, inputs, reason = REFUSED[name]
     step = step_of(program, inputs)
-    assert reason in explain(call_in(step))
+    assert reason in explain(CallFastestAttention(), call_in(step))
     assert CallFastestAttention().run(step) == 0
 
 
 def test_gradients_of_another_call_keep_both():
     step = step_of(attending(), operands())
     set_argument(call_in(step, FLASH_BACKWARD), "is_causal", False)
-    assert "is not the gradient of" in explain(call_in(step))
+    assert "is not the gradient of" in explain(CallFastestAttention(), call_in(step))
     assert CallFastestAttention().run(step) == 0
 
 
 def test_sums_that_are_read_keep_the_call():
     step = step_of(lambda q, k, v, g: FLASH(q, k, v, 0.0, True)[:2], operands())
-    assert "is read by others" in explain(call_in(step))
+    assert "is read by others" in explain(CallFastestAttention(), call_in(step))
 
 
 @pytest.mark.parametrize("number", [(8, 0), (8, 9)])
@@ -140,12 +141,16 @@ def test_devices_on_which_nothing_was_measured(monkeypatch, number):
     monkeypatch.setattr(
         attention_kernels, "target_for", lambda device: replace(CUDA, driver=Older())
     )
-    assert f"capability {number}" in explain(call_in(step_of(attending(), operands())))
+    assert f"capability {number}" in explain(
+        CallFastestAttention(), call_in(step_of(attending(), operands()))
+    )
 
 
 def test_devices_without_cudnn(monkeypatch):
     monkeypatch.setattr(attention_kernels, "target_for", lambda device: CPU)
-    assert "was not measured on cpu" in explain(call_in(step_of(attending(), operands())))
+    assert "was not measured on cpu" in explain(
+        CallFastestAttention(), call_in(step_of(attending(), operands()))
+    )
 
 
 def test_what_the_user_switches_off(monkeypatch):
@@ -153,12 +158,12 @@ def test_what_the_user_switches_off(monkeypatch):
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(False)
-        assert "is switched off" in explain(call)
+        assert "is switched off" in explain(CallFastestAttention(), call)
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
     torch.use_deterministic_algorithms(True)
     try:
-        assert "deterministic" in explain(call)
+        assert "deterministic" in explain(CallFastestAttention(), call)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -172,7 +177,7 @@ def test_rounding_reaches_the_pass():
 def test_what_is_no_call_of_the_kernel():
     step = trace(lambda x: x.exp(), torch.ones(3))
     node = call_in(step, torch.ops.aten.exp.default)
-    assert explain(node) == f"stays: {node} is no call of the flash kernel"
+    assert explain(CallFastestAttention(), node) == f"{node} is no call of the flash kernel"
 
 
 def test_arguments_are_those_of_the_call():

@@ -17,7 +17,7 @@ from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
 from treadle.passes.attention import fuse
-from treadle.passes.attention.fuse import FuseAttention, explain
+from treadle.passes.attention.fuse import FuseAttention, findings
 from treadle.passes.attention.kernels import Cudnn
 from treadle.passes.attention.proved_masks import ProveAttentionMasks
 from treadle.passes.cleanup.dce import RemoveDeadCode
@@ -154,7 +154,7 @@ def test_without_a_gradient():
 
 def test_a_single_query():
     inputs = operands(t=1)[:3]
-    (finding,) = explain(cleaned(lambda q, k, v: plain(q, k, v), *inputs), everywhere=True)
+    (finding,) = findings(cleaned(lambda q, k, v: plain(q, k, v), *inputs), everywhere=True)
     assert finding.refused == "1 x 7 scores: cuDNN's kernel takes several of both"
 
 
@@ -208,7 +208,7 @@ REFUSED = {
 def test_says_why_it_leaves_an_attention_alone(name):
     attention, inputs, reason = REFUSED[name]
     step = cleaned(trained(attention), *inputs)
-    (finding,) = explain(step, everywhere=True)
+    (finding,) = findings(step, everywhere=True)
     assert reason in finding.refused
     assert ALWAYS.run(step) == 0
 
@@ -220,7 +220,7 @@ def test_devices_without_the_kernel(monkeypatch):
 
     old = replace(CUDA, driver=Old())
     monkeypatch.setattr(fuse, "kernel_for", lambda device: Cudnn(old))
-    (finding,) = explain(cleaned(trained(plain), *operands()), everywhere=True)
+    (finding,) = findings(cleaned(trained(plain), *operands()), everywhere=True)
     assert finding.refused == "cuDNN has no kernel for devices of compute capability (7, 5)"
 
 
@@ -228,5 +228,5 @@ def test_only_where_it_was_measured_to_lose_nothing():
     with FakeTensorMode():
         few, many = (operands(16, 12, n, n, 64) for n in (252, 256))
         steps = [cleaned(trained(plain), *each) for each in (few, many)]
-    refused = [found.refused for step in steps for found in explain(step)]
+    refused = [found.refused for step in steps for found in findings(step)]
     assert refused == ["192 x 252 x 252 scores: the call was measured to lose", ""]

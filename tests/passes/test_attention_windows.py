@@ -14,7 +14,7 @@ from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.passes import run_passes
 from treadle.lower.elements import Elements
 from treadle.passes.attention import windows
-from treadle.passes.attention.proved_masks import ProveAttentionMasks, explain, reports
+from treadle.passes.attention.proved_masks import ProveAttentionMasks, reports
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.passes.memory.cost import flops_of
@@ -27,6 +27,7 @@ from written_out import (
     WINDOWS,
     WINDOWS_BACKWARD,
     layouts,
+    mask_words,
     run,
 )
 
@@ -173,7 +174,7 @@ def test_says_why_a_mask_stays(name):
     program, inputs, reason = REFUSED[name]
     step = step_of(program, inputs)
     for target in (CUDNN, CUDNN_BACKWARD):
-        assert reason in explain(step, call_in(step, target), PROVE)
+        assert reason in mask_words(step, call_in(step, target), PROVE)
     assert PROVE.run(step) == 0
 
 
@@ -190,7 +191,7 @@ def test_what_else_is_read_of_a_call_keeps_it():
         return found[0], found[1]
 
     step = step_of(program, operands(9))
-    assert "is read by others" in explain(step, call_in(step, CUDNN), PROVE)
+    assert "is read by others" in mask_words(step, call_in(step, CUDNN), PROVE)
     assert PROVE.run(step) == 0
 
 
@@ -198,7 +199,7 @@ def test_gradients_of_another_call_keep_both():
     step = step_of(attending(before(3)), operands(9))
     set_argument(call_in(step, CUDNN_BACKWARD), "scale", 0.5)
     for target in (CUDNN, CUDNN_BACKWARD):
-        assert "is not the gradient of" in explain(step, call_in(step, target), PROVE)
+        assert "is not the gradient of" in mask_words(step, call_in(step, target), PROVE)
     assert PROVE.run(step) == 0
 
 
@@ -209,7 +210,7 @@ def test_devices_without_the_kernel(monkeypatch):
 
     monkeypatch.setattr(windows, "target_for", lambda device: replace(CUDA, driver=Old()))
     step = step_of(attending(before(3)), operands(9))
-    assert "compute capability (7, 5)" in explain(step, call_in(step, CUDNN), PROVE)
+    assert "compute capability (7, 5)" in mask_words(step, call_in(step, CUDNN), PROVE)
 
 
 def test_reports_say_both_bounds():

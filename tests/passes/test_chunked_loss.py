@@ -27,7 +27,7 @@ from treadle.graph.core.signature import Input, Output, Role, Signature, StepGra
 from treadle.graph.rewrite.passes import run_passes
 from treadle.options import Options, from_environment
 from treadle.passes.chunks import chunked_loss
-from treadle.passes.chunks.chunked_loss import ChunkLoss, Logits, explain, largest_logits
+from treadle.passes.chunks.chunked_loss import ChunkLoss, Logits, findings, largest_logits
 from treadle.passes.chunks.rows import Grid, RowRange, boxes_of
 from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.memory.choose import fastest_plan
@@ -109,7 +109,7 @@ def values(step: StepGraph, rows=(B, T), dtype=None):
 def cut(step: StepGraph, most: int) -> StepGraph:
     result = step.copy()
     (report,) = run_passes(result, [ChunkLoss(most)])
-    assert report.matches, explain(step, most)
+    assert report.matches, findings(step, most)
     assert ChunkLoss(most).run(result) == 0, "a second run must find nothing to do"
     return result
 
@@ -305,7 +305,7 @@ REFUSED = [
 def test_what_is_left_alone_says_why(loss, reason):
     step = captured(loss)
     before = str(step.graph)
-    finding = explain(step, ROW)[0]
+    finding = findings(step, ROW)[0]
     assert reason in finding.reason
     assert finding.chunks == 0
     if loss is not rows_with_rows:  # whose gradient alone can be cut
@@ -316,15 +316,15 @@ def test_what_is_left_alone_says_why(loss, reason):
 @pytest.mark.usefixtures("small")
 def test_findings_are_data():
     step = captured(plain)
-    (finding,) = explain(step, 5 * ROW)
+    (finding,) = findings(step, 5 * ROW)
     assert (finding.chunks, finding.rows, finding.reason) == (5, 5, "")
-    (finding,) = explain(step, B * T * ROW)
+    (finding,) = findings(step, B * T * ROW)
     assert "one chunk" in finding.reason
-    assert explain(captured(plain, Model(width=48)), ROW) == (), "a layer, and no vocabulary"
+    assert findings(captured(plain, Model(width=48)), ROW) == (), "a layer, and no vocabulary"
 
 
 def test_a_small_vocabulary_is_not_looked_at():
-    assert explain(captured(plain), ROW) == ()
+    assert findings(captured(plain), ROW) == ()
     assert largest_logits(captured(plain)) is None
 
 
@@ -336,7 +336,7 @@ def test_rows_that_no_chunks_divide(most):
 
 @pytest.mark.usefixtures("small")
 def test_one_row_is_one_chunk():
-    (finding,) = explain(captured(plain, rows=(1, 1)), 1)
+    (finding,) = findings(captured(plain, rows=(1, 1)), 1)
     assert "one chunk" in finding.reason
     check(captured(plain, rows=(1, 2)), 1, rows=(1, 2))
 
@@ -345,13 +345,13 @@ def test_one_row_is_one_chunk():
 @pytest.mark.parametrize(("most", "chunks"), [(7 * ROW, 3), (14 * ROW, 2), (4 * ROW, 6)])
 def test_rows_that_are_cut_stay_with_their_sequence(most, chunks):
     step = captured(shifted_logits)
-    assert explain(step, most)[0].chunks == chunks
+    assert findings(step, most)[0].chunks == chunks
     check(step, most)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_chunk_without_rows_is_refused():
-    assert "no rows" in explain(captured(shifted_logits), ROW)[0].reason
+    assert "no rows" in findings(captured(shifted_logits), ROW)[0].reason
 
 
 @pytest.mark.usefixtures("small")

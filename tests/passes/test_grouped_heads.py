@@ -10,8 +10,9 @@ from treadle.compiler.cleaning import cleaning_of
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.rewrite.rules import explain
 from treadle.options import Options
-from treadle.passes.attention.grouped_heads import KERNELS, GroupHeads, explain
+from treadle.passes.attention.grouped_heads import KERNELS, GroupHeads
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.passes.cleanup.noops import RemoveNoOps
@@ -107,7 +108,7 @@ def test_heads_are_shared(kernel, spelling):
     step = step_of(training(kernel, spelling), inputs)
     expected = results(step, inputs)
     types = [type_of(node) for node in step.returned]
-    assert explain(call_in(step, kernel)) == "shared"
+    assert explain(GroupHeads(), call_in(step, kernel)) == "applies"
     assert GroupHeads().run(step) == 1
     run_passes(step, [RemoveDeadCode()])
     for target in (kernel, KERNELS[kernel]):
@@ -202,7 +203,7 @@ REFUSALS = {
 def test_what_is_left_alone(program):
     step = step_of(program)
     before = show_plain(step)
-    assert REFUSALS[program] in explain(call_in(step, CUDNN))
+    assert REFUSALS[program] in explain(GroupHeads(), call_in(step, CUDNN))
     assert GroupHeads().run(step) == 0
     assert show_plain(step) == before
 
@@ -214,7 +215,9 @@ def test_other_kernels_are_left_alone():
         return efficient(q, as_transformers(k), as_transformers(v), None, True)[0]
 
     step = step_of(program)
-    assert "no call of a kernel that shares heads" in explain(call_in(step, efficient))
+    assert "no call of a kernel that shares heads" in explain(
+        GroupHeads(), call_in(step, efficient)
+    )
     assert GroupHeads().run(step) == 0
 
 

@@ -8,10 +8,11 @@ from treadle.graph.analysis.alias import analyse
 from treadle.graph.analysis.pieces import Piece, piece_of
 from treadle.graph.core.node_info import with_info
 from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.rewrite.rules import explain
 from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.passes.cleanup.noops import RemoveNoOps
-from treadle.passes.cleanup.noops import explain as explain_noop
-from treadle.passes.products.joining import JoinPieces, explain
+from treadle.passes.products.joining import JoinPieces
+from treadle.passes.products.joining import explain as explain_cuts
 
 aten = torch.ops.aten
 X, Y = torch.randn(4, 6), torch.randn(4, 3)
@@ -62,7 +63,7 @@ def test_what_is_not_all_of_a_value_stays(name):
     body, reason = NOT_WHOLE[name]
     step = trace(lambda x: body(x).exp(), X)
     cat = node_of(step, aten.cat.default)
-    assert reason in explain_noop(step, cat)
+    assert reason in explain(RemoveNoOps(), cat)
     RemoveNoOps().run(step)
     assert aten.cat.default in targets(step)
     check_numbers(step, lambda x: body(x).exp(), (X,))
@@ -80,12 +81,12 @@ NOT_STACKED = {
 def test_what_is_not_stacked_as_it_was_stays(name):
     body, reason = NOT_STACKED[name]
     step = trace(body, X)
-    assert reason in explain_noop(step, node_of(step, aten.stack.default))
+    assert reason in explain(RemoveNoOps(), node_of(step, aten.stack.default))
 
 
 def test_an_output_does_not_become_the_input():
     step = trace(lambda x: torch.cat(torch.split(x, 2, 1), 1), X)
-    assert "is an output, x an input" in explain_noop(step, node_of(step, aten.cat.default))
+    assert "is an output, x an input" in explain(RemoveNoOps(), node_of(step, aten.cat.default))
     run_passes(step, CLEANING)
     (returned,) = step.returned
     assert returned.target is aten.cat.default
@@ -218,7 +219,7 @@ def test_stays_and_says_why(name):
     program, reason = STAYS[name]
     step = trace(program, X, Y)
     cat = node_of(step, aten.cat.default)
-    assert reason in explain(cat)
+    assert reason in explain_cuts(cat)
     before = len(step.graph.nodes)
     JoinPieces().run(step)
     assert len(step.graph.nodes) == before
@@ -230,7 +231,7 @@ def test_regions_stay_apart():
     piece = node_of(step, aten.cat.default).next
     assert piece.target is aten.slice.Tensor
     with_info(piece, region=1)
-    assert "is in another region than cat" in explain(node_of(step, aten.cat.default))
+    assert "is in another region than cat" in explain_cuts(node_of(step, aten.cat.default))
     assert JoinPieces().run(step) == 0
 
 

@@ -8,8 +8,8 @@ from treadle.compat.tensors import storage_of
 from treadle.graph.analysis.alias import storages
 from treadle.graph.core.node_info import known_value, value_of
 from treadle.graph.core.types import tensors_in
-from treadle.graph.rewrite.matching import NoMatch
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 Replaced = tuple[fx.Node, fx.Node]
 """A value, and what all will read instead."""

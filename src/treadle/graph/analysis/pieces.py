@@ -23,8 +23,8 @@ from treadle.graph.core.dim_maps import SPLITS
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import TensorType, is_tensor, type_of
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import VerifyError, require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 

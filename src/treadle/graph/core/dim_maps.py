@@ -33,9 +33,9 @@ from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import is_tensor, tensors_in, type_of, type_of_tensor
-from treadle.graph.rewrite.matching import NoMatch
 from treadle.util.errors import require
 from treadle.util.nested import leaves
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -300,16 +300,22 @@ def _in_order(call: _Call) -> _Declared:
     for left, right in _parts(old, new):
         sizes, wanted = [old[dim] for dim in left], [new[dim] for dim in right]
         dims = table.dims_of(sizes)
-        try:
-            if is_zero(prod(sizes)) and not same_sizes(sizes, wanted):
-                raise NoMatch(f"{call.node} has no elements")
-            parts = dims if same_sizes(sizes, wanted) else table.grouped(call.node, dims, wanted)
-        except NoMatch:
+        parts = attempt(_cut_alike, call, dims, wanted)
+        if isinstance(parts, NoMatch):
             dims, parts = table.dims_of(sizes), table.dims_of(wanted)
         for known, places, factors in ((before, left, dims), (after, right, parts)):
             for place, dim in zip(places, factors, strict=True):
                 known[place] = dim
     return [tuple(before)], [tuple(after)]
+
+
+def _cut_alike(call: _Call, dims: Dims, wanted: Sequence[int]) -> Dims:
+    """The factors of ``dims`` as dims of the ``wanted`` sizes; ``NoMatch`` if one is cut apart."""
+    sizes = call.table.shape(dims)
+    if same_sizes(sizes, wanted):
+        return dims
+    require(not is_zero(prod(sizes)), NoMatch, f"{call.node} has no elements")
+    return call.table.grouped(call.node, dims, wanted)
 
 
 def _parts(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:

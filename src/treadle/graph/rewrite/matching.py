@@ -24,11 +24,8 @@ from treadle.graph.rewrite.pattern import (
     Roots,
     parts_of,
 )
-from treadle.util.errors import TreadleError, require
-
-
-class NoMatch(TreadleError):
-    """Why a rule does not apply at a node."""
+from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
 
 
 @final
@@ -78,10 +75,9 @@ def only_match(roots: Roots, node: fx.Node) -> PatternMatch:
 
 def _anchored(roots: Roots, at: int, node: fx.Node) -> Iterator[PatternMatch | NoMatch]:
     match = PatternMatch(node)
-    try:
-        unify(match, roots.patterns[at], node)
-    except NoMatch as miss:
-        yield miss
+    refusal = attempt(unify, match, roots.patterns[at], node)
+    if isinstance(refusal, NoMatch):
+        yield refusal
         return
     others = [i for i in range(len(roots.calls)) if i != at]
     yield from _completed(match, roots, others)
@@ -92,10 +88,7 @@ def _completed(
 ) -> Iterator[PatternMatch | NoMatch]:
     """The ways to find the roots that are missing."""
     if not missing:
-        try:
-            yield _closed(match, roots)
-        except NoMatch as miss:
-            yield miss
+        yield attempt(_closed, match, roots)
         return
     routes = {at: _route(roots.calls[at], match) for at in missing}
     near = [each for each in missing if routes[each]]
@@ -104,12 +97,11 @@ def _completed(
     yield NoMatch(f"no {roots.calls[at]} stands before {match.anchor} and belongs to it")
     for candidate in _candidates(routes[at], match):
         trial = match.copy()
-        try:
-            unify(trial, roots.patterns[at], candidate)
-        except NoMatch as miss:
-            yield miss
-            continue
-        yield from _completed(trial, roots, rest)
+        refusal = attempt(unify, trial, roots.patterns[at], candidate)
+        if isinstance(refusal, NoMatch):
+            yield refusal
+        else:
+            yield from _completed(trial, roots, rest)
 
 
 def _route(pattern: Pattern, match: PatternMatch) -> list[Any]:

@@ -9,75 +9,24 @@ from torch import fx
 from treadle.algebra.extents import size_key
 from treadle.graph.analysis.alias import leaves_step
 from treadle.graph.analysis.joined_bytes import JoinedBytes, Replaced
-from treadle.graph.core.arguments import map_nodes
-from treadle.graph.core.node_info import forget, value_of
+from treadle.graph.core.arguments import Argument, map_nodes
+from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import is_mutable, is_random, may_drop
 from treadle.graph.core.types import (
     TensorType,
     is_tensor,
     show_type,
     tensors_in,
-    type_of,
     type_of_tensor,
 )
-from treadle.graph.core.values import inherit
-from treadle.graph.rewrite.matching import NoMatch, PatternMatch
+from treadle.graph.rewrite.builder import ReplacementBuilder
+from treadle.graph.rewrite.matching import PatternMatch
 from treadle.graph.rewrite.pattern import Program, result_of, returned_by, traced
 from treadle.graph.rewrite.torch_programs import TorchReplacement
 from treadle.util.errors import VerifyError, require
+from treadle.util.refusals import NoMatch, attempt
 
 Bindings: TypeAlias = Mapping[str, Any]
-
-
-@final
-class ReplacementBuilder:
-    """Makes the operations that a rule puts in place of what it found."""
-
-    def __init__(self, graph: fx.Graph, like: fx.Node, rule: str) -> None:
-        self._graph = graph
-        self._like = like
-        self._rule = rule
-        self.made: list[fx.Node] = []
-
-    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """A call of ``target``, an operation that neither writes nor draws; its value is known."""
-        node = self._graph.call_function(target, args, kwargs)
-        return self._placed(node)
-
-    def copied(self, program: fx.Graph, inputs: Bindings) -> Any:
-        """The operations of a traced program; ``inputs``: what its variables stand for."""
-        values: dict[fx.Node, Any] = {}
-        for each in program.nodes:
-            match each.op:
-                case "placeholder":
-                    known = str(each.target) in inputs
-                    words = f"{self._rule} puts {each.target} there, which it does not find"
-                    require(known, VerifyError, words)
-                    values[each] = inputs[str(each.target)]
-                case "output":
-                    break
-                case _:
-                    node = self._graph.node_copy(each, values.__getitem__)
-                    forget(node)
-                    values[each] = self._placed(node)
-        return map_nodes(values.__getitem__, result_of(program))
-
-    def type_of(self, value: fx.Node) -> TensorType:
-        """The type of a value that is one tensor."""
-        return type_of(value)
-
-    def undo(self) -> None:
-        """Nothing was made."""
-        for node in reversed(self.made):
-            self._graph.erase_node(node)
-        self.made.clear()
-
-    def _placed(self, node: fx.Node) -> fx.Node:
-        self.made.append(node)
-        plain = not is_mutable(node) and not is_random(node)
-        require(plain, VerifyError, f"{self._rule} puts {node} there, which writes or draws")
-        inherit(node, self._like)
-        return node
 
 
 @final
@@ -103,18 +52,29 @@ def built(
 ) -> list[Replaced]:
     """Each root of a match of the rule ``name`` with its replacement, which stands in the graph and
     which nobody reads yet. After ``NoMatch`` nothing was made."""
-    graph = match.anchor.graph
-    builder = ReplacementBuilder(graph, match.anchor, name)
-    try:
-        with graph.inserting_before(match.place):
-            results = _results(name, replacement, match, builder)
-        replaced: list[Replaced] = []
-        for old, new in zip(match.roots, results, strict=True):
-            replaced.append((old, fitting(name, old, new, made=new in builder.made)))
-        joined.require_no_new(replaced)
-    except NoMatch:
+    builder = ReplacementBuilder(match.place, match.anchor)
+    replaced = attempt(_replaced, name, replacement, match, joined, builder)
+    if isinstance(replaced, NoMatch):
         builder.undo()
-        raise
+        raise replaced
+    return replaced
+
+
+def _replaced(
+    name: str,
+    replacement: Replacement,
+    match: PatternMatch,
+    joined: JoinedBytes,
+    builder: ReplacementBuilder,
+) -> list[Replaced]:
+    results = _results(name, replacement, match, builder)
+    for node in builder.made:
+        plain = not is_mutable(node) and not is_random(node)
+        require(plain, VerifyError, f"{name} puts {node} there, which writes or draws")
+    replaced: list[Replaced] = []
+    for old, new in zip(match.roots, results, strict=True):
+        replaced.append((old, fitting(name, old, new, made=new in builder.made)))
+    joined.require_no_new(replaced)
     return replaced
 
 
@@ -124,16 +84,35 @@ def _results(
     if isinstance(replacement, Lowering):
         made = replacement.build(builder, **match.bindings)
     elif isinstance(replacement, TorchReplacement):
-        made = builder.copied(replacement.graph_for(match.bindings), match.bindings)
+        made = _copied(name, builder, replacement.graph_for(match.bindings), match.bindings)
     else:
         result = returned_by(replacement)
         if isinstance(result, fx.Node) and str(result.target) in match.bindings:
             return (match.bindings[str(result.target)],)
-        made = builder.copied(traced(replacement), match.bindings)
+        made = _copied(name, builder, traced(replacement), match.bindings)
     results: Sequence[Any] = made if isinstance(made, list | tuple) else (made,)
     words = f"{name} replaces {len(match.roots)} values by {len(results)}"
     require(len(results) == len(match.roots), VerifyError, words)
     return results
+
+
+def _copied(
+    name: str, builder: ReplacementBuilder, program: fx.Graph, inputs: Bindings
+) -> Argument:
+    """The operations of a traced program; ``inputs``: what its variables stand for."""
+    values: dict[fx.Node, Argument] = {}
+    for each in program.nodes:
+        match each.op:
+            case "placeholder":
+                known = str(each.target) in inputs
+                words = f"{name} puts {each.target} there, which it does not find"
+                require(known, VerifyError, words)
+                values[each] = inputs[str(each.target)]
+            case "output":
+                break
+            case _:
+                values[each] = builder.copy(each, values.__getitem__)
+    return map_nodes(values.__getitem__, result_of(program))
 
 
 def fitting(name: str, old: fx.Node, new: Any, *, made: bool) -> fx.Node:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -13,7 +13,8 @@ from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of_tensor
 from treadle.graph.core.values import refresh
-from treadle.graph.rewrite.matching import NoMatch, PatternMatch, attempts, only_match
+from treadle.graph.rewrite.matching import PatternMatch, attempts, only_match
+from treadle.graph.rewrite.node_rewrite import NodeRewrite
 from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.graph.rewrite.pattern import (
     Program,
@@ -41,6 +42,7 @@ from treadle.graph.rewrite.replacement import (
 from treadle.graph.rewrite.rule_index import RuleIndex
 from treadle.graph.rewrite.torch_programs import TorchProgram, TorchReplacement, TracedPattern
 from treadle.util.errors import VerifyError
+from treadle.util.refusals import NoMatch, attempt
 
 _MOST_SWEEPS = 100
 
@@ -131,6 +133,29 @@ class Rewrite(GraphPass):
         raise VerifyError(f"{self} finds no end: one of its rules undoes what another does")
 
 
+class RulePass(GraphPass):
+    """Rules under the name of a pass: each node once, the first one first."""
+
+    rules: ClassVar[tuple[Rule, ...]]
+
+    def run(self, step: StepGraph) -> int:
+        total = changes = self._once(step)
+        while changes and self.may_go_on(step):
+            changes = self._once(step)
+            total += changes
+        return total
+
+    def may_go_on(self, step: StepGraph) -> bool:
+        """Whether, after a walk that changed something, another one may find more."""
+        return False
+
+    def _once(self, step: StepGraph) -> int:
+        sweep = RuleSweep(step.graph, self.rules)
+        for node in step.graph.nodes:
+            sweep.visit(node)
+        return sweep.finish()
+
+
 class RuleSweep:
     """One walk over a graph with rules: ``visit`` each node, then ``finish``."""
 
@@ -145,13 +170,8 @@ class RuleSweep:
         """Apply the first rule that fits where it ends in ``node``; whether one did."""
         if node.op != "call_function":
             return False
-        for rule in self._index.at(node):
-            try:
-                self.apply(rule, node)
-            except NoMatch:
-                continue
-            return True
-        return False
+        attempts = (attempt(self.apply, rule, node) for rule in self._index.at(node))
+        return any(not isinstance(each, NoMatch) for each in attempts)
 
     def apply(self, rule: Rule, node: fx.Node) -> None:
         """Apply a rule where it ends in ``node``; raises ``NoMatch``."""
@@ -165,13 +185,8 @@ class RuleSweep:
 
     def refusal(self, node: fx.Node) -> str | None:
         """What is in the way of the first rule at ``node``; ``None`` if none ends in such."""
-        for rule in self._index.at(node):
-            try:
-                self.apply(rule, node)
-            except NoMatch as miss:
-                return miss.message
-            return "applies"
-        return None
+        first = next(iter(self._index.at(node)), None)
+        return None if first is None else in_words(attempt(self.apply, first, node))
 
     def finish(self) -> int:
         """The number of replacements; values of their readers are up to date."""
@@ -184,16 +199,46 @@ def _index_of(rules: tuple[Rule, ...]) -> RuleIndex[Rule]:
     return RuleIndex([(rule, rule.patterns()) for rule in rules])
 
 
-def explain(rule: Rule, node: fx.Node) -> str:
-    """Why ``rule`` does or does not apply at ``node``, in words. Where it matches it is tried on a
-    copy of the graph, so what is built and what it would share bytes with count too."""
-    try:
-        _find(rule, node)
-        copy, twins = copied(node.graph)
-        RuleSweep(copy, (rule,)).apply(rule, twins[node])
-    except (NoMatch, VerifyError) as miss:
-        return miss.message
-    return "applies"
+def explain(rewrite: "Rule | RulePass | NodeRewrite[Any]", node: fx.Node) -> str:
+    """Why ``rewrite`` does or does not apply at ``node``, in words. A rule is tried on a copy of
+    the graph where it matches, so what is built and what it would share bytes with count too; rules
+    of a pass also change what stands before ``node`` there, as the pass does."""
+    match rewrite:
+        case NodeRewrite():
+            return in_words(attempt(rewrite.find, node))
+        case RulePass(rules=rules):
+            sweep, twins = _swept_until(node, rules)
+            return sweep.refusal(twins[node]) or f"no rule of {rewrite} ends in {node}"
+        case Rule():
+            try:
+                return in_words(attempt(_tried, rewrite, node))
+            except VerifyError as fault:  # a rule that is wrong there
+                return fault.message
+
+
+def _tried(rule: Rule, node: fx.Node) -> None:
+    """Apply ``rule`` on a copy."""
+    _find(rule, node)
+    copy, twins = copied(node.graph)
+    RuleSweep(copy, (rule,)).apply(rule, twins[node])
+
+
+def _swept_until(
+    node: fx.Node, rules: tuple[Rule, ...]
+) -> tuple[RuleSweep, dict[fx.Node, fx.Node]]:
+    """A copy after what a pass of ``rules`` does ahead of ``node``, and which node is which."""
+    copy, twins = copied(node.graph)
+    sweep = RuleSweep(copy, rules)
+    for each in node.graph.nodes:
+        if each is node:
+            break
+        sweep.visit(twins[each])
+    return sweep, twins
+
+
+def in_words(attempted: object) -> str:
+    """What became of an attempt: its refusal, or that something applies."""
+    return attempted.message if isinstance(attempted, NoMatch) else "applies"
 
 
 def explain_all(rule: Rule, step: StepGraph) -> dict[str, str]:
@@ -240,17 +285,17 @@ def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> PatternMatch
     for form in program.traced_patterns:
 
         def confirmed(match: PatternMatch, form: TracedPattern = form) -> PatternMatch:
-            try:
-                program.confirm(form, match)
-                return _checked(rule, match)
-            except NoMatch as refused:
-                close.append(refused)
-                raise
+            refusal = attempt(program.confirm, form, match)
+            found = refusal or attempt(_checked, rule, match)
+            if isinstance(found, NoMatch):
+                close.append(found)
+                raise found
+            return found
 
-        try:
-            return _first(form.roots, node, confirmed)
-        except NoMatch as refused:
-            misses.append(refused)
+        found = attempt(_first, form.roots, node, confirmed)
+        if not isinstance(found, NoMatch):
+            return found
+        misses.append(found)
     raise next(iter(close + misses), NoMatch(f"{rule.name} has no examples"))
 
 
@@ -259,14 +304,11 @@ def _first(
 ) -> PatternMatch:
     """The first way to lay a pattern with which ``confirmed`` finds nothing wrong."""
     miss = NoMatch(f"{node} is not {' or '.join(map(str, roots.calls))}")
-    for attempt in attempts(roots, node):
-        if isinstance(attempt, NoMatch):
-            miss = attempt
-            continue
-        try:
-            return confirmed(attempt)
-        except NoMatch as refused:
-            miss = refused
+    for laid in attempts(roots, node):
+        found = laid if isinstance(laid, NoMatch) else attempt(confirmed, laid)
+        if not isinstance(found, NoMatch):
+            return found
+        miss = found
     raise miss
 
 

@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx
 
 from treadle.graph.core.types import type_of
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.passes.attention.forward import Forward
-from treadle.passes.attention.maker import Maker
+from treadle.passes.attention.moves import four_dims
 from treadle.passes.attention.rows import Drop, MaskedRows, ScoreMask
 
 aten = torch.ops.aten
@@ -32,7 +33,7 @@ class Additive:
         self._known: dict[object, Added] = {}
 
     def of(
-        self, make: Maker, forward: Forward, rows: MaskedRows, dtype: torch.dtype
+        self, make: ReplacementBuilder, forward: Forward, rows: MaskedRows, dtype: torch.dtype
     ) -> Added | None:
         """The masks of ``forward`` as one of ``dtype``; ``None`` if it has none."""
         masks = forward.scores.masks
@@ -48,15 +49,17 @@ class Additive:
 
 
 def _sum(
-    make: Maker, masks: tuple[ScoreMask, ...], rows: MaskedRows, dtype: torch.dtype
+    make: ReplacementBuilder, masks: tuple[ScoreMask, ...], rows: MaskedRows, dtype: torch.dtype
 ) -> fx.Node:
     total, *others = [_part(make, each, rows, dtype) for each in masks]
     for each in others:
-        total = make(aten.add.Tensor, total, each)
+        total = make.call(aten.add.Tensor, total, each)
     return total
 
 
-def _part(make: Maker, mask: ScoreMask, rows: MaskedRows, dtype: torch.dtype) -> fx.Node:
+def _part(
+    make: ReplacementBuilder, mask: ScoreMask, rows: MaskedRows, dtype: torch.dtype
+) -> fx.Node:
     """One mask. A fill is ``-inf`` where no row is filled whole: the probabilities are zero either
     way."""
     node = mask.node
@@ -64,39 +67,40 @@ def _part(make: Maker, mask: ScoreMask, rows: MaskedRows, dtype: torch.dtype) ->
         fill = -math.inf if rows.proved else mask.fill
         node = _chosen(make, node, (0.0, fill) if mask.keeps else (fill, 0.0), dtype)
     elif type_of(node).dtype != dtype:
-        node = make(aten._to_copy.default, node, dtype=dtype)
-    return make.four_dims(node)
+        node = make.call(aten._to_copy.default, node, dtype=dtype)
+    return four_dims(make, node)
 
 
-def _dropped(make: Maker, drops: tuple[Drop, ...], dtype: torch.dtype) -> Added:
+def _dropped(make: ReplacementBuilder, drops: tuple[Drop, ...], dtype: torch.dtype) -> Added:
     """``-inf`` where something is dropped, but for rows of which nothing is left."""
     parts: list[fx.Node] = []
     for drop in drops:
-        node = make(aten.logical_not.default, drop.node) if drop.keeps else drop.node
-        parts.append(make.four_dims(node))
+        node = make.call(aten.logical_not.default, drop.node) if drop.keeps else drop.node
+        parts.append(four_dims(make, node))
     total, *others = parts
     for each in others:
-        total = make(aten.logical_or.default, total, each)
-    dead = make(aten.all.dim, total, -1, True)
-    alive = make(aten.logical_not.default, dead)
-    masked = make(aten.logical_and.default, total, alive)
+        total = make.call(aten.logical_or.default, total, each)
+    dead = make.call(aten.all.dim, total, -1, True)
+    alive = make.call(aten.logical_not.default, dead)
+    masked = make.call(aten.logical_and.default, total, alive)
     return Added(_chosen(make, masked, (-math.inf, 0.0), dtype), dead)
 
 
 def _chosen(
-    make: Maker, condition: fx.Node, numbers: tuple[float, float], dtype: torch.dtype
+    make: ReplacementBuilder, condition: fx.Node, numbers: tuple[float, float], dtype: torch.dtype
 ) -> fx.Node:
     """``where(condition, *numbers)``."""
-    device = type_of(condition).device
-    both = [make(aten.scalar_tensor.default, each, dtype=dtype, device=device) for each in numbers]
-    return make(aten.where.self, condition, *both)
+    kind = {"dtype": dtype, "device": type_of(condition).device}
+    both = [make.call(aten.scalar_tensor.default, each, **kind) for each in numbers]
+    return make.call(aten.where.self, condition, *both)
 
 
-def filled(make: Maker, where: fx.Node, number: float, value: fx.Node) -> fx.Node:
+def filled(make: ReplacementBuilder, where: fx.Node, number: float, value: fx.Node) -> fx.Node:
     """``value`` with ``number`` in some places."""
-    kind = type_of(value)
-    scalar: Any = make(aten.scalar_tensor.default, number, dtype=kind.dtype, device=kind.device)
-    return make(aten.where.self, where, scalar, value)
+    known = type_of(value)
+    kind = {"dtype": known.dtype, "device": known.device}
+    scalar = make.call(aten.scalar_tensor.default, number, **kind)
+    return make.call(aten.where.self, where, scalar, value)
 
 
 __all__ = ["Added", "Additive", "filled"]

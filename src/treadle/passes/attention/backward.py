@@ -11,7 +11,6 @@ from treadle.graph.analysis.dataflow import readers_of
 from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import type_of
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.forward import SCALES, Forward, factor_of, is_derivative
 from treadle.passes.attention.moves import (
     ElementOrder,
@@ -23,6 +22,7 @@ from treadle.passes.attention.moves import (
 )
 from treadle.passes.attention.rows import ScoreMask, number
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 

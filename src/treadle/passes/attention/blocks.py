@@ -11,7 +11,7 @@ Gradients alike. Of ``n`` times fewer scores none is hidden but those that a cau
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -20,16 +20,16 @@ from torch import fx
 
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import type_of
-from treadle.graph.rewrite.rules import NoMatch
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.passes.attention.exchange import (
     OPERANDS,
     exchange,
     gradient_name,
     require_exchangeable,
 )
-from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.mask_patterns import Blocks
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 
@@ -67,17 +67,17 @@ def blocked(
 
 def replace(call: BlockedCall) -> None:
     """Let calls of blocks be read instead of the calls, which go."""
-    given, make = arguments(call.forward), Maker(call.forward)
+    given, make = arguments(call.forward), ReplacementBuilder(call.forward)
     operands = {name: _folded(make, given[name], call.size) for name in OPERANDS}
     flags = {call.mask: None, "is_causal": call.causal}
-    made = _again(make, call.forward, {**operands, **flags})
+    made = make.again(call.forward, {**operands, **flags})
     items: dict[fx.Node, fx.Node] = {}
     for item in call.forward.users:
-        items[item] = make(operator.getitem, made, item.args[1])
+        items[item] = make.call(operator.getitem, made, item.args[1])
     result = next((new for new in items.values() if new.args[1] in (0,)), None)
     whole = [] if result is None else [_unfolded(make, result, call.size, call.forward)]
     for each in call.backward:
-        behind, theirs = Maker(each), arguments(each)
+        behind, theirs = ReplacementBuilder(each), arguments(each)
         name = gradient_name(each)
         changes: dict[str, Any] = {**operands, **flags}
         changes[name] = _folded(behind, theirs[name], call.size)
@@ -86,46 +86,33 @@ def replace(call: BlockedCall) -> None:
                 changes[key] = items[value]
             elif key in ("max_q", "max_k"):
                 changes[key] = call.size
-        gradients = behind.items(_again(behind, each, changes), 3)
+        gradients = behind.items(behind.again(each, changes), 3)
         exchange(each, [_unfolded(behind, one, call.size, each) for one in gradients])
     exchange(call.forward, whole)
 
 
-def _again(make: Maker, call: fx.Node, changes: Mapping[str, Any]) -> fx.Node:
-    """``call`` with other arguments, each where it stood."""
-    assert callable(call.target), call
-    names, args, kwargs = list(arguments(call)), list(call.args), dict(call.kwargs)
-    for name, value in changes.items():
-        at = names.index(name)
-        if at < len(args):
-            args[at] = value
-        else:
-            kwargs[name] = value
-    return make(call.target, *args, **kwargs)
-
-
-def _folded(make: Maker, value: fx.Node, size: int) -> fx.Node:
+def _folded(make: ReplacementBuilder, value: fx.Node, size: int) -> fx.Node:
     """``[B, H, n * size, D]`` as ``[B * n, H, size, D]``: no copy where positions of all batches
     are evenly spaced."""
     batch, heads, rows, width = type_of(value).shape
-    turned = make(aten.transpose.int, value, 1, 2)
+    turned = make.call(aten.transpose.int, value, 1, 2)
     strides = type_of(turned).strides
     if batch > 1 and strides[0] != rows * strides[1]:
-        turned = make(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        turned = make.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
     shape = [batch * (rows // size), size, heads, width]
-    return make(aten.transpose.int, make(aten.view.default, turned, shape), 1, 2)
+    return make.call(aten.transpose.int, make.call(aten.view.default, turned, shape), 1, 2)
 
 
-def _unfolded(make: Maker, value: fx.Node, size: int, call: fx.Node) -> fx.Node:
+def _unfolded(make: ReplacementBuilder, value: fx.Node, size: int, call: fx.Node) -> fx.Node:
     """``[B * n, H, size, D]`` as ``[B, H, n * size, D]``; ``call``: of as many batches."""
     batch = type_of(arguments(call)["query"]).shape[0]
     many, heads, _, width = type_of(value).shape
-    turned = make(aten.transpose.int, value, 1, 2)
+    turned = make.call(aten.transpose.int, value, 1, 2)
     strides = type_of(turned).strides
     if many > 1 and strides[0] != size * strides[1]:
-        turned = make(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        turned = make.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
     shape = [batch, many // batch * size, heads, width]
-    return make(aten.transpose.int, make(aten.view.default, turned, shape), 1, 2)
+    return make.call(aten.transpose.int, make.call(aten.view.default, turned, shape), 1, 2)
 
 
 __all__ = ["BlockedCall", "blocked", "replace"]

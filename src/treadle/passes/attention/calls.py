@@ -11,14 +11,14 @@ from torch import fx
 from treadle.algebra.extents import same_sizes
 from treadle.graph.core.operators import may_drop
 from treadle.graph.core.types import type_of
-from treadle.graph.rewrite.rules import NoMatch
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.passes.attention.additive import Additive, filled
 from treadle.passes.attention.backward import Backward
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.kernels import FusedCall, FusedKernel
-from treadle.passes.attention.maker import Maker
-from treadle.passes.attention.moves import Arrange, ElementOrder, is_move, operand_of
+from treadle.passes.attention.moves import Arrange, ElementOrder, arranged, is_move, operand_of
 from treadle.passes.attention.rows import MaskedRows
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def replace(found: FoundAttention, masks: Additive) -> None:
     call, dead = _forward_call(found, masks)
     result = call.result
     if dead is not None and not found.rows.mixes:
-        result = filled(Maker(forward.result), dead, math.nan, result)
+        result = filled(ReplacementBuilder(forward.result), dead, math.nan, result)
     _put(forward.result, result, transposed=False)
     gone = [forward.result]
     if backward is not None:
@@ -61,11 +61,11 @@ def _forward_call(found: FoundAttention, masks: Additive) -> tuple[FusedCall, fx
     """The call, and which rows are masked whole, if there may be any."""
     forward = found.forward
     scores, (_, rows, columns, width), heads = forward.scores, forward.sizes, forward.heads
-    make = Maker(forward.result)
+    make = ReplacementBuilder(forward.result)
     operands = (
-        make.arranged(scores.query, Arrange((*heads, rows, width), transposed=False)),
-        make.arranged(scores.key, Arrange((*heads, columns, width), transposed=True)),
-        make.arranged(forward.value, Arrange((*heads, columns, width), transposed=False)),
+        arranged(make, scores.query, Arrange((*heads, rows, width), transposed=False)),
+        arranged(make, scores.key, Arrange((*heads, columns, width), transposed=True)),
+        arranged(make, forward.value, Arrange((*heads, columns, width), transposed=False)),
     )
     added = masks.of(make, forward, found.rows, found.mask_dtype)
     mask, dead = (None, None) if added is None else (added.mask, added.dead)
@@ -80,9 +80,9 @@ def _gradients(
     """The gradients of query, key and value, of four dims."""
     both = (backward.d_value, backward.d_weights)
     readers = {node for node in both if node is not None}
-    make = Maker(next(node for node in call.result.graph.nodes if node in readers))
-    gradient = make.arranged(
-        backward.d_result, Arrange(type_of(call.result).shape, transposed=False)
+    make = ReplacementBuilder(next(node for node in call.result.graph.nodes if node in readers))
+    gradient = arranged(
+        make, backward.d_result, Arrange(type_of(call.result).shape, transposed=False)
     )
     if dead is None:
         return found.kernel.gradients(make, gradient, call)
@@ -92,13 +92,17 @@ def _gradients(
 
 
 def _with_nans(
-    make: Maker, found: FoundAttention, gradient: fx.Node, call: FusedCall, dead: fx.Node
+    make: ReplacementBuilder,
+    found: FoundAttention,
+    gradient: fx.Node,
+    call: FusedCall,
+    dead: fx.Node,
 ) -> list[fx.Node]:
     """Nothing goes back through a dead row of the call, which has it as one without a mask; the NaN
     that eager has there is put in after."""
     gradient = filled(make, dead, 0.0, gradient)
     query, key, value = found.kernel.gradients(make, gradient, call)
-    anywhere = make(aten.any.dim, dead, -2, True)
+    anywhere = make.call(aten.any.dim, dead, -2, True)
     value = filled(make, anywhere, math.nan, value)
     if not found.rows.zeroed:
         query = filled(make, dead, math.nan, query)
@@ -107,7 +111,11 @@ def _with_nans(
 
 
 def _with_mixtures(
-    make: Maker, found: FoundAttention, gradient: fx.Node, call: FusedCall, dead: fx.Node
+    make: ReplacementBuilder,
+    found: FoundAttention,
+    gradient: fx.Node,
+    call: FusedCall,
+    dead: fx.Node,
 ) -> list[fx.Node]:
     """A dead row has equal probabilities: so it has in the call, whose query there is zero.
 
@@ -121,26 +129,26 @@ def _with_mixtures(
     forward = found.forward
     _, rows, columns, width = forward.sizes
     shape = [forward.sizes[0], rows, width]
-    alive = make(aten.logical_not.default, dead)
+    alive = make.call(aten.logical_not.default, dead)
     of_dead = make.dense(filled(make, alive, 0.0, gradient))
-    turned = make(aten.transpose.int, make(aten.view.default, of_dead, shape), 1, 2)
-    outer = make(aten.bmm.default, turned, forward.scores.query)
-    mean = make(aten.mean.dim, forward.value, [1], True)
-    apart = make(aten.sub.Tensor, forward.value, mean)
-    share = make(aten.mul.Tensor, apart, forward.scores.scale / columns)
-    lacking = make(aten.bmm.default, share, outer)
-    lacking = make(aten.view.default, lacking, list(type_of(key).shape))
-    return [query, make(aten.add.Tensor, key, lacking), value]
+    turned = make.call(aten.transpose.int, make.call(aten.view.default, of_dead, shape), 1, 2)
+    outer = make.call(aten.bmm.default, turned, forward.scores.query)
+    mean = make.call(aten.mean.dim, forward.value, [1], True)
+    apart = make.call(aten.sub.Tensor, forward.value, mean)
+    share = make.call(aten.mul.Tensor, apart, forward.scores.scale / columns)
+    lacking = make.call(aten.bmm.default, share, outer)
+    lacking = make.call(aten.view.default, lacking, list(type_of(key).shape))
+    return [query, make.call(aten.add.Tensor, key, lacking), value]
 
 
 def _put(old: fx.Node, new: fx.Node, *, transposed: bool) -> None:
     """Let ``new``, of four dims, be read instead of ``old``, of three: in the same order of memory,
     for what follows was captured for that."""
-    make = Maker(old)
-    turned = make(aten.transpose.int, new, 2, 3) if transposed else new
+    make = ReplacementBuilder(old)
+    turned = make.call(aten.transpose.int, new, 2, 3) if transposed else new
     _spare_copies(old, turned)
     dense = make.dense(turned)
-    value = make(aten.view.default, dense, list(type_of(old).shape))
+    value = make.call(aten.view.default, dense, list(type_of(old).shape))
     old.replace_all_uses_with(value)
 
 
@@ -152,9 +160,9 @@ def _spare_copies(old: fx.Node, new: fx.Node) -> None:
     after:   b = transpose(new, 1, 2); c = clone(b)
     """
     for copy, views in list(_copies_of(old, new)):
-        make, value = Maker(copy), new
+        make, value = ReplacementBuilder(copy), new
         for target, args in views:
-            value = make(target, value, *args)
+            value = make.call(target, value, *args)
         copy.replace_input_with(operand_of(copy), value)
 
 
@@ -176,9 +184,8 @@ def _copies_of(old: fx.Node, new: fx.Node) -> Iterator[tuple[fx.Node, list[_View
                 if place is not None:
                     yield reader, views
                 continue
-            try:
-                following = layout.moved(reader)
-            except NoMatch:
+            following = attempt(layout.moved, reader)
+            if isinstance(following, NoMatch):
                 continue
             step: _View = (_view_target(reader), tuple(reader.args[1:]))
             if following.is_plain and same_sizes(following.shape, kind.shape):

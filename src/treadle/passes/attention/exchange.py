@@ -8,9 +8,9 @@ from torch import fx
 
 from treadle.graph.core.operators import arguments, is_item
 from treadle.graph.core.types import type_of
-from treadle.graph.rewrite.rules import NoMatch
-from treadle.passes.attention.maker import Maker
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 
@@ -64,20 +64,20 @@ def exchange(call: fx.Node, results: Sequence[fx.Node]) -> None:
     for item in list(call.users):
         at: Any = item.args[1]
         if item.users:
-            item.replace_all_uses_with(_as_laid_out(Maker(item), results[at], item))
+            item.replace_all_uses_with(_as_laid_out(ReplacementBuilder(item), results[at], item))
         item.graph.erase_node(item)
     call.graph.erase_node(call)
 
 
-def _as_laid_out(make: Maker, new: fx.Node, old: fx.Node) -> fx.Node:
+def _as_laid_out(make: ReplacementBuilder, new: fx.Node, old: fx.Node) -> fx.Node:
     """``new`` with the strides of ``old``, which views of it were captured for."""
     strides, sizes = type_of(old).strides, type_of(old).shape
     pairs = zip(sizes, type_of(new).strides, strides, strict=True)
     if all(size == 1 or mine == theirs for size, mine, theirs in pairs):
         return new
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-    dense = make.dense(make(aten.permute.default, new, order))
-    return make(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
+    dense = make.dense(make.call(aten.permute.default, new, order))
+    return make.call(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
 
 
 __all__ = [

@@ -11,10 +11,10 @@ from torch import fx
 from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments, is_random
 from treadle.graph.core.types import is_tensor, type_of
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.moves import ElementOrder, is_cast, is_move, operand_of, require_rows
 from treadle.passes.attention.rows import ScoreMask, number
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -169,11 +169,15 @@ def _masked_sum(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:
     for value, mask in ((given["self"], given["other"]), (given["other"], given["self"])):
         if not is_tensor(value) or not is_tensor(mask) or _shape(value) != _shape(at):
             continue
-        try:
-            return _scores(value, walk.masked(at, ScoreMask(mask, _shape(at), add=True)))
-        except NoMatch as error:
-            miss = error
+        found = attempt(_scores_under, value, ScoreMask(mask, _shape(at), add=True), at, walk)
+        if not isinstance(found, NoMatch):
+            return found
+        miss = found
     raise miss
+
+
+def _scores_under(value: object, mask: ScoreMask, at: fx.Node, walk: _Walk) -> Scores:
+    return _scores(value, walk.masked(at, mask))
 
 
 def _chosen(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:

@@ -11,7 +11,6 @@ from treadle.graph.core.node_info import info
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention.additive import Additive
 from treadle.passes.attention.backward import Backward, backward_of
 from treadle.passes.attention.calls import FoundAttention, replace
@@ -28,6 +27,7 @@ from treadle.passes.attention.rows import (
 from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -96,7 +96,7 @@ class AttentionFinding:
         return not self.refused
 
 
-def explain(step: StepGraph, *, everywhere: bool = False) -> tuple[AttentionFinding, ...]:
+def findings(step: StepGraph, *, everywhere: bool = False) -> tuple[AttentionFinding, ...]:
     """Every softmax over rows of matrices in the order of the step, and what becomes of it."""
     return tuple(_finding(softmax, each) for softmax, each in _attentions(step, everywhere))
 
@@ -121,23 +121,21 @@ def _attentions(
     softmaxes = step.graph.find_nodes(op="call_function", target=aten._softmax.default)
     matrices = [each for each in softmaxes if type_of(each).ndim >= 3]
     proofs: dict[tuple[ScoreMask, ...], bool] = {}
-    return [(each, _examine(each, proofs, everywhere)) for each in matrices]
+    return [(each, attempt(_attention_of, each, proofs, everywhere)) for each in matrices]
 
 
-def _examine(
+def _attention_of(
     softmax: fx.Node, proofs: dict[tuple[ScoreMask, ...], bool], everywhere: bool
-) -> FoundAttention | NoMatch:
-    try:
-        forward = forward_of(softmax)
-        backward = backward_of(forward)
-        kernel = kernel_for(type_of(softmax).device)
-        _check_masks(forward)
-        kernel.check(forward, everywhere=everywhere)
-        rows = _rows(forward, backward, proofs)
-        masks = forward.scores.masks
-        dtype = kernel.mask_dtype(forward, rows) if masks else type_of(softmax).dtype
-    except NoMatch as miss:
-        return miss
+) -> FoundAttention:
+    """The attention around ``softmax``; ``NoMatch`` where it stays."""
+    forward = forward_of(softmax)
+    backward = backward_of(forward)
+    kernel = kernel_for(type_of(softmax).device)
+    _check_masks(forward)
+    kernel.check(forward, everywhere=everywhere)
+    rows = _rows(forward, backward, proofs)
+    masks = forward.scores.masks
+    dtype = kernel.mask_dtype(forward, rows) if masks else type_of(softmax).dtype
     return FoundAttention(forward, backward, rows, kernel, dtype)
 
 
@@ -188,4 +186,4 @@ def _rows(
     return MaskedRows(drops=drops, zeroed=zeroed)
 
 
-__all__ = ["AttentionFinding", "FuseAttention", "explain"]
+__all__ = ["AttentionFinding", "FuseAttention", "findings"]

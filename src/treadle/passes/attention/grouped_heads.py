@@ -1,6 +1,6 @@
 """Heads of keys and values that several queries share, handed to attention as they are."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -10,15 +10,13 @@ from torch import fx
 from treadle.algebra.extents import same, same_sizes, surely_less
 from treadle.graph.core.dim_maps import RESHAPES, SWAPS, permutation
 from treadle.graph.core.operators import arguments, is_item, set_argument
-from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
-from treadle.graph.core.values import refresh
-from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.rules import NoMatch
+from treadle.graph.rewrite.builder import ReplacementBuilder
+from treadle.graph.rewrite.node_rewrite import NodeRewrite
 from treadle.passes.attention.exchange import gradients_of
-from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.moves import is_cast, operand_of
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 
@@ -33,43 +31,6 @@ KERNELS: Mapping[object, object] = {
 """Kernels that take fewer heads of keys and values than of queries, with those of the gradients."""
 _OPERANDS = ("key", "value")
 _GRADIENTS = {"key": 1, "value": 2}  # where they stand among the results
-
-
-@dataclass(frozen=True)
-class GroupHeads(GraphPass):
-    """Never repeat heads that several queries share, nor keep the copies for the backward pass.
-
-    before:  r = view(clone(expand(unsqueeze(k, 2), [b, g, n, t, d])), [b, g * n, t, d])
-             y = attention(q, r, v);   s = attention_backward(...)[1]
-             e = sum(view(s, [b, g, n, t, d]), [2])
-    after:   y = attention(q, k, v);   e = attention_backward(...)[1]
-
-    Keys and values alike, of PyTorch's kernels for GPUs that take this. Their gradients are summed
-    over the queries that share a head before they are rounded; eager rounds each, and the sum.
-    """
-
-    contract = Contract()
-
-    def run(self, step: StepGraph) -> int:
-        count, changed = 0, list[fx.Node]()
-        for node in list(step.graph.nodes):
-            try:
-                found = _found(node)
-            except NoMatch:
-                continue
-            changed += _share(found)
-            count += 1
-        refresh(step.graph, changed)
-        return count
-
-
-def explain(node: fx.Node) -> str:
-    """What becomes of the heads that ``node``, a call of attention, reads, and why, in words."""
-    try:
-        _found(node)
-    except NoMatch as miss:
-        return f"stays: {miss.message}"
-    return "shared"
 
 
 @final
@@ -108,28 +69,60 @@ class _Sum:
     of: _Repeated
 
 
-def _found(node: fx.Node) -> _Grouped:
-    require(node.target in KERNELS, NoMatch, f"{node} is no call of a kernel that shares heads")
-    given = arguments(node)
-    drawn = f"{node} drops out: that it draws the same for shared heads is not known"
-    require(not given["dropout_p"], NoMatch, drawn)
-    operands = {name: _repeated(given[name]) for name in _OPERANDS}
-    counts = [each.shape[each.axis] for each in operands.values()]
-    require(same(*counts), NoMatch, f"keys and values of {node} are repeated unlike")
-    backward = gradients_of(node, (KERNELS[node.target],))
-    calls = (node, *backward)
-    for name, each in operands.items():
-        alone = set(each.value.users) <= set(calls)
-        require(alone, NoMatch, f"{each.value} is read by others as well")
-        taken = all(arguments(call)[name] is each.value for call in calls)
-        require(taken, NoMatch, f"{node} and its gradient read other {name}s")
-    sums = tuple(
-        _sum_of(item, operands[name])
-        for call in backward
-        for name in _OPERANDS
-        for item in _items(call, _GRADIENTS[name])
-    )
-    return _Grouped(calls, operands, sums)
+@dataclass(frozen=True)
+class GroupHeads(NodeRewrite[_Grouped]):
+    """Never repeat heads that several queries share, nor keep the copies for the backward pass.
+
+    before:  r = view(clone(expand(unsqueeze(k, 2), [b, g, n, t, d])), [b, g * n, t, d])
+             y = attention(q, r, v);   s = attention_backward(...)[1]
+             e = sum(view(s, [b, g, n, t, d]), [2])
+    after:   y = attention(q, k, v);   e = attention_backward(...)[1]
+
+    Keys and values alike, of PyTorch's kernels for GPUs that take this. Their gradients are summed
+    over the queries that share a head before they are rounded; eager rounds each, and the sum.
+    """
+
+    def find(self, node: fx.Node) -> _Grouped:
+        require(node.target in KERNELS, NoMatch, f"{node} is no call of a kernel that shares heads")
+        given = arguments(node)
+        drawn = f"{node} drops out: that it draws the same for shared heads is not known"
+        require(not given["dropout_p"], NoMatch, drawn)
+        operands = {name: _repeated(given[name]) for name in _OPERANDS}
+        counts = [each.shape[each.axis] for each in operands.values()]
+        require(same(*counts), NoMatch, f"keys and values of {node} are repeated unlike")
+        backward = gradients_of(node, (KERNELS[node.target],))
+        calls = (node, *backward)
+        for name, each in operands.items():
+            alone = set(each.value.users) <= set(calls)
+            require(alone, NoMatch, f"{each.value} is read by others as well")
+            taken = all(arguments(call)[name] is each.value for call in calls)
+            require(taken, NoMatch, f"{node} and its gradient read other {name}s")
+        sums = tuple(
+            _sum_of(item, operands[name])
+            for call in backward
+            for name in _OPERANDS
+            for item in _items(call, _GRADIENTS[name])
+        )
+        return _Grouped(calls, operands, sums)
+
+    def replace(self, found: _Grouped) -> Iterable[fx.Node]:
+        """Rewrite; the nodes that are new or have another shape, in their order."""
+        changed: list[fx.Node] = []
+        for name, each in found.operands.items():
+            make = ReplacementBuilder(found.calls[0], each.value)
+            made = [make.call(aten.squeeze.dim, each.single, each.axis)]
+            if each.swapped:
+                made.append(make.call(aten.transpose.int, made[-1], 1, 2))
+            if each.cast is not None:
+                made.append(make.again(each.cast, {"self": made[-1]}))
+            for call in found.calls:
+                set_argument(call, name, made[-1])
+            changed += made
+        for call in found.calls:
+            changed += [call, *(each for each in call.users if is_item(each))]
+        for each in found.sums:
+            changed += _unsummed(each)
+        return changed
 
 
 def _items(call: fx.Node, at: int) -> list[fx.Node]:
@@ -196,35 +189,15 @@ def _reader(node: fx.Node) -> fx.Node:
     return readers[0]
 
 
-def _share(found: _Grouped) -> list[fx.Node]:
-    """Rewrite; the nodes that are new or have another shape, in their order."""
-    changed: list[fx.Node] = []
-    for name, each in found.operands.items():
-        make = Maker(found.calls[0], each.value)
-        made = [make(aten.squeeze.dim, each.single, each.axis)]
-        if each.swapped:
-            made.append(make(aten.transpose.int, made[-1], 1, 2))
-        if each.cast is not None:
-            made.append(make.again(each.cast, made[-1]))
-        for call in found.calls:
-            set_argument(call, name, made[-1])
-        changed += made
-    for call in found.calls:
-        changed += [call, *(each for each in call.users if is_item(each))]
-    for each in found.sums:
-        changed += _unsummed(each)
-    return changed
-
-
 def _unsummed(found: _Sum) -> list[fx.Node]:
     """The gradient itself in the place of its sum; the nodes that are new."""
-    make, made = Maker(found.total), [found.item]
+    make, made = ReplacementBuilder(found.total), [found.item]
     if found.cast is not None:
-        made.append(make.again(found.cast, made[-1]))
+        made.append(make.again(found.cast, {"self": made[-1]}))
     if found.of.swapped:
-        made.append(make(aten.transpose.int, made[-1], 1, 2))
+        made.append(make.call(aten.transpose.int, made[-1], 1, 2))
     if arguments(found.total)["keepdim"]:
-        made.append(make(aten.unsqueeze.default, made[-1], found.of.axis))
+        made.append(make.call(aten.unsqueeze.default, made[-1], found.of.axis))
     found.total.replace_all_uses_with(made[-1])
     path = found.total
     while path is not found.item:  # nobody reads it now, and its shape is that of repeated heads
@@ -234,4 +207,4 @@ def _unsummed(found: _Sum) -> list[fx.Node]:
     return made[1:]
 
 
-__all__ = ["KERNELS", "GroupHeads", "explain"]
+__all__ = ["KERNELS", "GroupHeads"]

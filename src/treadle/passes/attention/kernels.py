@@ -16,13 +16,13 @@ from torch import fx
 
 from treadle.compat.switches import uses_cudnn_attention
 from treadle.graph.core.types import TensorType, type_of
-from treadle.graph.rewrite.rules import NoMatch
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.passes.attention.forward import Forward
-from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.rows import MaskedRows, fits
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 
@@ -58,7 +58,7 @@ class FusedKernel(ABC):
     @abstractmethod
     def call(
         self,
-        make: Maker,
+        make: ReplacementBuilder,
         operands: tuple[fx.Node, fx.Node, fx.Node],
         mask: fx.Node | None,
         scale: float | None,
@@ -66,7 +66,9 @@ class FusedKernel(ABC):
         """The forward pass."""
 
     @abstractmethod
-    def gradients(self, make: Maker, d_result: fx.Node, call: FusedCall) -> list[fx.Node]:
+    def gradients(
+        self, make: ReplacementBuilder, d_result: fx.Node, call: FusedCall
+    ) -> list[fx.Node]:
         """Those of query, key and value."""
 
 
@@ -91,20 +93,24 @@ class HostFlash(FusedKernel):
 
     def call(
         self,
-        make: Maker,
+        make: ReplacementBuilder,
         operands: tuple[fx.Node, fx.Node, fx.Node],
         mask: fx.Node | None,
         scale: float | None,
     ) -> FusedCall:
         options = _options(scale, mask)
-        both = make(aten._scaled_dot_product_flash_attention_for_cpu.default, *operands, **options)
+        both = make.call(
+            aten._scaled_dot_product_flash_attention_for_cpu.default, *operands, **options
+        )
         result, logsumexp = make.items(both, 2)
         return FusedCall(operands, mask, scale, result, (logsumexp,))
 
-    def gradients(self, make: Maker, d_result: fx.Node, call: FusedCall) -> list[fx.Node]:
+    def gradients(
+        self, make: ReplacementBuilder, d_result: fx.Node, call: FusedCall
+    ) -> list[fx.Node]:
         target = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         given = (d_result, *call.operands, call.result, *call.saved, 0.0, False)
-        return make.items(make(target, *given, **_options(call.scale, call.mask)), 3)
+        return make.items(make.call(target, *given, **_options(call.scale, call.mask)), 3)
 
 
 def _options(scale: float | None, mask: fx.Node | None) -> dict[str, Any]:
@@ -182,7 +188,7 @@ class Cudnn(FusedKernel):
 
     def call(
         self,
-        make: Maker,
+        make: ReplacementBuilder,
         operands: tuple[fx.Node, fx.Node, fx.Node],
         mask: fx.Node | None,
         scale: float | None,
@@ -190,18 +196,20 @@ class Cudnn(FusedKernel):
         causal: bool = False,
     ) -> FusedCall:
         given = (*operands, mask, True, 0.0, causal, False)
-        results = make(aten._scaled_dot_product_cudnn_attention.default, *given, scale=scale)
+        results = make.call(aten._scaled_dot_product_cudnn_attention.default, *given, scale=scale)
         result, logsumexp, seed, offset = (
-            make(operator.getitem, results, at) for at in (0, 1, 6, 7)
+            make.call(operator.getitem, results, at) for at in (0, 1, 6, 7)
         )
         return FusedCall(operands, mask, scale, result, (logsumexp, seed, offset), causal)
 
-    def gradients(self, make: Maker, d_result: fx.Node, call: FusedCall) -> list[fx.Node]:
+    def gradients(
+        self, make: ReplacementBuilder, d_result: fx.Node, call: FusedCall
+    ) -> list[fx.Node]:
         rows, columns = (type_of(each).shape[2] for each in call.operands[:2])
         beside = (call.mask, None, None, rows, columns, 0.0, call.causal)
         given = (d_result, *call.operands, call.result, *call.saved, *beside)
         target = aten._scaled_dot_product_cudnn_attention_backward.default
-        return make.items(make(target, *given, scale=call.scale), 3)
+        return make.items(make.call(target, *given, scale=call.scale), 3)
 
 
 def kernel_for(device: torch.device) -> FusedKernel:

@@ -42,8 +42,8 @@ from treadle.algebra.proofs import Prover
 from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.types import type_of
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 _CANDIDATES = 4  # for each bound of a window
 

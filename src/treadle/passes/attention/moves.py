@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+import torch
 from torch import fx
 
 from treadle.algebra.extents import same_sizes
 from treadle.graph.core.dim_maps import CONVERSIONS, MOVES, Dims, FactorTable
 from treadle.graph.core.types import is_tensor, type_of
-from treadle.graph.rewrite.rules import NoMatch
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
+
+aten = torch.ops.aten
 
 
 @final
@@ -75,7 +79,16 @@ def operand_of(node: fx.Node) -> fx.Node:
     return operand
 
 
-def source(value: fx.Node, arrange: "Arrange") -> fx.Node | None:
+@final
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """Views that turn a value of three dims into one of four."""
+
+    shape: tuple[int, ...]
+    transposed: bool
+
+
+def _source(value: fx.Node, arrange: Arrange) -> fx.Node | None:
     """The earliest value that equals ``value`` as ``arrange`` says, element for element, and has
     its last dim in order of memory; ``None`` if there is none."""
     shape, found, chain = arrange.shape, None, list[fx.Node]()
@@ -91,32 +104,38 @@ def source(value: fx.Node, arrange: "Arrange") -> fx.Node | None:
         at = operand_of(at)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Arrange:
-    """Views that turn a value of three dims into one of four."""
+def arranged(make: ReplacementBuilder, value: fx.Node, arrange: Arrange) -> fx.Node:
+    """``value``, of three dims, as ``arrange`` says: what it is a copy of, if there is that."""
+    found = _source(value, arrange)
+    if found is not None:
+        return found
+    turned = make.call(aten.transpose.int, value, 1, 2) if arrange.transposed else value
+    return make.call(aten.view.default, make.dense(turned), list(arrange.shape))
 
-    shape: tuple[int, ...]
-    transposed: bool
+
+def four_dims(make: ReplacementBuilder, mask: fx.Node) -> fx.Node:
+    """A mask of scores with dims of size 1 before its own, or without some of them."""
+    shape = list(type_of(mask).shape)
+    if len(shape) > 4:
+        return make.call(aten.view.default, make.dense(mask), shape[-4:])
+    missing = 4 - len(shape)
+    return make.call(aten.expand.default, mask, [1] * missing + shape) if missing else mask
 
 
 def _is_identity(chain: Sequence[fx.Node], arrange: Arrange) -> bool:
-    layout = _layout_of(chain, arrange.shape)
-    if layout is None:
+    order = attempt(order_along, chain[::-1], arrange.shape)
+    if isinstance(order, NoMatch):
         return False
-    return (layout.transposed() if arrange.transposed else layout).is_plain
+    return (order.transposed() if arrange.transposed else order).is_plain
 
 
-def _layout_of(chain: Sequence[fx.Node], shape: Sequence[int]) -> ElementOrder | None:
-    """Where elements of the first node of ``chain`` are in a value of that shape, of which its last
-    one is a view."""
-    layout = ElementOrder.plain(shape)
-    try:
-        for node in reversed(chain):
-            layout = layout.moved(node)
-    except NoMatch:
-        return None
-    return layout
+def order_along(chain: Sequence[fx.Node], shape: Sequence[int]) -> ElementOrder:
+    """Which elements the last of ``chain``, views and copies one of another, has of a value of that
+    shape; ``NoMatch`` if that is not known."""
+    order = ElementOrder.plain(shape)
+    for node in chain:
+        order = order.moved(node)
+    return order
 
 
 def are_transposed(left: object, right: object) -> bool:
@@ -135,8 +154,10 @@ def _is_transpose(turned: fx.Node, value: fx.Node) -> bool:
         at = operand_of(at)
     if at is not value or type_of(value).ndim != 3:
         return False
-    layout = _layout_of(chain, type_of(value).shape)
-    return layout is not None and len(layout.dims) == 3 and layout.transposed().is_plain
+    order = attempt(order_along, chain[::-1], type_of(value).shape)
+    if isinstance(order, NoMatch) or len(order.dims) != 3:
+        return False
+    return order.transposed().is_plain
 
 
 def require_rows(layout: ElementOrder, rows: int, columns: int, node: fx.Node) -> None:

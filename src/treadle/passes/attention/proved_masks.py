@@ -14,7 +14,6 @@ from treadle.graph.core.operators import arguments, is_item, operation_name, set
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import is_tensor
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.attention import blocks, windows
 from treadle.passes.attention.blocks import BlockedCall, blocked
 from treadle.passes.attention.exchange import gradients_of, require_masks_after_scaling
@@ -28,6 +27,7 @@ from treadle.passes.attention.mask_patterns import (
 )
 from treadle.passes.attention.windows import WindowedCall
 from treadle.util.errors import VerifyError, require
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -123,6 +123,9 @@ class MaskReport:
     becomes: str
     reason: str
 
+    def __str__(self) -> str:
+        return "; ".join(each for each in (self.mask, self.becomes, self.reason) if each)
+
 
 _Becomes: TypeAlias = Window | WindowedCall | BlockedCall
 """A window that is a flag, or nothing; or other calls."""
@@ -134,14 +137,6 @@ def reports(step: StepGraph, by: ProveAttentionMasks) -> tuple[MaskReport, ...]:
     return tuple(_report(decisions, node) for node in _calls(step))
 
 
-def explain(step: StepGraph, node: fx.Node, by: ProveAttentionMasks) -> str:
-    """What becomes of the mask of ``node``, a call of attention of ``step``, and why, in words."""
-    if node not in set(_calls(step)):
-        return f"{node} is no call of attention that takes a mask"
-    found = _report(_Decisions(by), node)
-    return "; ".join(each for each in (found.mask, found.becomes, found.reason) if each)
-
-
 def _calls(step: StepGraph) -> Iterator[fx.Node]:
     for node in step.graph.nodes:
         if node.target in KERNELS:
@@ -150,24 +145,21 @@ def _calls(step: StepGraph) -> Iterator[fx.Node]:
 
 def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, _Becomes]:
     """The calls whose mask is a flag, or nothing, or two bounds."""
-    decisions, found = _Decisions(by), dict[fx.Node, _Becomes]()
-    for node in _calls(step):
-        try:
-            found[node] = decisions.becomes(node)
-        except NoMatch:
-            continue
-    return found
+    decisions = _Decisions(by)
+    found = {node: attempt(decisions.becomes, node) for node in _calls(step)}
+    return {node: each for node, each in found.items() if not isinstance(each, NoMatch)}
 
 
 def _report(decisions: "_Decisions", node: fx.Node) -> MaskReport:
-    mask, becomes, reason = "", "stays", ""
-    try:
-        mask = str(decisions.mask(node).pattern)
-        becomes = _words(decisions.becomes(node))
-    except NoMatch as miss:
-        reason = miss.message
-    name = operation_name(node.target)
-    return MaskReport(f"{node} ({name})", info(node).where, mask, becomes, reason)
+    mask, becomes = attempt(decisions.mask, node), attempt(decisions.becomes, node)
+    refused = isinstance(becomes, NoMatch)
+    return MaskReport(
+        call=f"{node} ({operation_name(node.target)})",
+        where=info(node).where,
+        mask="" if isinstance(mask, NoMatch) else str(mask.pattern),
+        becomes="stays" if refused else _words(becomes),
+        reason=becomes.message if refused else "",
+    )
 
 
 def _words(found: _Becomes) -> str:
@@ -252,9 +244,7 @@ class _Decisions:
 
 def _tried(bias: fx.Node, pairs: Pairs, reader: ElementReader, never: float) -> Mask | NoMatch:
     try:
-        return mask_of(bias, pairs, reader, never)
-    except NoMatch as miss:
-        return miss
+        return attempt(mask_of, bias, pairs, reader, never)
     except VerifyError as fault:  # sizes whose signs nobody knows
         return NoMatch(fault.message)
     except RecursionError:
@@ -282,4 +272,4 @@ def _wants_bias(node: fx.Node) -> bool:
     return wanted is not None and bool(wanted[3])
 
 
-__all__ = ["MaskReport", "ProveAttentionMasks", "explain", "reports"]
+__all__ = ["MaskReport", "ProveAttentionMasks", "reports"]

@@ -21,17 +21,17 @@ from torch import fx
 
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import type_of
-from treadle.graph.rewrite.rules import NoMatch
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.passes.attention.exchange import (
     OPERANDS,
     exchange,
     gradient_name,
     require_exchangeable,
 )
-from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.mask_patterns import Window
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 
@@ -69,19 +69,21 @@ def windowed(forward: fx.Node, backward: Sequence[fx.Node], window: Window) -> W
 def replace(call: WindowedCall) -> None:
     """Let the kernel with windows be read instead of the calls, which go."""
     given = arguments(call.forward)
-    make = Maker(call.forward)
+    make = ReplacementBuilder(call.forward)
     operands = [_tokens_first(make, given[name]) for name in OPERANDS]
     rows = type_of(operands[0]).shape[1]
     sizes = (None, None, rows, rows, 0.0, False)
-    made = make(aten._flash_attention_forward.default, *operands, *sizes, False, **call.options)
-    result, *saved = (make(operator.getitem, made, at) for at in range(4))
+    made = make.call(
+        aten._flash_attention_forward.default, *operands, *sizes, False, **call.options
+    )
+    result, *saved = (make.call(operator.getitem, made, at) for at in range(4))
     turned = _tokens_first(make, result)
     for each in call.backward:
-        behind = Maker(each)
+        behind = ReplacementBuilder(each)
         d_result = _tokens_first(behind, arguments(each)[gradient_name(each)])
         beside = (*operands, result, saved[0], *sizes, *saved[1:])
         target = aten._flash_attention_backward.default
-        gradients = behind.items(behind(target, d_result, *beside, **call.options), 3)
+        gradients = behind.items(behind.call(target, d_result, *beside, **call.options), 3)
         exchange(each, [_tokens_first(behind, one) for one in gradients])
     exchange(call.forward, [turned])
 
@@ -113,9 +115,9 @@ def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
     require(capability is None or capability >= (8, 0), NoMatch, old)
 
 
-def _tokens_first(make: Maker, value: fx.Node) -> fx.Node:
+def _tokens_first(make: ReplacementBuilder, value: fx.Node) -> fx.Node:
     """``[B, H, T, D]`` as ``[B, T, H, D]``, and back."""
-    return make(aten.transpose.int, value, 1, 2)
+    return make.call(aten.transpose.int, value, 1, 2)
 
 
 __all__ = ["WindowedCall", "replace", "windowed"]

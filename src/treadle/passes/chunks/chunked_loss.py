@@ -12,11 +12,11 @@ from treadle.graph.core.node_info import info, tensor_of
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.chunks.region import LossRegion, region_of
 from treadle.passes.chunks.rows import Box, boxes_of
 from treadle.passes.chunks.write import write_chunks
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
 from treadle.util.sizes import format_bytes
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ class _Found:
     reason: str
 
 
-def explain(step: StepGraph, most: int) -> tuple[Finding, ...]:
+def findings(step: StepGraph, most: int) -> tuple[Finding, ...]:
     """What becomes of each wide product of the step."""
     return tuple(
         Finding(each.root.name, len(each.boxes), _most_rows(each), each.reason)
@@ -107,9 +107,8 @@ def largest_logits(step: StepGraph) -> Logits | None:
     """The largest product that can be cut in chunks, if there is one."""
     found: list[Logits] = []
     for root in _wide_products(step):
-        try:
-            region = region_of(root)
-        except NoMatch:
+        region = attempt(region_of, root)
+        if isinstance(region, NoMatch):
             continue
         logits, weights = tensor_of(root), _left(root).shape[1] * tensor_of(root).shape[1]
         found.append(Logits(region.grid.count, region.row_bytes, weights, logits.dtype))
@@ -125,10 +124,9 @@ def _most_rows(found: _Found) -> int:
 
 def _findings(step: StepGraph, most: int) -> Iterator[_Found]:
     for node in _wide_products(step):
-        try:
-            yield _found(node, most)
-        except NoMatch as miss:
-            yield _Found(node, None, (), miss.message)
+        found = attempt(_found, node, most)
+        refused = isinstance(found, NoMatch)
+        yield _Found(node, None, (), found.message) if refused else found
 
 
 def _wide_products(step: StepGraph) -> Iterator[fx.Node]:

@@ -24,7 +24,6 @@ from torch import fx
 from treadle.graph.core.node_info import tensor_of, value_of
 from treadle.graph.core.operators import arguments, effects_of, is_item, may_recompute
 from treadle.graph.core.types import is_tensor, tensors_in, type_of
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.chunks.rows import (
     Contraction,
     Exit,
@@ -50,6 +49,7 @@ from treadle.passes.chunks.rules import (
 )
 from treadle.util.errors import require
 from treadle.util.nested import leaves
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -160,11 +160,15 @@ class _Finder:
             self.found[node] = in_chunks(self._site(node, wide))
 
     def _take_narrow(self, node: fx.Node, first: fx.Node) -> None:
-        try:
-            require(node.op == "call_function", NoMatch, f"{first} is returned")
-            self.found[node] = in_chunks(self._site(node, first))
-        except NoMatch:
+        member = attempt(self._narrow, node, first)
+        if isinstance(member, NoMatch):
             self.late.add(node)
+        else:
+            self.found[node] = member
+
+    def _narrow(self, node: fx.Node, first: fx.Node) -> Member:
+        require(node.op == "call_function", NoMatch, f"{first} is returned")
+        return in_chunks(self._site(node, first))
 
     def _site(self, node: fx.Node, first: fx.Node) -> RowContext:
         rows = self.found[first].rows

@@ -1,27 +1,27 @@
 """Values that are made from numbers alone."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from treadle.algebra.extents import Size
 from treadle.graph.core.operators import arguments
-from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import TensorType, type_of
-from treadle.graph.core.values import inherit, refresh
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.filled import as_element, number_everywhere
-from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.rules import NoMatch
+from treadle.graph.rewrite.node_rewrite import NodeRewrite
+from treadle.graph.rewrite.passes import Contract
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class CountConstants(GraphPass):
+class CountConstants(NodeRewrite[tuple[fx.Node, int | float]]):
     """Running sums of a constant are its multiples.
 
     before:  f = full([3, 4], 2); s = cumsum(f, 1)
@@ -35,25 +35,11 @@ class CountConstants(GraphPass):
 
     contract = Contract()
 
-    def run(self, step: StepGraph) -> int:
-        changed: list[fx.Node] = []
-        for node in list(step.graph.nodes):
-            try:
-                constant = _counted(node)
-            except NoMatch:
-                continue
-            changed.append(_count(node, constant))
-        refresh(step.graph, changed)
-        return len(changed)
+    def find(self, node: fx.Node) -> tuple[fx.Node, int | float]:
+        return node, _counted(node)
 
-
-def explain(node: fx.Node) -> str:
-    """Why the running sum ``node`` does or does not become a formula, in words."""
-    try:
-        _counted(node)
-    except NoMatch as miss:
-        return miss.message
-    return "goes"
+    def replace(self, found: tuple[fx.Node, int | float]) -> Iterable[fx.Node]:
+        return [_count(*found)]
 
 
 def _counted(node: fx.Node) -> int | float:
@@ -100,21 +86,15 @@ def _count(node: fx.Node, number: float) -> fx.Node:
     dim = given["dim"] % result.ndim
     count = result.shape[dim]
     flat = [count if each == dim else 1 for each in range(result.ndim)]
-    with node.graph.inserting_before(node):
-        kind = {"dtype": result.dtype, "device": result.device}
-        new = _call(node, aten.arange.start, 1, count + 1, **kind)
-        if number != 1:
-            new = _call(node, aten.mul.Tensor, new, number)
-        if result.ndim > 1:
-            new = _call(node, aten.view.default, new, flat)
-            new = _call(node, aten.expand.default, new, list(result.shape))
-            new = _call(node, aten.clone.default, new, memory_format=torch.contiguous_format)
+    build = ReplacementBuilder(node)
+    kind = {"dtype": result.dtype, "device": result.device}
+    new = build.call(aten.arange.start, 1, count + 1, **kind)
+    if number != 1:
+        new = build.call(aten.mul.Tensor, new, number)
+    if result.ndim > 1:
+        new = build.call(aten.view.default, new, flat)
+        new = build.call(aten.expand.default, new, list(result.shape))
+        new = build.call(aten.clone.default, new, memory_format=torch.contiguous_format)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
     return new
-
-
-def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    made = like.graph.call_function(target, args, kwargs)
-    inherit(made, like)
-    return made

@@ -14,63 +14,21 @@ from treadle.graph.core.dim_maps import CASTS, COPIES, EXPANDS, JOINS, RESHAPES,
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import TensorType
-from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.passes import Contract
 from treadle.graph.rewrite.rules import (
-    NoMatch,
     ReplacementBuilder,
     Rule,
-    RuleSweep,
+    RulePass,
     any_of,
     anything,
-    copied,
     lowering,
     number,
     shared,
 )
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class RemoveNoOps(GraphPass):
-    """Replace a value that equals one of its operands, bit for bit, by that operand.
-
-    before:  a = view(x, [4, 8]); b = mul(a, 1); c = relu(b)      x: f32[4, 8]
-    after:   c = relu(x)
-
-    Size, stride, dtype and device must agree. No output becomes an input, and no two outputs,
-    nor an output and an input, share bytes afterwards that did not share them before: where only
-    one of two may go, it is the first.
-    """
-
-    contract = Contract()
-
-    def run(self, step: StepGraph) -> int:
-        total = 0
-        while changes := self._once(step):
-            total += changes
-            if not any(node.target in JOINS for node in step.graph.nodes):
-                break  # of all others one look sees everything
-        return total
-
-    def _once(self, step: StepGraph) -> int:
-        sweep = RuleSweep(step.graph, NO_OPS)
-        for node in step.graph.nodes:
-            sweep.visit(node)
-        return sweep.finish()
-
-
-def explain(step: StepGraph, node: fx.Node) -> str:
-    """Why ``node`` does or does not go, in words."""
-    graph, twins = copied(step.graph)
-    sweep = RuleSweep(graph, NO_OPS)
-    for each in step.graph.nodes:
-        if each is node:
-            break
-        sweep.visit(twins[each])
-    words = sweep.refusal(twins[node])
-    return f"{node} does work" if words is None else "goes" if words == "applies" else words
 
 
 def _equals(name: str, pattern: Any, check: Any = None) -> Rule:
@@ -107,10 +65,7 @@ def _pieces_of(build: ReplacementBuilder, xs: Sequence[fx.Node], dim: int) -> fx
     """The one operand of a cat, or what all in their order are the pieces of."""
     if len(xs) == 1:
         return xs[0]
-    try:
-        return joined_source(xs, dim)
-    except NoMatch as miss:
-        raise NoMatch(f"joins {len(xs)} values: {miss.message}") from None
+    return joined_source(xs, dim)
 
 
 def _written_over(x: Any) -> Any:
@@ -199,3 +154,23 @@ def _is_whole(x: TensorType) -> bool:
 
 def _is_negative(zero: complex) -> bool:
     return isinstance(zero, float) and math.copysign(1.0, zero) < 0
+
+
+@dataclass(frozen=True)
+class RemoveNoOps(RulePass):
+    """Replace a value that equals one of its operands, bit for bit, by that operand.
+
+    before:  a = view(x, [4, 8]); b = mul(a, 1); c = relu(b)      x: f32[4, 8]
+    after:   c = relu(x)
+
+    Size, stride, dtype and device must agree. No output becomes an input, and no two outputs,
+    nor an output and an input, share bytes afterwards that did not share them before: where only
+    one of two may go, it is the first.
+    """
+
+    contract = Contract()
+
+    rules = NO_OPS
+
+    def may_go_on(self, step: StepGraph) -> bool:
+        return any(node.target in JOINS for node in step.graph.nodes)

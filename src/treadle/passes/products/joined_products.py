@@ -16,8 +16,8 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.core.values import inherit, refresh
 from treadle.graph.rewrite.passes import Contract, GraphPass, until_settled
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 

@@ -16,9 +16,9 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import TensorType, is_tensor, type_of
 from treadle.graph.core.values import inherit, refresh
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from treadle.graph.core.collectives import Collective, CollectiveKind, collectiv
 from treadle.graph.core.node_info import info
 from treadle.graph.core.types import type_of
 from treadle.graph.core.verify import PHASES
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.blocks import rearranges
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
 
 
 @final
@@ -54,10 +54,11 @@ def candidates_in(graph: fx.Graph) -> tuple[list[JoinCandidate], dict[fx.Node, s
     found: list[JoinCandidate] = []
     reasons: dict[fx.Node, str] = {}
     for each in collectives_in(graph):
-        try:
-            found.append(_candidate(each))
-        except NoMatch as miss:
-            reasons[each.node] = miss.message
+        candidate = attempt(_candidate, each)
+        if isinstance(candidate, NoMatch):
+            reasons[each.node] = candidate.message
+        else:
+            found.append(candidate)
     return found, reasons
 
 

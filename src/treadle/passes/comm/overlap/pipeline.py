@@ -16,7 +16,6 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.values import refresh
 from treadle.graph.rewrite.order import restore_order
 from treadle.graph.rewrite.passes import Contract, GraphPass, run_passes, until_settled
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.comm.overlap.hoist import HoistCollectives
 from treadle.passes.comm.overlap.kept_order import kept_order
@@ -31,6 +30,7 @@ from treadle.passes.comm.overlap.pipeline_sites import (
 from treadle.passes.comm.overlap.sink import SinkWaits
 from treadle.passes.comm.simulate import peak_of, run_order, work_of
 from treadle.targets.model import DeviceModel
+from treadle.util.refusals import NoMatch, attempt
 
 _UNEVEN = "ranks hold parts of several sizes, and each would decide by its own"
 
@@ -115,9 +115,7 @@ class PipelineProducts(GraphPass):
         pieces = 1
         while 2 * pieces <= self.most:
             pieces *= 2
-            try:
-                cut_factor(site, pieces, self.smallest_rows)
-            except NoMatch:
+            if isinstance(attempt(cut_factor, site, pieces, self.smallest_rows), NoMatch):
                 return  # nor can be more
             step = given.step.copy()
             self._cut_alike(step, kind, pieces)
@@ -135,10 +133,9 @@ class PipelineProducts(GraphPass):
         if trial is not None:
             times = f"{1e3 * trial.seconds:.3f} ms instead of {1e3 * best.seconds:.3f} ms"
             return f"{start} in {trial.pieces} pieces: a step of {times}"
-        try:
-            cut_factor(site, 2, self.smallest_rows)
-        except NoMatch as miss:
-            return miss.message
+        halves = attempt(cut_factor, site, 2, self.smallest_rows)
+        if isinstance(halves, NoMatch):
+            return halves.message
         return f"{start} in pieces: a higher peak"
 
     def _judged(self, step: StepGraph, pieces: int = 1) -> "_Trial":

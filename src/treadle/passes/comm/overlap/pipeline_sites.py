@@ -24,10 +24,10 @@ from treadle.graph.core.dim_maps import CASTS, Dims, Factors, FactorTable, dim_m
 from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments, is_item, operation_name
 from treadle.graph.core.types import TensorType, is_tensor, type_of
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.overlap.kept_order import is_fence
 from treadle.passes.comm.sharding.dim_moves import moved, rejoined, split_behind
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -130,13 +130,14 @@ def sites_in(graph: fx.Graph) -> tuple[list[PipelineSite], dict[fx.Node, str]]:
     found: list[PipelineSite] = []
     reasons: dict[fx.Node, str] = {}
     for each in collectives_in(graph):
-        try:
-            if each.kind is CollectiveKind.ALL_GATHER:
-                found.append(_gather(each))
-            elif each.kind is CollectiveKind.REDUCE_SCATTER:
-                found.append(_scatter(each))
-        except NoMatch as miss:
-            reasons[each.node] = miss.message
+        if each.kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+            continue
+        gathers = each.kind is CollectiveKind.ALL_GATHER
+        site = attempt(_gather if gathers else _scatter, each)
+        if isinstance(site, NoMatch):
+            reasons[each.node] = site.message
+        else:
+            found.append(site)
     return found, reasons
 
 

@@ -22,11 +22,11 @@ from treadle.graph.core.node_info import info
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.rules import NoMatch
 from treadle.passes.comm.sharding.row_computation import RowComputation
 from treadle.passes.comm.sharding.row_rules import ByElement, OwnRows, use_of
 from treadle.passes.comm.sharding.same_values import may_differ
 from treadle.util.errors import require
+from treadle.util.refusals import NoMatch, attempt
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ScatterReductions(GraphPass):
     Between the all-reduce and the rows stand operations that work element by element, and those
     that make one number (``row_rules.py``): of that number each rank computes its part, and parts
     that nobody reads in between are gathered together. All else reads all of a value, which then
-    stays whole, and so does what it is made of; ``explain`` says why. That is the same on all
+    stays whole, and so does what it is made of; ``refusals`` says why. That is the same on all
     ranks: it depends on which operation reads what, and not on which rows a rank has.
 
     The slices are those that the capture has marked: where a rank takes what it updates. Numbers
@@ -58,12 +58,9 @@ class ScatterReductions(GraphPass):
         return len(found.collectives)
 
 
-def explain(step: StepGraph, wait: fx.Node) -> str:
-    """Why the result ``wait`` of an all-reduce is or is not scattered, in words."""
-    found = _reductions_to_scatter(step)
-    if wait in found.collectives:
-        return "goes"
-    return found.whole.get(wait) or f"{wait} is no result of an all-reduce that ranks divide"
+def refusals(step: StepGraph) -> dict[fx.Node, str]:
+    """Why results of all-reduces, and what is computed of them, stay whole."""
+    return _reductions_to_scatter(step).whole
 
 
 @final
@@ -133,13 +130,16 @@ class _Needs:
 
     def note(self, node: fx.Node) -> None:
         """All of what reads ``node`` is known."""
-        try:
-            found = {self._rows_for(reader, node) for reader in readers(node)} - {None}
-            require(len(found) < 2, NoMatch, f"ranks divide {node} in several ways")
-        except NoMatch as miss:
-            self.whole[node] = miss.message
+        rows = attempt(self._rows_of, node)
+        if isinstance(rows, NoMatch):
+            self.whole[node] = rows.message
         else:
-            self.rows[node] = found.pop() if found else None
+            self.rows[node] = rows
+
+    def _rows_of(self, node: fx.Node) -> OwnRows | None:
+        found = {self._rows_for(reader, node) for reader in readers(node)} - {None}
+        require(len(found) < 2, NoMatch, f"ranks divide {node} in several ways")
+        return found.pop() if found else None
 
     def _rows_for(self, reader: fx.Node, node: fx.Node) -> OwnRows | None:
         match use_of(reader, node):
@@ -167,7 +167,4 @@ def _reached(roots: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _is_by_element(reader: fx.Node, node: fx.Node) -> bool:
-    try:
-        return isinstance(use_of(reader, node), ByElement)
-    except NoMatch:
-        return False
+    return isinstance(attempt(use_of, reader, node), ByElement)
