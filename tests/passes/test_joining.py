@@ -11,8 +11,8 @@ from treadle.graph.rewrite.passes import run_passes
 from treadle.graph.rewrite.rules import explain
 from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.passes.cleanup.noops import RemoveNoOps
-from treadle.passes.products.joining import JoinPieces
-from treadle.passes.products.joining import explain as explain_cuts
+from treadle.passes.products.joining import JoinPieces, cuts_of
+from treadle.util.refusals import attempt
 
 aten = torch.ops.aten
 X, Y = torch.randn(4, 6), torch.randn(4, 3)
@@ -219,7 +219,7 @@ def test_stays_and_says_why(name):
     program, reason = STAYS[name]
     step = trace(program, X, Y)
     cat = node_of(step, aten.cat.default)
-    assert reason in explain_cuts(cat)
+    assert reason in attempt(cuts_of, cat).message
     before = len(step.graph.nodes)
     JoinPieces().run(step)
     assert len(step.graph.nodes) == before
@@ -231,7 +231,9 @@ def test_regions_stay_apart():
     piece = node_of(step, aten.cat.default).next
     assert piece.target is aten.slice.Tensor
     with_info(piece, region=1)
-    assert "is in another region than cat" in explain_cuts(node_of(step, aten.cat.default))
+    assert (
+        "is in another region than cat" in attempt(cuts_of, node_of(step, aten.cat.default)).message
+    )
     assert JoinPieces().run(step) == 0
 
 

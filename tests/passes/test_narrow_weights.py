@@ -13,12 +13,11 @@ from treadle.compiler.cleaning import CLEAN, FUSE, rewritten
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import with_info
 from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.rewrite.rules import explain
 from treadle.lower.graph import lower
 from treadle.passes.products.narrow_weights import (
     FoldWeightCast,
     ScaleInProduct,
-    explain_cast,
-    explain_scale,
 )
 from treadle.runtime.store.artifact import CallStep, Launch
 from treadle.schedule.plan import schedule
@@ -214,7 +213,7 @@ def test_frozen_int8_weights_in_training():
 
 WIDE = torch.randn(64, 32)
 KEPT = {
-    "x has 6 rows, more than 2": (lambda x, w: x @ w.to(x.dtype), (TALL, BYTES)),
+    "f32[6, 64] has 6 rows, more than 2": (lambda x, w: x @ w.to(x.dtype), (TALL, BYTES)),
     "w is 8192 bytes, made of 8192": (lambda x, w: x @ w, (ROW, WIDE)),
     "_to_copy is 8192 bytes, made of 16384": (
         lambda x, w: x @ w.to(x.dtype),
@@ -229,11 +228,11 @@ KEPT = {
         (ROW, torch.randint(0, 256, (64, 16)).to(torch.uint8)),
     ),
     "exp is 8192 bytes, made of 8192": (lambda x, w: x @ w.to(x.dtype).exp(), (ROW, BYTES)),
-    "addmm scales what it adds": (
+    "addmm has beta=2, not 1": (
         lambda x, w: torch.addmm(x[:, :32], x, w.to(x.dtype), beta=2),
         (ROW, BYTES),
     ),
-    "_to_copy is i64[64, 32]": (lambda x, w: x @ w.to(x.dtype), (ROW.long(), BYTES)),
+    "i64[64, 32] is no floating point": (lambda x, w: x @ w.to(x.dtype), (ROW.long(), BYTES)),
     "slice_2 is not laid out in rows or columns": (
         lambda x, w: x[:, ::2] @ w.to(x.dtype)[::2],
         (ROW, BYTES),
@@ -254,7 +253,7 @@ def test_says_why_a_product_stays(reason):
     step = trace(packed if inputs[1].dtype is torch.uint8 else named, *inputs)
     kinds = (aten.mm.default, aten.addmm.default)
     (product,) = [each for each in step.graph.nodes if each.target in kinds]
-    assert explain_cast(product) == reason
+    assert explain(FoldWeightCast(), product) == reason
     assert run_passes_count(FoldWeightCast(), step) == 0
 
 
@@ -266,18 +265,21 @@ def test_a_product_of_another_region_stays():
     step = trace(lambda x, w: x @ w.to(x.dtype), ROW, BYTES)
     product = node_of(step, aten.mm.default)
     with_info(node_of(step, aten._to_copy.default), checkpoint=("a",))
-    assert explain_cast(product) == "mm and _to_copy are of several regions"
+    assert explain(FoldWeightCast(), product) == "mm and _to_copy are of several regions"
 
 
 def test_a_batch_and_what_is_no_product():
     step = trace(lambda x, w: x.sin() @ w.to(x.dtype), ROW, BYTES)
-    assert explain_cast(node_of(step, aten.sin.default)) == "sin is no product of matrices"
+    assert (
+        explain(FoldWeightCast(), node_of(step, aten.sin.default))
+        == "no rule of FoldWeightCast() ends in sin"
+    )
 
 
 def test_another_device():
     step = trace(lambda x, w: x @ w.to(x.dtype), ROW.to("meta"), BYTES.to("meta"))
     try:
-        said = explain_cast(node_of(step, aten.mm.default))
+        said = explain(FoldWeightCast(), node_of(step, aten.mm.default))
     except treadle.TreadleError:
         return  # no target is known
     assert said.endswith("is on a device that was not measured")
@@ -337,38 +339,45 @@ def scaled(x, w, s):
     return (x @ w.to(x.dtype).t()) * s
 
 
+NINE_ROWS, BY_COLUMNS = torch.randn(9, 64).to(BF16), HALF.t().contiguous().t()
 UNSCALED = {
-    "x has 9 rows, more than 8": (scaled, (torch.randn(9, 64).to(BF16), BY_ROWS, HALF_SCALE)),
-    "x is f32[6, 64], which was not faster": (scaled, (TALL, BY_ROWS, SCALE)),
-    "x is f16[6, 64], which was not faster": (scaled, (TALL.half(), BY_ROWS, SCALE.half())),
-    "w is u8[32, 64]": (scaled, (HALF, BY_ROWS.to(torch.uint8), HALF_SCALE)),
-    "w has rows of 40": (
+    "bf16[9, 64] has 9 rows, more than 8": (
+        scaled,
+        (torch.randn(9, 64).to(BF16), BY_ROWS, HALF_SCALE),
+    ),
+    "f32[6, 64] was not faster": (scaled, (TALL, BY_ROWS, SCALE)),
+    "f16[6, 64] was not faster": (scaled, (TALL.half(), BY_ROWS, SCALE.half())),
+    "u8[32, 64] is no int8": (scaled, (HALF, BY_ROWS.to(torch.uint8), HALF_SCALE)),
+    "i8[32, 40] has rows of 40": (
         scaled,
         (HALF[:, :40].contiguous(), BY_ROWS[:, :40].contiguous(), HALF_SCALE),
     ),
-    "x is not laid out row by row": (scaled, (HALF.t().contiguous().t(), BY_ROWS, HALF_SCALE)),
-    "w is not laid out row by row": (scaled, (HALF, BYTES.t(), HALF_SCALE)),
+    "bf16[6, 64] is not laid out row by row": (
+        scaled,
+        (HALF.t().contiguous().t(), BY_ROWS, HALF_SCALE),
+    ),
+    "i8[32, 64] is not laid out row by row": (scaled, (HALF, BYTES.t(), HALF_SCALE)),
     "mul converts or stretches mm": (scaled, (HALF, BY_ROWS, SCALE)),
     "s is bf16[6, 1], not one number a column": (scaled, (HALF, BY_ROWS, HALF_SCALE[:6, None])),
     "s is bf16[], not one number a column": (scaled, (HALF, BY_ROWS, HALF_SCALE[0])),
     "mul scales by a number": (lambda x, w, s: (x @ w.to(x.dtype).t()) * 2, (HALF, BY_ROWS, SCALE)),
-    "mm is read elsewhere as well": (
+    "mm is used outside the match": (
         lambda x, w, s: (p := x @ w.to(x.dtype).t()) * s + p,
         (HALF, BY_ROWS, HALF_SCALE),
     ),
-    "_to_copy is read elsewhere as well": (
+    "_to_copy is used outside the match": (
         lambda x, w, s: ((x @ (v := w.to(x.dtype)).t()) * s, v.sum()),
         (HALF, BY_ROWS, HALF_SCALE),
     ),
-    "_to_copy is not a weight by rows, transposed": (
+    "_to_copy is not t or transpose.int or permute": (
         lambda x, w, s: (x @ w.to(x.dtype)) * s,
         (HALF, BYTES, HALF_SCALE),
     ),
-    "w is no conversion": (
+    "w is not _to_copy": (
         lambda x, w, s: (x @ w.t()) * s,
         (HALF, torch.randn(32, 64).to(BF16), HALF_SCALE),
     ),
-    "x is no mm": (lambda x, w, s: x.sin() * x, (HALF, BY_ROWS, HALF_SCALE)),
+    "sin is not mm": (lambda x, w, s: x.sin() * x, (HALF, BY_ROWS, HALF_SCALE)),
     "view moves the columns of mm": (
         lambda x, w, s: (x @ w.to(x.dtype).t()).view(6, 2, 16) * s.view(2, 16),
         (HALF, BY_ROWS, HALF_SCALE),
@@ -385,7 +394,7 @@ def test_says_why_a_scale_stays(reason):
 
     step = trace(named, *inputs)
     found = [each for each in step.graph.nodes if each.target is aten.mul.Tensor]
-    assert explain_scale(found[0]) == reason
+    assert explain(ScaleInProduct(), found[0]) == reason
     assert ScaleInProduct().run(step) == 0
 
 
@@ -393,7 +402,8 @@ def test_a_scale_of_another_region_stays():
     step = trace(scaled, HALF, BY_ROWS, HALF_SCALE)
     with_info(node_of(step, aten.mm.default), checkpoint=("a",))
     assert (
-        explain_scale(node_of(step, aten.mul.Tensor)) == "mul and _to_copy are of several regions"
+        explain(ScaleInProduct(), node_of(step, aten.mul.Tensor))
+        == "mul and mm are of several regions"
     )
 
 

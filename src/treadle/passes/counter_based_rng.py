@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -12,8 +11,8 @@ from treadle.graph.core.node_info import tensor_of
 from treadle.graph.core.rng import ZeroOneDraw, zero_one_draw
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
-from treadle.graph.core.values import inherit
 from treadle.graph.custom_ops.masks import counted_mask
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.cleanup.memory_order import DrawInMemoryOrder
 
@@ -38,11 +37,9 @@ class UseCounterBasedRng(GraphPass):
         draws = [node for node in step.graph.nodes if _is_replaced(node)]
         if not draws:
             return 0
-        with step.graph.inserting_before(draws[0]):
-            keys = _keys(draws)
+        keys = _keys(draws)
         for at, node in enumerate(draws):
-            with step.graph.inserting_before(node):
-                mask = _mask(node, keys, at)
+            mask = _mask(node, keys, at)
             node.replace_all_uses_with(mask)
             step.graph.erase_node(node)
         return len(draws)
@@ -69,23 +66,19 @@ def _mask(node: fx.Node, keys: fx.Node, at: int) -> fx.Node:
     plain = tensor_of(node).is_contiguous()
     order = list(range(len(draw.size))) if plain else _order(draw)
     shape = [draw.size[dim] for dim in order]
-    mask = _call(node, counted_mask, keys, at, shape, draw.p, type_of(node).dtype)
+    build = ReplacementBuilder(node)
+    mask = build.call(counted_mask, keys, at, shape, draw.p, type_of(node).dtype)
     if plain:
         return mask
-    return _call(node, aten.permute.default, mask, [order.index(dim) for dim in range(len(order))])
+    return build.call(aten.permute.default, mask, [order.index(dim) for dim in range(len(order))])
 
 
 def _keys(draws: Sequence[fx.Node]) -> fx.Node:
     """An odd number of 62 bits for each draw: one draw of PyTorch's, whatever their number."""
     kind = {"dtype": torch.int64, "device": type_of(draws[0]).device, "pin_memory": False}
-    drawn = _call(draws[0], aten.randint.low, 1, 1 << 62, [len(draws)], **kind)
-    return _call(draws[0], aten.bitwise_or.Scalar, drawn, 1)
-
-
-def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    made = like.graph.call_function(target, args, kwargs)
-    inherit(made, like)
-    return made
+    build = ReplacementBuilder(draws[0])
+    drawn = build.call(aten.randint.low, 1, 1 << 62, [len(draws)], **kind)
+    return build.call(aten.bitwise_or.Scalar, drawn, 1)
 
 
 __all__ = ["UseCounterBasedRng"]

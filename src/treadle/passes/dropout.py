@@ -12,7 +12,7 @@ from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
-from treadle.graph.core.values import inherit
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.targets.registry import target_for
 
@@ -52,10 +52,10 @@ class ExpandDropout(GraphPass):
 def _expand(node: fx.Node) -> None:
     args: Any = node.args
     x, kept = args[0], 1.0 - args[1]
-    with node.graph.inserting_before(node):
-        draw = _draw(node, x, kept)
-        scaled = _call(node, aten.mul.Scalar, _call(node, aten.mul.Tensor, x, draw), 1.0 / kept)
-        mask = _call(node, aten._to_copy.default, draw, dtype=torch.bool)
+    build = ReplacementBuilder(node)
+    draw = _draw(build, x, kept)
+    scaled = build.call(aten.mul.Scalar, build.call(aten.mul.Tensor, x, draw), 1.0 / kept)
+    mask = build.call(aten._to_copy.default, draw, dtype=torch.bool)
     for item in list(node.users):
         assert item.target is operator.getitem, item
         item.replace_all_uses_with((scaled, mask)[item.args[1]])  # type: ignore[index]
@@ -63,17 +63,11 @@ def _expand(node: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def _draw(node: fx.Node, x: fx.Node, kept: float) -> fx.Node:
+def _draw(build: ReplacementBuilder, x: fx.Node, kept: float) -> fx.Node:
     """The draw that the fused kernel makes: in the order of the mask's memory."""
-    mask = value_of(node)[1]
+    mask = value_of(build.root)[1]
     if mask.is_contiguous():
-        return _call(node, aten.bernoulli.p, x, kept)
+        return build.call(aten.bernoulli.p, x, kept)
     shape, strides = map(list, layout_of(mask))
     like = type_of(x)
-    return _call(node, BERNOULLI, shape, strides, like.dtype, like.device, kept)
-
-
-def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    made = like.graph.call_function(target, args, kwargs)
-    inherit(made, like)
-    return made
+    return build.call(BERNOULLI, shape, strides, like.dtype, like.device, kept)

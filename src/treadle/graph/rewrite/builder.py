@@ -33,8 +33,14 @@ class ReplacementBuilder:
             return self._placed(self._place.graph.call_function(target, args, kwargs))
 
     def at(self, node: fx.Node) -> "ReplacementBuilder":
-        """One for operations that stand and belong where ``node`` does, undone with these."""
+        """One for operations that stand and belong where ``node`` does; undone with these."""
         other = ReplacementBuilder(node)
+        other.made = self.made
+        return other
+
+    def belonging(self, node: fx.Node) -> "ReplacementBuilder":
+        """One for operations that stand here, and belong where ``node`` does; undone with these."""
+        other = ReplacementBuilder(self._place, node)
         other.made = self.made
         return other
 

@@ -1,6 +1,6 @@
 """Laying a pattern over a graph: what its variables stand for, and which nodes it covers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,10 +13,12 @@ from treadle.graph.core.operators import arguments, effects_of
 from treadle.graph.rewrite.filled import number_everywhere
 from treadle.graph.rewrite.pattern import (
     Anything,
+    ChainPattern,
     Constant,
     Each,
     Exactly,
     ListPattern,
+    NamedCall,
     Pattern,
     PatternCall,
     PatternVariable,
@@ -46,6 +48,13 @@ class PatternMatch:
 
     def __post_init__(self) -> None:
         self.place = self.anchor
+
+    def become(self, other: "PatternMatch") -> None:
+        """Go on where ``other``, a copy, has come to."""
+        self.bindings.update(other.bindings)
+        self.laid.update(other.laid)
+        self.covered.update(other.covered)
+        self.open.update(other.open)
 
     def copy(self) -> "PatternMatch":
         """The same, which can go on in another way."""
@@ -183,6 +192,11 @@ def unify(match: PatternMatch, pattern: Pattern, value: Any) -> None:
         case Read(inner, count):
             unify(match, inner, value)
             _count_readers(match, value, count)
+        case ChainPattern():
+            _unify_chain(match, pattern, value)
+        case NamedCall(call, name):
+            _unify_call(match, call, value)
+            _bind(match, name, value)
 
 
 def _bind(match: PatternMatch, name: str, value: Any) -> None:
@@ -235,6 +249,18 @@ def _unify_each(match: PatternMatch, pattern: Each, value: Any) -> None:
         _bind(match, name, values)
 
 
+def _unify_chain(match: PatternMatch, pattern: ChainPattern, value: object) -> None:
+    chain: list[fx.Node] = []
+    while isinstance(value, fx.Node) and value.target in pattern.targets:
+        _require_movable(match, value)
+        match.covered[value] = None
+        chain.append(value)
+        (value,) = value.all_input_nodes
+    unify(match, pattern.inner, value)
+    if pattern.name:
+        _bind(match, pattern.name, chain)
+
+
 def _count_readers(match: PatternMatch, value: Any, count: int | None) -> None:
     if not isinstance(value, fx.Node):
         return
@@ -248,12 +274,30 @@ def _unify_call(match: PatternMatch, pattern: PatternCall, value: Any) -> None:
         same = match.laid[pattern] is value
         require(same, NoMatch, f"{value} and {match.laid[pattern]} are not one value")
         return
-    expected = pattern.arguments.get(value.target) if isinstance(value, fx.Node) else None
-    if expected is None:
+    if not isinstance(value, fx.Node) or value.target not in pattern.arguments:
         raise NoMatch(f"{value} is not {pattern}")
     _require_movable(match, value)
     match.laid[pattern] = value
     match.covered[value] = None
+    if pattern.exchanged is None:
+        _unify_arguments(match, pattern, pattern.arguments[value.target], value)
+        return
+    orders = [each[value.target] for each in (pattern.arguments, pattern.exchanged)]
+    trials = [match.copy() for _ in orders]
+    refusals = [
+        attempt(_unify_arguments, trial, pattern, order, value)
+        for trial, order in zip(trials, orders, strict=True)
+    ]
+    fitting = [trial for trial, each in zip(trials, refusals, strict=True) if each is None]
+    if not fitting:
+        furthest = max(range(2), key=lambda at: len(trials[at].covered))
+        raise refusals[furthest] or NoMatch(f"{value} is not {pattern}")
+    match.become(fitting[0])
+
+
+def _unify_arguments(
+    match: PatternMatch, pattern: PatternCall, expected: Mapping[str, Pattern], value: fx.Node
+) -> None:
     given = arguments(value)
     for name, inner in expected.items():
         operand = given.get(name)
@@ -276,6 +320,19 @@ def _require_movable(match: PatternMatch, node: fx.Node) -> None:
     require(not effects & MATTERS, NoMatch, f"{node} has an effect, and keeps its place")
     region, last = info(node).region, info(match.anchor).region
     require(region == last, NoMatch, f"{node} is in region {region}, not {last}")
+
+
+def require_one_region(nodes: Iterable[fx.Node]) -> None:
+    """``NoMatch`` unless what checkpointing asks for is the same of all of them."""
+    first, *others = nodes
+    for each in others:
+        one, other = info(first), info(each)
+        alike = (one.region, one.checkpoint, one.asked) == (
+            other.region,
+            other.checkpoint,
+            other.asked,
+        )
+        require(alike, NoMatch, f"{first} and {each} are of several regions")
 
 
 def _nodes_in(value: object) -> Iterable[fx.Node]:

@@ -4,24 +4,27 @@
 
     Pattern   =  Variable x              a value or a constant, everywhere the same
               |  Call f                  a call of one operation of a set, its arguments Patterns
-              |  Items [Pattern, ...]    a list of as many
+              |  List [Pattern, ...]     a list of as many
               |  Each Pattern            a list of any length, each of them a Pattern
               |  Constant                no value of the graph: a dtype, a dim, or a number
               |  Exactly v               that constant
               |  Anything
               |  Read Pattern            and how many others may read it
+              |  Chain f ... Pattern     any number of calls of a set, of one value each, none too
+              |  Named x Call            whatever call it is, under a name
 
 A Call that a program uses twice is one Call, and stands for one value.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from torch import fx
 
 from treadle.compat.operators.schemas import schema_of
+from treadle.graph.core.arguments import Argument
 from treadle.graph.core.operators import OpOverload, arguments_of, operation_name
 from treadle.util.errors import VerifyError, require
 
@@ -41,11 +44,13 @@ class PatternVariable:
 @dataclass(frozen=True, slots=True, eq=False)
 class PatternCall:
     """A call of one of the operations that are the keys; values: arguments by name. ``rest``:
-    whether others are ignored. ``words``: the operations."""
+    whether others are ignored. ``words``: the operations. ``exchanged``: the same with the first
+    two arguments in the other order, if either will do."""
 
-    arguments: Mapping[Any, "Mapping[str, Pattern]"]
+    arguments: "Mapping[object, Mapping[str, Pattern]]"
     rest: bool
     words: str
+    exchanged: "Mapping[object, Mapping[str, Pattern]] | None" = None
 
     def __str__(self) -> str:
         return self.words
@@ -107,8 +112,37 @@ class Read:
     count: int | None
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ChainPattern:
+    """``inner`` through calls of ``targets``, each of the value before it, as many as there are.
+    ``name``: the variable that is the list of them, the last first."""
+
+    targets: frozenset[object]
+    inner: "Pattern"
+    name: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """``call``, which the variable ``name`` stands for."""
+
+    call: "PatternCall"
+    name: str
+
+
 Pattern: TypeAlias = (
-    PatternVariable | PatternCall | ListPattern | Each | Constant | Exactly | Anything | Read
+    PatternVariable
+    | PatternCall
+    | ListPattern
+    | Each
+    | Constant
+    | Exactly
+    | Anything
+    | Read
+    | ChainPattern
+    | NamedCall
 )
 
 
@@ -118,9 +152,11 @@ Pattern: TypeAlias = (
 @final
 @dataclass(frozen=True)
 class AnyOf:
-    """A call of one of ``targets``, in a pattern."""
+    """A call of one of ``targets``, in a pattern; ``commutes``: of its first two arguments in
+    either order."""
 
-    targets: tuple[Any, ...]
+    targets: tuple[object, ...]
+    commutes: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
         proxy = next(each for each in args if isinstance(each, fx.Proxy))
@@ -134,6 +170,31 @@ class _Readers:
 
     def __call__(self, value: object) -> Any:
         return _marked(self, value)
+
+
+@final
+@dataclass(frozen=True)
+class _Through:
+    targets: frozenset[object]
+
+    def __call__(self, value: object, *chain: object) -> Any:
+        return _marked(self, value, *chain)
+
+
+@final
+@dataclass(frozen=True)
+class _Naming:
+    def __call__(self, variable: object, call: object) -> Any:
+        return _marked(self, variable, call)
+
+
+@final
+@dataclass(frozen=True)
+class _CallOf:
+    targets: tuple[object, ...]
+
+    def __call__(self, variable: object) -> Any:
+        return _marked(self, variable)
 
 
 @final
@@ -152,6 +213,32 @@ anything = Anything()
 def any_of(*targets: object) -> AnyOf:
     """In a pattern: a call of any of these operators."""
     return AnyOf(targets)
+
+
+def commuting(*targets: object) -> AnyOf:
+    """In a pattern: a call of any of these operators, its first two arguments in either order."""
+    return AnyOf(targets, commutes=True)
+
+
+def named(variable: object, call: object) -> Any:
+    """In a pattern: ``call``, which ``variable``, one of the rule's, stands for."""
+    return _Naming()(variable, call)
+
+
+def call_of(variable: object, *targets: object) -> Any:
+    """In a pattern: a call of any of these operators, whatever its arguments; ``variable`` stands
+    for it."""
+    return _CallOf(targets)(variable)
+
+
+def through(targets: Iterable[object], value: object, chain: object = None) -> Any:
+    """In a pattern: ``value`` as calls of ``targets`` show it, which have one operand each: any
+    number of them, one of the other, none included. ``chain``: a variable of the rule's, which is
+    then the list of them, the last first.
+
+    ``mm(x, through(VIEWS, exp(w), views))``  fits  ``mm(x, t(exp(w)))``, ``views=[t]``
+    """
+    return _Through(frozenset(targets))(value, *([] if chain is None else [chain]))
 
 
 def shared(value: object) -> Any:
@@ -242,6 +329,12 @@ def roots_of(program: Program) -> Roots:
     return compiled(traced(program), str(program))
 
 
+@functools.cache
+def pattern_of(program: Program) -> Pattern:
+    """What ``program`` returns as one pattern."""
+    return _Compiler(Exactly).pattern(returned_by(program))
+
+
 def compiled(graph: fx.Graph, name: str, plain: Callable[[Any], Pattern] = Exactly) -> Roots:
     """A traced program as patterns; ``plain``: the pattern for a constant. ``VerifyError`` for
     what does not end in operations, or in some that have nothing to do with each other."""
@@ -282,8 +375,20 @@ class _Compiler:
         match target:
             case str():
                 return PatternVariable(target)
-            case AnyOf(targets):
-                return self._call(targets, node)
+            case AnyOf(targets, commutes):
+                return self._call(targets, node, commutes=commutes)
+            case _Through(targets):
+                value, *chain = node.args
+                return ChainPattern(targets, self.pattern(value), *map(_name, chain))
+            case _Naming():
+                variable, call = node.args
+                pattern = self.pattern(call)
+                assert isinstance(pattern, PatternCall), f"{call} is no operation"
+                return NamedCall(pattern, _name(variable))
+            case _CallOf(targets):
+                words = " or ".join(map(operation_name, targets))
+                call = PatternCall({each: {} for each in targets}, rest=True, words=words)
+                return NamedCall(call, _name(node.args[0]))
             case _Readers(count):
                 return Read(self.pattern(node.args[0]), count)
             case Constant(test, words, number):
@@ -293,13 +398,19 @@ class _Compiler:
             case _:
                 return self._call((target,), node)
 
-    def _call(self, targets: tuple[Any, ...], node: fx.Node) -> PatternCall:
+    def _call(
+        self, targets: tuple[object, ...], node: fx.Node, *, commutes: bool = False
+    ) -> PatternCall:
         rest = any(each is ... for each in node.args)
         require(not rest or node.args[-1] is ..., VerifyError, f"... is not last in {node}")
         words = " or ".join(map(operation_name, targets))
-        return PatternCall(
-            {each: self._arguments(each, node, rest) for each in targets}, rest, words
-        )
+        args = node.args[:-1] if rest else node.args
+        given = {each: self._arguments(each, node, args, rest) for each in targets}
+        if not commutes:
+            return PatternCall(given, rest, words)
+        args = (args[1], args[0], *args[2:])
+        exchanged = {each: self._arguments(each, node, args, rest) for each in targets}
+        return PatternCall(given, rest, words, exchanged)
 
     def _each(self, item: Program, outer: list[str]) -> Each:
         inner = [str(each.target) for each in traced(item).find_nodes(op="placeholder")]
@@ -308,9 +419,11 @@ class _Compiler:
         pattern = _Compiler(self._plain).pattern(returned_by(item))
         return Each(pattern, tuple(zip(inner, outer, strict=True)))
 
-    def _arguments(self, target: Any, node: fx.Node, rest: bool) -> dict[str, Pattern]:
+    def _arguments(
+        self, target: object, node: fx.Node, args: tuple[Argument, ...], rest: bool
+    ) -> dict[str, Pattern]:
         """By the names of the schema of ``target``; with ``rest`` what is not said is ignored."""
-        args, kwargs = node.args[:-1] if rest else node.args, node.kwargs
+        kwargs = node.kwargs
         if not isinstance(target, OpOverload):
             given: dict[str, Any] = {str(i): each for i, each in enumerate(args)} | dict(kwargs)
         else:
@@ -330,8 +443,14 @@ def _name(variable: object) -> str:
 
 
 def inner_of(pattern: Pattern) -> Pattern:
-    """The pattern without what is said of its readers."""
-    return inner_of(pattern.inner) if isinstance(pattern, Read) else pattern
+    """The pattern without what is said of its readers, and without its name."""
+    match pattern:
+        case Read(inner, _):
+            return inner_of(inner)
+        case NamedCall(call, _):
+            return call
+        case _:
+            return pattern
 
 
 def parts_of(pattern: Pattern) -> Iterator[Pattern]:
@@ -342,8 +461,10 @@ def parts_of(pattern: Pattern) -> Iterator[Pattern]:
                 yield from each.values()
         case ListPattern(items):
             yield from items
-        case Read(inner, _):
+        case Read(inner, _) | ChainPattern(inner=inner):
             yield inner
+        case NamedCall(call, _):
+            yield call
         case _:
             pass
 

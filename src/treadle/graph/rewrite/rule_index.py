@@ -68,7 +68,7 @@ class RuleIndex(Generic[Entry]):
         for order, (entry, patterns) in enumerate(entries):
             for call in [call for roots in patterns for call in roots.calls]:
                 for target in call.arguments:
-                    wanted = dict(_wanted(call, target, ()))
+                    wanted = {} if call.exchanged else dict(_wanted(call, target, ()))
                     by_root[target].append(_Requirement(order, entry, wanted))
         self._trees: dict[Any, _Tree[Entry]] = {
             target: _tree(asked, frozenset()) for target, asked in by_root.items()
@@ -97,7 +97,7 @@ def _wanted_at(pattern: Pattern, path: Path) -> Iterator[tuple[Path, tuple[Any, 
         case PatternCall(arguments) as call:
             targets = tuple(arguments)
             yield path, targets
-            if len(targets) == 1:
+            if len(targets) == 1 and call.exchanged is None:
                 yield from _wanted(call, targets[0], path)
         case Constant(number=number):
             yield path, (_PLAIN, *FILLED) if number else (_PLAIN,)

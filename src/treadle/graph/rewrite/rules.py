@@ -13,7 +13,13 @@ from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of_tensor
 from treadle.graph.core.values import refresh
-from treadle.graph.rewrite.matching import PatternMatch, attempts, only_match
+from treadle.graph.rewrite.matching import (
+    PatternMatch,
+    attempts,
+    only_match,
+    require_one_region,
+    unify,
+)
 from treadle.graph.rewrite.node_rewrite import NodeRewrite
 from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.graph.rewrite.pattern import (
@@ -21,12 +27,17 @@ from treadle.graph.rewrite.pattern import (
     Roots,
     any_of,
     anything,
+    call_of,
+    commuting,
     constant,
     list_of,
+    named,
     number,
+    pattern_of,
     returned_by,
     roots_of,
     shared,
+    through,
     users,
 )
 from treadle.graph.rewrite.replacement import (
@@ -60,7 +71,10 @@ class Rule:
     sees the graph; a replacement that no program can say is a ``lowering``. In a pattern,
 
     - ``shared(x)`` lets ``x`` be used outside the match, ``users(x, 2)`` counts all its users;
-    - ``any_of(op, ...)(x)`` is a call of any of the operations;
+    - ``any_of(op, ...)(x)`` is a call of any of the operations, ``commuting(op)(x, y)`` one of its
+      operands in either order, ``call_of(c, op, ...)`` any call of these, which ``c`` stands for;
+    - ``named(c, mm(x, y))`` is a call that the rule knows as ``c``;
+    - ``through(VIEWS, x)`` is ``x`` through any number of calls of these, none included;
     - ``anything`` is an argument that is ignored, ``...`` are all those that follow;
     - ``number(n)`` and ``constant(c)`` are no values of the graph, and may have a test;
     - ``list_of(item, xs)`` is a list of any length.
@@ -73,6 +87,9 @@ class Rule:
     pattern: Program | TorchProgram = field(repr=False)
     replacement: Replacement = field(repr=False)
     check: Callable[..., None] = field(default=_always, repr=False)
+    one_region: bool = field(default=False, repr=False)
+    """Whether a checkpointed region, or what its policy asks for, may not end inside of the match;
+    otherwise a policy may be that of the last node."""
 
     @staticmethod
     def from_functions(
@@ -268,6 +285,14 @@ def find(rule: Rule, node: fx.Node) -> Bindings:
     return match.bindings
 
 
+def bindings_of(pattern: Program, value: fx.Node) -> Bindings:
+    """The variables of ``pattern``, which may end in a chain, where it is laid over ``value``,
+    whoever else reads what it covers; raises ``NoMatch``."""
+    match = PatternMatch(value)
+    unify(match, pattern_of(pattern), value)
+    return match.bindings
+
+
 def _find(rule: Rule, node: fx.Node) -> PatternMatch:
     """The first way to lay a pattern of the rule that its check agrees to."""
     if isinstance(rule.pattern, TorchProgram):
@@ -313,6 +338,8 @@ def _first(
 
 
 def _checked(rule: Rule, match: PatternMatch) -> PatternMatch:
+    if rule.one_region:
+        require_one_region(match.covered)
     if rule.check is not _always:
         rule.check(**{name: _known(value) for name, value in match.bindings.items()})
     return match
@@ -335,15 +362,21 @@ __all__ = [
     "ReplacementBuilder",
     "Rewrite",
     "Rule",
+    "RulePass",
     "any_of",
     "anything",
+    "bindings_of",
+    "call_of",
+    "commuting",
     "constant",
     "explain",
     "explain_all",
     "find",
     "list_of",
     "lowering",
+    "named",
     "number",
     "shared",
+    "through",
     "users",
 ]

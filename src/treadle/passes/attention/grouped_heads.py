@@ -1,6 +1,6 @@
 """Heads of keys and values that several queries share, handed to attention as they are."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -8,15 +8,16 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import same, same_sizes, surely_less
-from treadle.graph.core.dim_maps import RESHAPES, SWAPS, permutation
+from treadle.graph.core.dim_maps import CONVERSIONS, RESHAPES, SWAPS, permutation
 from treadle.graph.core.operators import arguments, is_item, set_argument
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.node_rewrite import NodeRewrite
+from treadle.graph.rewrite.rules import any_of, anything, bindings_of, named, through
 from treadle.passes.attention.exchange import gradients_of
 from treadle.passes.attention.moves import is_cast, operand_of
 from treadle.util.errors import require
-from treadle.util.refusals import NoMatch
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -37,15 +38,18 @@ _GRADIENTS = {"key": 1, "value": 2}  # where they stand among the results
 @dataclass(frozen=True, slots=True)
 class _Repeated:
     """``value[b, h] = single[b, h // n]``; ``single`` has a dim of size 1 at ``axis``, behind that
-    of the heads, and ``swapped`` says that tokens come before heads there. ``cast``: of all heads
-    afterwards, as autocast does."""
+    of the heads. ``cast``: of all heads afterwards, as autocast does."""
 
     value: fx.Node
     single: fx.Node
     shape: tuple[int, ...]
     axis: int
-    swapped: bool
     cast: fx.Node | None
+
+    @property
+    def swapped(self) -> bool:
+        """Whether tokens come before heads in ``single``."""
+        return self.axis == 3
 
 
 @final
@@ -129,56 +133,69 @@ def _items(call: fx.Node, at: int) -> list[fx.Node]:
     return [each for each in call.users if is_item(each) and each.args[1] == at]
 
 
-def _repeated(value: object) -> _Repeated:
+def _heads_repeated(
+    single: object, wide: object, joined: object, swaps: object, casts: object
+) -> object:
+    """Each head of ``single`` several times, then tokens and heads exchanged, then converted."""
+    copied = through((aten.clone.default,), named(wide, aten.expand.default(single, ...)))
+    heads = named(joined, any_of(*RESHAPES)(copied, ...))
+    return through(CONVERSIONS, through(SWAPS, heads, swaps), casts)
+
+
+def _repeated(value: fx.Node) -> _Repeated:
     """How ``value``, ``[B, H, T, D]``, repeats heads; ``NoMatch`` if it does not."""
-    assert isinstance(value, fx.Node), value
-    cast = value if is_cast(value) else None
-    inner = value if cast is None else operand_of(cast)
-    swapped = _is_swap(inner)
-    if swapped:
-        inner = arguments(inner)["self"]
-    other = f"{value} is not made by repeating each head"
-    require(inner.target in RESHAPES, NoMatch, other)
-    wide = arguments(inner)["self"]
-    if wide.target is aten.clone.default:
-        wide = arguments(wide)["self"]
-    require(wide.target is aten.expand.default, NoMatch, other)
-    single = arguments(wide)["self"]
-    axis = 3 if swapped else 2
-    shape, before = type_of(wide).shape, type_of(single).shape
-    require(len(shape) == len(before) == 5, NoMatch, other)
+    other = NoMatch(f"{value} is not made by repeating each head")
+    found = attempt(bindings_of, _heads_repeated, value)
+    if isinstance(found, NoMatch):
+        raise other
+    require(_is_swap(found["swaps"]) and _is_cast(found["casts"]), other)
+    axis = 3 if found["swaps"] else 2
+    single, shape = found["single"], type_of(found["wide"]).shape
+    before = type_of(single).shape
+    require(len(shape) == len(before) == 5, other)
     alone = same(before[axis], 1) and surely_less(1, shape[axis])
-    require(alone, NoMatch, other)
+    require(alone, other)
     others = (*shape[:axis], *shape[axis + 1 :])
-    require(same_sizes(others, (*before[:axis], *before[axis + 1 :])), NoMatch, other)
+    require(same_sizes(others, (*before[:axis], *before[axis + 1 :])), other)
     joined = (*shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :])
-    require(same_sizes(joined, type_of(inner).shape), NoMatch, other)
-    return _Repeated(value, single, tuple(shape), axis, swapped, cast)
+    require(same_sizes(joined, type_of(found["joined"]).shape), other)
+    return _Repeated(value, single, shape, axis, next(iter(found["casts"]), None))
 
 
-def _is_swap(node: fx.Node) -> bool:
-    """Whether tokens and heads change places."""
-    return node.target in SWAPS and permutation(node) == [0, 2, 1, 3]
+def _is_swap(swaps: Sequence[fx.Node]) -> bool:
+    """Whether tokens and heads change places, or nothing does."""
+    return not swaps or (len(swaps) == 1 and permutation(swaps[0]) == [0, 2, 1, 3])
+
+
+def _is_cast(casts: Sequence[fx.Node]) -> bool:
+    """Whether it is one conversion between floating dtypes, or none."""
+    return not casts or (len(casts) == 1 and is_cast(casts[0]))
+
+
+def _heads_summed(
+    item: object, wide: object, swaps: object, casts: object, dims: object, dtype: object
+) -> object:
+    """The sum of ``item`` over some of the dims in which it is seen."""
+    turned = through(SWAPS, through(CONVERSIONS, item, casts), swaps)
+    seen = named(wide, any_of(*RESHAPES)(through((aten.clone.default,), turned), ...))
+    return aten.sum.dim_IntList(seen, dims, anything, dtype=dtype)
 
 
 def _sum_of(item: fx.Node, of: _Repeated) -> _Sum:
     """The sum of the gradient ``item`` over the queries that share a head, its one reader."""
-    message = f"{item} is not summed over what shares a head"
-    node, cast = _reader(item), None
-    if is_cast(node):
-        node, cast = _reader(node), node
-    if of.swapped:
-        require(_is_swap(node), NoMatch, message)
-        node = _reader(node)
-    if node.target is aten.clone.default:
-        node = _reader(node)
-    fits = node.target in RESHAPES and same_sizes(type_of(node).shape, of.shape)
-    require(fits, NoMatch, message)
-    before, node = node, _reader(node)
-    given = arguments(node) if node.target is aten.sum.dim_IntList else {}
-    summed = bool(given) and [dim % 5 for dim in given["dim"]] == [of.axis]
-    require(summed and given["dtype"] in (None, type_of(before).dtype), NoMatch, message)
-    return _Sum(item, node, cast, of)
+    other = NoMatch(f"{item} is not summed over what shares a head")
+    total = item
+    while total.target is not aten.sum.dim_IntList:
+        total = _reader(total)
+    found = attempt(bindings_of, _heads_summed, total)
+    if isinstance(found, NoMatch):
+        raise other
+    wide = type_of(found["wide"])
+    require(_is_swap(found["swaps"]) and _is_cast(found["casts"]), other)
+    require(bool(found["swaps"]) == of.swapped and same_sizes(wide.shape, of.shape), other)
+    require([dim % 5 for dim in found["dims"]] == [of.axis], other)
+    require(found["dtype"] in (None, wide.dtype), other)
+    return _Sum(item, total, next(iter(found["casts"]), None), of)
 
 
 def _reader(node: fx.Node) -> fx.Node:

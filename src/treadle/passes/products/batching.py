@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -14,7 +13,8 @@ from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments, has_effect, is_in_order
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
-from treadle.graph.core.values import inherit, refresh
+from treadle.graph.core.values import refresh
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.order import restore_order
 from treadle.graph.rewrite.passes import Contract, GraphPass
 
@@ -131,28 +131,20 @@ def _copied_bytes(batch: Sequence[fx.Node]) -> int:
 
 def _fuse(batch: Sequence[fx.Node]) -> list[fx.Node]:
     """The batch stands where its last product stood; readers of the others move behind it."""
-    last = batch[-1]
-    graph = last.graph
-    with graph.inserting_before(last):
-        left, right = (_factor(batch, name) for name in ("self", "mat2"))
-        product = _call(last, aten.bmm.default, left, right)
-        results = [_call(last, aten.select.int, product, 0, at) for at in range(len(batch))]
+    build = ReplacementBuilder(batch[-1])
+    left, right = (_factor(build, batch, name) for name in ("self", "mat2"))
+    product = build.call(aten.bmm.default, left, right)
+    results = [build.call(aten.select.int, product, 0, at) for at in range(len(batch))]
     for node, result in zip(batch, results, strict=True):
         node.replace_all_uses_with(result)
-        graph.erase_node(node)
+        node.graph.erase_node(node)
     return results
 
 
-def _factor(batch: Sequence[fx.Node], name: str) -> fx.Node:
+def _factor(build: ReplacementBuilder, batch: Sequence[fx.Node], name: str) -> fx.Node:
     """All factors, one after the other; one that is shared is not copied."""
     factors = [arguments(node)[name] for node in batch]
     if len(set(factors)) > 1:
-        return _call(batch[-1], aten.stack.default, factors)
-    lifted = _call(batch[-1], aten.unsqueeze.default, factors[0], 0)
-    return _call(batch[-1], aten.expand.default, lifted, [len(batch), -1, -1])
-
-
-def _call(like: fx.Node, target: Any, *args: Any) -> fx.Node:
-    made = like.graph.call_function(target, args)
-    inherit(made, like)
-    return made
+        return build.call(aten.stack.default, factors)
+    lifted = build.call(aten.unsqueeze.default, factors[0], 0)
+    return build.call(aten.expand.default, lifted, [len(batch), -1, -1])

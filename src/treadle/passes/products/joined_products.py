@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -10,20 +10,54 @@ from torch import fx
 from treadle.algebra.extents import sample_of
 from treadle.graph.analysis.pieces import joined_of
 from treadle.graph.core.dim_maps import RESHAPES, with_columns
-from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
-from treadle.graph.core.values import inherit, refresh
-from treadle.graph.rewrite.passes import Contract, GraphPass, until_settled
+from treadle.graph.rewrite.builder import ReplacementBuilder
+from treadle.graph.rewrite.rules import Rule, RulePass, call_of, list_of, lowering, through
 from treadle.util.errors import require
 from treadle.util.refusals import NoMatch
 
 aten = torch.ops.aten
 
 
+def _pattern(products: object, views: object, dim: object) -> object:
+    product = list_of(
+        lambda product, views: through(RESHAPES, call_of(product, aten.mm.default), views),
+        products,
+        views,
+    )
+    return aten.cat.default(product, dim)
+
+
+def _joined(
+    build: ReplacementBuilder,
+    products: Sequence[fx.Node],
+    views: Sequence[Sequence[fx.Node]],
+    dim: int,
+) -> fx.Node:
+    node, result = build.root, type_of(build.root)
+    require(len(products) > 1, NoMatch, f"{node} joins one value")
+    require(joined_of(node) is not None, NoMatch, f"{node} converts an operand")
+    columns = dim % result.ndim == result.ndim - 1
+    require(columns or result.ndim == 2, NoMatch, f"{node} joins neither rows nor columns")
+    for seen in (chain[0] for chain in views if chain):
+        require(columns, NoMatch, f"{seen} is not mm")
+        with_columns(seen)
+    left, right = ([arguments(each)[name] for each in products] for name in ("self", "mat2"))
+    shared, others = (left, right) if columns else (right, left)
+    require(len(set(shared)) == 1, NoMatch, "the products share no factor")
+    copied = sum(sample_of(type_of(each).numel) for each in others)
+    fewer = copied < sample_of(result.numel)
+    require(fewer, NoMatch, f"the factors are {copied} elements, the result {result.numel}")
+    require(result.is_contiguous, NoMatch, f"{node} is not laid out row by row")
+    joined = build.call(aten.cat.default, others, int(columns))
+    factors = (shared[0], joined) if columns else (joined, shared[0])
+    return build.viewed(build.call(aten.mm.default, *factors), result.shape)
+
+
 @dataclass(frozen=True)
-class JoinProducts(GraphPass):
+class JoinProducts(RulePass):
     """Join the smaller side of products that a cat joins.
 
     before:  c = cat([mm(x, v), mm(x, w)], 1)
@@ -36,104 +70,7 @@ class JoinProducts(GraphPass):
     last dim. The products must have no other reader.
     """
 
-    contract = Contract()
+    rules: ClassVar = (Rule("joined-products", _pattern, lowering(_joined)),)
 
-    def run(self, step: StepGraph) -> int:
-        return until_settled(self._once, step)
-
-    def _once(self, step: StepGraph) -> int:
-        changed: list[fx.Node] = []
-        for node in list(step.graph.nodes):
-            try:
-                found = _joined_products(node)
-            except NoMatch:
-                continue
-            changed.append(_join(found))
-        refresh(step.graph, changed)
-        return len(changed)
-
-
-def explain(node: fx.Node) -> str:
-    """Why the cat ``node`` does or does not become a product, in words."""
-    try:
-        _joined_products(node)
-    except NoMatch as miss:
-        return miss.message
-    return "goes"
-
-
-@dataclass(frozen=True, slots=True)
-class _JoinedProducts:
-    """``node`` joins ``products``, which share a factor: their columns, or else their rows."""
-
-    node: fx.Node
-    products: tuple[fx.Node, ...]
-    columns: bool
-
-
-def _joined_products(node: fx.Node) -> _JoinedProducts:
-    joined = joined_of(node)
-    require(joined is not None, NoMatch, f"{node} is no cat")
-    assert joined is not None
-    result = type_of(node)
-    columns = joined.dim == result.ndim - 1
-    products = tuple(_product(each, columns=columns) for each in joined.operands)
-    require(len(products) > 1, NoMatch, f"{node} joins one value")
-    require(columns or result.ndim == 2, NoMatch, f"{node} joins neither rows nor columns")
-    shared, other = ("self", "mat2") if columns else ("mat2", "self")
-    factors = {arguments(each)[shared] for each in products}
-    require(len(factors) == 1, NoMatch, "the products share no factor")
-    regions = {info(each).region for each in (node, *products)}
-    require(len(regions) == 1, NoMatch, f"{node} and its products are of several regions")
-    copied = sum(sample_of(type_of(arguments(each)[other]).numel) for each in products)
-    fewer = copied < sample_of(result.numel)
-    require(fewer, NoMatch, f"the factors are {copied} elements, the result {result.numel}")
-    require(result.is_contiguous, NoMatch, f"{node} is not laid out row by row")
-    return _JoinedProducts(node, products, columns)
-
-
-def _product(node: fx.Node, *, columns: bool) -> fx.Node:
-    chain = with_columns(node) if columns else [node]
-    for each in chain:
-        require(len(each.users) == 1, NoMatch, f"{each} is used outside the cat")
-    require(chain[-1].target is aten.mm.default, NoMatch, f"{chain[-1]} is no mm")
-    return chain[-1]
-
-
-def _join(found: _JoinedProducts) -> fx.Node:
-    node, graph = found.node, found.node.graph
-    left, right = ([arguments(each)[name] for each in found.products] for name in ("self", "mat2"))
-    with graph.inserting_before(node):
-        if found.columns:
-            product = _call(node, aten.mm.default, left[0], _cat(node, right, 1))
-        else:
-            product = _call(node, aten.mm.default, _cat(node, left, 0), right[0])
-        result = product
-        if type_of(node).ndim != 2:
-            result = _call(node, aten.view.default, product, list(type_of(node).shape))
-    node.replace_all_uses_with(result)
-    _erase(node)
-    return product
-
-
-def _cat(like: fx.Node, factors: Sequence[fx.Node], dim: int) -> fx.Node:
-    return _call(like, aten.cat.default, list(factors), dim)
-
-
-def _call(like: fx.Node, target: Any, *args: Any) -> fx.Node:
-    made = like.graph.call_function(target, args)
-    inherit(made, like)
-    return made
-
-
-def _erase(node: fx.Node) -> None:
-    """The cat goes, with the views and products that only it read."""
-    graph, operands = node.graph, node.all_input_nodes
-    graph.erase_node(node)
-    for operand in operands:
-        each = operand
-        while each.target in RESHAPES:
-            above = each.all_input_nodes[0]
-            graph.erase_node(each)
-            each = above
-        graph.erase_node(each)
+    def may_go_on(self, step: StepGraph) -> bool:
+        return True  # what was joined may be joined again

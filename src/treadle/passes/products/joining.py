@@ -23,10 +23,11 @@ from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments, set_argument
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of, type_of_tensor
-from treadle.graph.core.values import compute, inherit, refresh
+from treadle.graph.core.values import compute, refresh
+from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.passes import Contract, GraphPass, until_settled
 from treadle.util.errors import require
-from treadle.util.refusals import NoMatch
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -70,15 +71,6 @@ class JoinPieces(GraphPass):
         return len(changed)
 
 
-def explain(node: fx.Node) -> str:
-    """Why the pieces of the cat or stack ``node`` are, or are not, read from its operands."""
-    try:
-        _cuts_of(node)
-    except NoMatch as miss:
-        return miss.message
-    return "goes"
-
-
 # --- pieces of a cat ------------------------------------------------------------------------
 
 
@@ -93,25 +85,17 @@ class _Cut:
 
 
 def _uncut(node: fx.Node) -> list[fx.Node]:
-    try:
-        cuts = _cuts_of(node)
-    except NoMatch:
-        return []
+    cuts = attempt(cuts_of, node)
     changed: list[fx.Node] = []
-    for cut in cuts:
-        new = cut.source if cut.bounds is None else _slice(cut)
+    for cut in () if isinstance(cuts, NoMatch) else cuts:
+        new = cut.source
+        if cut.bounds is not None:
+            build = ReplacementBuilder(cut.reader)
+            new = build.call(aten.slice.Tensor, cut.source, cut.dim, *cut.bounds)
         cut.reader.replace_all_uses_with(new)
         _erase(cut.reader, until=node)
         changed.append(new)
     return changed
-
-
-def _slice(cut: _Cut) -> fx.Node:
-    graph, (start, stop) = cut.reader.graph, cut.bounds or (0, 0)
-    with graph.inserting_before(cut.reader):
-        new = graph.call_function(aten.slice.Tensor, (cut.source, cut.dim, start, stop))
-    inherit(new, cut.reader)
-    return new
 
 
 def _erase(reader: fx.Node, *, until: fx.Node) -> None:
@@ -124,7 +108,7 @@ def _erase(reader: fx.Node, *, until: fx.Node) -> None:
         node = above
 
 
-def _cuts_of(node: fx.Node) -> list[_Cut]:
+def cuts_of(node: fx.Node) -> list[_Cut]:
     """Where each reader of a cat or stack finds its elements; ``NoMatch`` unless all of them can,
     cats of the cat aside."""
     require(type_of(node).is_contiguous, NoMatch, f"{node} is not laid out row by row")
@@ -275,8 +259,5 @@ def _one(run: Sequence[fx.Node], node: fx.Node) -> fx.Node:
     whole = Piece(first.source, first.dim, first.start, last.stop)
     if whole.is_whole:
         return whole.source  # what is left may be a cat of one, which is for noops.py to judge
-    with node.graph.inserting_before(node):
-        args = (whole.source, whole.dim, whole.start, whole.stop)
-        new = node.graph.call_function(aten.slice.Tensor, args)
-    inherit(new, node)
-    return new
+    args = (whole.source, whole.dim, whole.start, whole.stop)
+    return ReplacementBuilder(node).call(aten.slice.Tensor, *args)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -10,12 +10,19 @@ from torch import fx
 from treadle.algebra.extents import divides, same, sample_of, surely_less
 from treadle.compat.operators.operator_facts import CostClass, facts_of
 from treadle.graph.core.dim_maps import JOINS, MOVES, RESHAPES, SWAPS, with_columns
-from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import OpOverload, arguments
-from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import TensorType, is_tensor, type_of
-from treadle.graph.core.values import inherit, refresh
-from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.rewrite.builder import ReplacementBuilder
+from treadle.graph.rewrite.matching import require_one_region
+from treadle.graph.rewrite.rules import (
+    Rule,
+    RulePass,
+    any_of,
+    commuting,
+    lowering,
+    named,
+    through,
+)
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
 from treadle.util.refusals import NoMatch
@@ -35,8 +42,65 @@ _FREE = MOVES | {*JOINS, aten.slice.Tensor}
 """What only says where a formula reads."""
 
 
+def _require_host(x: TensorType) -> None:
+    require(target_for(x.device).on_host, NoMatch, f"{x} is on a device that was not measured")
+
+
+def _require_rows(x: TensorType, most: int) -> None:
+    rows = x.shape[0]
+    require(surely_less(rows, most + 1), NoMatch, f"{x} has {rows} rows, more than {most}")
+
+
+# --- a scaled product with an int8 weight ---------------------------------------------------
+
+
+def _scaled_product(
+    x: fx.Node, weight: fx.Node, scale: fx.Node, product: fx.Node, views: object
+) -> object:
+    by_rows = any_of(*SWAPS)(aten._to_copy.default(weight, ...), ...)
+    found = named(product, aten.mm.default(x, by_rows))
+    return commuting(aten.mul.Tensor)(through(RESHAPES, found, views), scale)
+
+
+def _check_int8(
+    x: TensorType, weight: TensorType, scale: TensorType, product: object, views: object
+) -> None:
+    _require_host(x)
+    require(x.dtype is torch.bfloat16, NoMatch, f"{x} was not faster")
+    require(weight.dtype is torch.int8, NoMatch, f"{weight} is no int8")
+    require(x.is_contiguous, NoMatch, f"{x} is not laid out row by row")
+    require(weight.is_contiguous, NoMatch, f"{weight} is not laid out row by row")
+    require(divides(_LANES, weight.shape[1]), NoMatch, f"{weight} has rows of {weight.shape[1]}")
+    _require_rows(x, _SOME)
+
+
+def _require_row(scale: fx.Node, columns: int) -> None:
+    known = type_of(scale)
+    is_row = known.ndim > 0 and same(known.shape[-1], columns) and same(known.numel, columns)
+    fits = is_row and known.dtype is torch.bfloat16 and known.is_contiguous
+    require(fits, NoMatch, f"{scale} is {known}, not one number a column")
+
+
+def _scaled(
+    build: ReplacementBuilder,
+    x: fx.Node,
+    weight: fx.Node,
+    scale: fx.Node,
+    product: fx.Node,
+    views: Sequence[fx.Node],
+) -> fx.Node:
+    mul, seen = build.root, [*views, product][0]
+    require(is_tensor(scale), NoMatch, f"{mul} scales by a number")
+    with_columns(seen)
+    require(type_of(mul) == type_of(seen), NoMatch, f"{mul} converts or stretches {seen}")
+    _require_row(scale, type_of(weight).shape[0])
+    row = build.viewed(scale, [type_of(scale).numel])
+    made = build.belonging(product).call(aten._weight_int8pack_mm.default, x, weight, row)
+    return build.viewed(made, type_of(mul).shape)
+
+
 @dataclass(frozen=True)
-class ScaleInProduct(GraphPass):
+class ScaleInProduct(RulePass):
     """Multiply by an int8 weight as it is stored, and scale the columns in the same kernel.
 
     before:  v = _to_copy(w, dtype=bf16); p = mm(x, t(v)); y = mul(p, s)     w: i8[n, k], s: bf16[n]
@@ -47,200 +111,18 @@ class ScaleInProduct(GraphPass):
     has infinity. Also through views of the product that keep its columns.
     """
 
-    contract = Contract()
-
-    def run(self, step: StepGraph) -> int:
-        changed: list[fx.Node] = []
-        for node in list(step.graph.nodes):
-            try:
-                found = _scaled(node)
-            except NoMatch:
-                continue
-            changed.append(_scale(found))
-        refresh(step.graph, changed)
-        return len(changed)
-
-
-@dataclass(frozen=True)
-class FoldWeightCast(GraphPass):
-    """Sum the products of few rows in a formula, where that reads less than half of the weight.
-
-    before:  v = _to_copy(w, dtype=f32); y = mm(x, v)        x: f32[1, k], w: i8[k, n]
-    after:   y = sum(mul(unsqueeze(x, 2), unsqueeze(v, 0)), [1])
-
-    One kernel then reads ``w`` and makes ``v`` as it goes; a library would find ``v`` stored. So
-    too if ``v`` is packed numbers of 4 bits, masked, shifted, joined, moved and scaled, and with a
-    bias. Half precision is summed in float32 and rounded once, as by libraries; on CPUs.
-    """
-
-    contract = Contract()
-
-    def run(self, step: StepGraph) -> int:
-        changed: list[fx.Node] = []
-        for node in list(step.graph.nodes):
-            try:
-                found = _folded(node)
-            except NoMatch:
-                continue
-            changed.append(_fold(found))
-        refresh(step.graph, changed)
-        return len(changed)
-
-
-def explain_scale(node: fx.Node) -> str:
-    """Why ``node`` does or does not become a part of a product with an int8 weight, in words."""
-    try:
-        _scaled(node)
-    except NoMatch as miss:
-        return miss.message
-    return "goes"
-
-
-def explain_cast(node: fx.Node) -> str:
-    """Why the product ``node`` does or does not read a narrow weight by itself, in words."""
-    try:
-        _folded(node)
-    except NoMatch as miss:
-        return miss.message
-    return "goes"
-
-
-def _require_host(x: TensorType) -> None:
-    require(target_for(x.device).on_host, NoMatch, f"{x} is on a device that was not measured")
-
-
-def _require_rows(x: fx.Node, most: int) -> None:
-    rows = type_of(x).shape[0]
-    require(surely_less(rows, most + 1), NoMatch, f"{x} has {rows} rows, more than {most}")
-
-
-def _require_one_region(nodes: Sequence[fx.Node]) -> None:
-    known = {(info(each).region, info(each).checkpoint, info(each).asked) for each in nodes}
-    require(len(known) == 1, NoMatch, f"{nodes[0]} and {nodes[-1]} are of several regions")
-
-
-def _require_lone(node: fx.Node) -> None:
-    require(len(node.users) == 1, NoMatch, f"{node} is read elsewhere as well")
-
-
-def _above(node: fx.Node) -> fx.Node:
-    above = node.args[0]
-    assert isinstance(above, fx.Node), node
-    return above
-
-
-# --- a scaled product with an int8 weight ---------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """``node = product(x, weight) * scale``; ``chain``: what goes, readers first."""
-
-    node: fx.Node
-    x: fx.Node
-    weight: fx.Node
-    scale: fx.Node
-    chain: tuple[fx.Node, ...]
-
-
-def _scaled(node: fx.Node) -> _Scaled:
-    require(node.target is aten.mul.Tensor, NoMatch, f"{node} is no mul")
-    given = arguments(node)
-    sides = given["self"], given["other"]
-    require(all(map(is_tensor, sides)), NoMatch, f"{node} scales by a number")
-    seen, scale = sides if _ends_in_product(sides[0]) else sides[::-1]
-    chain = [node, *with_columns(seen)]
-    product = chain[-1]
-    require(product.target is aten.mm.default, NoMatch, f"{product} is no mm")
-    x, wide = arguments(product)["self"], arguments(product)["mat2"]
-    require(wide.target in SWAPS, NoMatch, f"{wide} is not a weight by rows, transposed")
-    cast = _above(wide)
-    require(cast.target is aten._to_copy.default, NoMatch, f"{cast} is no conversion")
-    chain += [wide, cast]
-    for each in chain[1:]:
-        _require_lone(each)
-    _require_one_region(chain)
-    weight = _above(cast)
-    _require_int8(node, seen, x, weight)
-    _require_scale(scale, type_of(weight).shape[0])
-    return _Scaled(node, x, weight, scale, tuple(chain))
-
-
-def _ends_in_product(node: fx.Node) -> bool:
-    while node.target in RESHAPES:
-        node = _above(node)
-    return node.target is aten.mm.default
-
-
-def _require_int8(node: fx.Node, seen: fx.Node, x: fx.Node, weight: fx.Node) -> None:
-    left, right = type_of(x), type_of(weight)
-    _require_host(left)
-    require(left.dtype is torch.bfloat16, NoMatch, f"{x} is {left}, which was not faster")
-    require(right.dtype is torch.int8, NoMatch, f"{weight} is {right}")
-    require(left.is_contiguous, NoMatch, f"{x} is not laid out row by row")
-    require(right.is_contiguous, NoMatch, f"{weight} is not laid out row by row")
-    require(divides(_LANES, right.shape[1]), NoMatch, f"{weight} has rows of {right.shape[1]}")
-    require(type_of(node) == type_of(seen), NoMatch, f"{node} converts or stretches {seen}")
-    _require_rows(x, _SOME)
-
-
-def _require_scale(scale: fx.Node, columns: int) -> None:
-    known = type_of(scale)
-    is_row = known.ndim > 0 and same(known.shape[-1], columns) and same(known.numel, columns)
-    fits = is_row and known.dtype is torch.bfloat16 and known.is_contiguous
-    require(fits, NoMatch, f"{scale} is {known}, not one number a column")
-
-
-def _scale(found: _Scaled) -> fx.Node:
-    node, graph = found.node, found.node.graph
-    product, scale = next(n for n in found.chain if n.target is aten.mm.default), found.scale
-    with graph.inserting_before(node):
-        if type_of(scale).ndim != 1:
-            scale = _call(node, aten.view.default, scale, [type_of(scale).numel])
-        made = graph.call_function(aten._weight_int8pack_mm.default, (found.x, found.weight, scale))
-        inherit(made, product)
-        result = made
-        if type_of(node).ndim != 2:
-            result = _call(node, aten.view.default, made, list(type_of(node).shape))
-    node.replace_all_uses_with(result)
-    for each in found.chain:
-        graph.erase_node(each)
-    return made
-
-
-def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    made = like.graph.call_function(target, args, kwargs)
-    inherit(made, like)
-    return made
+    rules: ClassVar = (
+        Rule("scale-in-product", _scaled_product, lowering(_scaled), _check_int8, one_region=True),
+    )
 
 
 # --- a product with a formula ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Folded:
-    """``node = mm(x, wide) + bias``."""
-
-    node: fx.Node
-    x: fx.Node
-    wide: fx.Node
-    bias: fx.Node | None
-
-
-def _folded(node: fx.Node) -> _Folded:
-    is_sum = node.target is aten.addmm.default
-    require(is_sum or node.target is aten.mm.default, NoMatch, f"{node} is no product of matrices")
-    given = arguments(node)
-    if is_sum:
-        plain = given["beta"] == 1 and given["alpha"] == 1
-        require(plain, NoMatch, f"{node} scales what it adds")
-    x, wide = given["mat1" if is_sum else "self"], given["mat2"]
-    known = type_of(wide)
-    _require_host(known)
-    require(known.dtype.is_floating_point, NoMatch, f"{wide} is {known}")
+def _check_wide(x: TensorType, wide: TensorType, bias: object = None) -> None:
+    _require_host(wide)
+    require(wide.dtype.is_floating_point, NoMatch, f"{wide} is no floating point")
     _require_rows(x, _FEW)
-    _require_narrow(node, wide)
-    return _Folded(node, x, wide, given["self"] if is_sum else None)
 
 
 def _require_narrow(node: fx.Node, wide: fx.Node) -> None:
@@ -254,7 +136,7 @@ def _require_narrow(node: fx.Node, wide: fx.Node) -> None:
     require(narrow, NoMatch, f"{wide} is {sample_of(known.nbytes)} bytes, made of {size}")
     dense = known.is_contiguous or _is_transposed(known)
     require(dense, NoMatch, f"{wide} is not laid out in rows or columns")
-    _require_one_region([node, *formula])
+    require_one_region([node, *formula])
 
 
 def _collect(node: fx.Node, read: dict[fx.Node, None], formula: list[fx.Node]) -> None:
@@ -277,7 +159,7 @@ def _is_formula(node: fx.Node) -> bool:
     if node.target in _FREE:
         return True
     if node.target is aten.view.dtype:
-        return all(type_of(each).dtype in _BYTES for each in (node, _above(node)))
+        return all(type_of(each).dtype in _BYTES for each in (node, *node.all_input_nodes))
     facts = facts_of(node.target)
     return facts.cost is CostClass.POINTWISE and not facts.draws and not facts.slow_elements
 
@@ -293,30 +175,49 @@ _SUMS: Mapping[bool, tuple[int, int]] = {False: (2, 1), True: (1, 2)}
 numbers which are neighbours in the weight are neighbours in what is summed."""
 
 
-def _fold(found: _Folded) -> fx.Node:
-    node, graph = found.node, found.node.graph
-    known = type_of(found.wide)
+def _folded(
+    build: ReplacementBuilder, x: fx.Node, wide: fx.Node, bias: fx.Node | None = None
+) -> fx.Node:
+    _require_narrow(build.root, wide)
+    known = type_of(wide)
     dtype = torch.float32 if known.dtype in _HALVES else known.dtype
     turned = not known.is_contiguous
     new, summed = _SUMS[turned]
-    with graph.inserting_before(node):
-        x = _as(node, found.x, dtype)
-        wide = _as(node, found.wide, dtype)
-        if turned:
-            wide = _call(node, aten.t.default, wide)
-        x = _call(node, aten.unsqueeze.default, x, new)
-        wide = _call(node, aten.unsqueeze.default, wide, 0)
-        products = _call(node, aten.mul.Tensor, x, wide)
-        total = _call(node, aten.sum.dim_IntList, products, [summed])
-        if found.bias is not None:
-            total = _call(node, aten.add.Tensor, total, _as(node, found.bias, dtype))
-        result = _as(node, total, known.dtype)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
-    return result
+    rows, columns = build.converted(x, dtype), build.converted(wide, dtype)
+    if turned:
+        columns = build.call(aten.t.default, columns)
+    rows = build.call(aten.unsqueeze.default, rows, new)
+    columns = build.call(aten.unsqueeze.default, columns, 0)
+    products = build.call(aten.mul.Tensor, rows, columns)
+    total = build.call(aten.sum.dim_IntList, products, [summed])
+    if bias is not None:
+        total = build.call(aten.add.Tensor, total, build.converted(bias, dtype))
+    return build.converted(total, known.dtype)
 
 
-def _as(like: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
-    if type_of(value).dtype is dtype:
-        return value
-    return _call(like, aten._to_copy.default, value, dtype=dtype)
+@dataclass(frozen=True)
+class FoldWeightCast(RulePass):
+    """Sum the products of few rows in a formula, where that reads less than half of the weight.
+
+    before:  v = _to_copy(w, dtype=f32); y = mm(x, v)        x: f32[1, k], w: i8[k, n]
+    after:   y = sum(mul(unsqueeze(x, 2), unsqueeze(v, 0)), [1])
+
+    One kernel then reads ``w`` and makes ``v`` as it goes; a library would find ``v`` stored. So
+    too if ``v`` is packed numbers of 4 bits, masked, shifted, joined, moved and scaled, and with a
+    bias. Half precision is summed in float32 and rounded once, as by libraries; on CPUs.
+    """
+
+    rules: ClassVar = (
+        Rule(
+            "cast-into-product",
+            lambda x, wide: aten.mm.default(x, wide),
+            lowering(_folded),
+            _check_wide,
+        ),
+        Rule(
+            "cast-into-product-and-bias",
+            lambda x, wide, bias: aten.addmm.default(bias, x, wide),
+            lowering(_folded),
+            _check_wide,
+        ),
+    )
