@@ -19,6 +19,3 @@ def attempt(find: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Foun
         return find(*args, **kwargs)
     except NoMatch as refusal:
         return refusal
-
-
-__all__ = ["NoMatch", "attempt"]

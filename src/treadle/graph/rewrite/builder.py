@@ -101,6 +101,3 @@ class ReplacementBuilder:
         self.made.append(node)
         inherit(node, self.root)
         return node
-
-
-__all__ = ["ReplacementBuilder"]

@@ -86,6 +86,3 @@ def _read_instead(node: fx.Node, result: object) -> None:
             item.replace_all_uses_with(result[item.args[1]])  # type: ignore[index]
             node.graph.erase_node(item)
     node.graph.erase_node(node)
-
-
-__all__ = ["put_in_place", "traced_call", "traced_program"]

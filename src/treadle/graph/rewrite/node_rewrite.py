@@ -34,6 +34,3 @@ class NodeRewrite(GraphPass, Generic[Found]):
                 count += 1
         refresh(step.graph, changed)
         return count
-
-
-__all__ = ["NodeRewrite"]

@@ -156,15 +156,3 @@ def put_in(replaced: Sequence[Replaced]) -> None:
             worklist += node.all_input_nodes
             node.graph.erase_node(node)
             erased.add(node)
-
-
-__all__ = [
-    "Bindings",
-    "Lowering",
-    "Replacement",
-    "ReplacementBuilder",
-    "built",
-    "fitting",
-    "lowering",
-    "put_in",
-]

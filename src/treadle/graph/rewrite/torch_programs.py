@@ -158,6 +158,3 @@ def _plain(graph: fx.Graph, names: Sequence[str]) -> fx.Graph:
     constants = graph.find_nodes(op="get_attr")
     require(not constants, VerifyError, "a rule makes a tensor from numbers: use torch.full")
     return graph
-
-
-__all__ = ["TorchProgram", "TorchReplacement", "TracedPattern", "traced_with"]

@@ -101,6 +101,3 @@ def filled(make: ReplacementBuilder, where: fx.Node, number: float, value: fx.No
     kind = {"dtype": known.dtype, "device": known.device}
     scalar = make.call(aten.scalar_tensor.default, number, **kind)
     return make.call(aten.where.self, where, scalar, value)
-
-
-__all__ = ["Added", "Additive", "filled"]

@@ -255,6 +255,3 @@ def _check_regions(backward: Backward) -> None:
     for node in found:
         free = node is None or (info(node).region is None and info(node).checkpoint is None)
         require(free, NoMatch, f"{node} is in a checkpointed region")
-
-
-__all__ = ["Backward", "backward_of"]

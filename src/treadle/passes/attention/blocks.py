@@ -113,6 +113,3 @@ def _unfolded(make: ReplacementBuilder, value: fx.Node, size: int, call: fx.Node
         turned = make.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
     shape = [batch, many // batch * size, heads, width]
     return make.call(aten.transpose.int, make.call(aten.view.default, turned, shape), 1, 2)
-
-
-__all__ = ["BlockedCall", "blocked", "replace"]

@@ -225,6 +225,3 @@ def _erase_dead(root: fx.Node) -> None:
         operands = node.all_input_nodes
         node.graph.erase_node(node)
         worklist += operands
-
-
-__all__ = ["FoundAttention", "replace"]

@@ -94,6 +94,3 @@ class CallFastestAttention(NodeRewrite[_Flash]):
             exchange(each, found.kernel.gradients(behind, arguments(each)["grad_out"], call))
         exchange(found.forward, [call.result])
         return ()
-
-
-__all__ = ["CallFastestAttention"]

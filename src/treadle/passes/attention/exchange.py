@@ -78,13 +78,3 @@ def _as_laid_out(make: ReplacementBuilder, new: fx.Node, old: fx.Node) -> fx.Nod
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
     dense = make.dense(make.call(aten.permute.default, new, order))
     return make.call(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
-
-
-__all__ = [
-    "OPERANDS",
-    "exchange",
-    "gradient_name",
-    "gradients_of",
-    "require_exchangeable",
-    "require_masks_after_scaling",
-]

@@ -350,6 +350,3 @@ def _check_regions(forward: Forward) -> None:
         known = info(node)
         free = known.region is None and known.checkpoint is None
         require(free, NoMatch, f"{node} is in a checkpointed region")
-
-
-__all__ = ["SCALES", "Forward", "Scores", "factor_of", "forward_of", "is_derivative"]

@@ -184,6 +184,3 @@ def _rows(
     words = f"the mask {masks[0].node} may be all of a row, with a gradient that is not known there"
     require(gradient, NoMatch, words)
     return MaskedRows(drops=drops, zeroed=zeroed)
-
-
-__all__ = ["AttentionFinding", "FuseAttention", "findings"]

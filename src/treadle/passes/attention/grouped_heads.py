@@ -222,6 +222,3 @@ def _unsummed(found: _Sum) -> list[fx.Node]:
         path.graph.erase_node(path)
         path = before
     return made[1:]
-
-
-__all__ = ["KERNELS", "GroupHeads"]

@@ -220,6 +220,3 @@ def kernel_for(device: torch.device) -> FusedKernel:
     words = f"no call is known to be right and fast on {device.type}"
     require("cudnn" in target.libraries, NoMatch, words)
     return Cudnn(target)
-
-
-__all__ = ["Cudnn", "FusedCall", "FusedKernel", "HostFlash", "kernel_for", "least_scores"]

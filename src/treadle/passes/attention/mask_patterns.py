@@ -345,17 +345,3 @@ def _words(unknown: Sequence[Condition], pairs: Pairs) -> tuple[str, ...]:
     for each in unknown:
         found[" with ".join(pairs.text_of(one) for one in elements_in(each))] = None
     return tuple(found)
-
-
-__all__ = [
-    "Blocks",
-    "Documents",
-    "ElementReader",
-    "Mask",
-    "OfBatch",
-    "Pairs",
-    "Pattern",
-    "Prefix",
-    "Window",
-    "mask_of",
-]

@@ -270,6 +270,3 @@ def _wants_bias(node: fx.Node) -> bool:
     """Whether a gradient of the mask is computed."""
     wanted: Any = arguments(node).get("grad_input_mask")  # cuDNN's kernel never computes one
     return wanted is not None and bool(wanted[3])
-
-
-__all__ = ["MaskReport", "ProveAttentionMasks", "reports"]

@@ -267,17 +267,3 @@ def _sizes(value: Tensor) -> tuple[int, ...]:
 
 def _on_host(leaf: object) -> object:
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
-
-
-__all__ = [
-    "Drop",
-    "MaskedRows",
-    "ScoreMask",
-    "cannot_be_infinite",
-    "constant",
-    "drops_of",
-    "fits",
-    "leaves_something",
-    "number",
-    "stays_finite",
-]

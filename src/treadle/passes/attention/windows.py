@@ -118,6 +118,3 @@ def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
 def _tokens_first(make: ReplacementBuilder, value: fx.Node) -> fx.Node:
     """``[B, H, T, D]`` as ``[B, T, H, D]``, and back."""
     return make.call(aten.transpose.int, value, 1, 2)
-
-
-__all__ = ["WindowedCall", "replace", "windowed"]
