@@ -295,7 +295,8 @@ def _kinds(kind: type) -> Iterator[type]:
 def test_no_exchange_is_left_out():
     for module in pkgutil.walk_packages(treadle.passes.__path__, "treadle.passes."):
         importlib.import_module(module.name)
-    own = {k.__name__ for k in _kinds(GraphPass) if k.__module__.startswith("treadle.")}
+    kinds = [each for each in _kinds(GraphPass) if not each.__subclasses__()]
+    own = {each.__name__ for each in kinds if each.__module__.startswith("treadle.")}
     walked = {type(each.each).__name__ for each in EXCHANGES.values()}
     assert own == walked | OTHERS.keys() | KEEP_KERNELS
 

@@ -24,7 +24,7 @@ from treadle.capture.tracing.user_tensors import UserTensors, are_alike
 from treadle.compat.fake import is_traced
 from treadle.compat.pytree import TreeSpec
 
-Place = (
+PlaceOfEffect = (
     Location
     | TensorLocation
     | MadeGradient
@@ -41,7 +41,7 @@ Place = (
 class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
-    place: Place
+    place: PlaceOfEffect
     leaves: tuple[object, ...]
     tree: TreeSpec
 
@@ -66,7 +66,7 @@ class SideEffects:
 
     def _add(
         self,
-        place: Place,
+        place: PlaceOfEffect,
         leaves: Iterable[object],
         tree: TreeSpec,
         change: Change | None = None,
@@ -101,7 +101,7 @@ class SideEffects:
             if not _rebinds(change, written, tensors):
                 self._note_change(change, place, None)
 
-    def _note_change(self, change: Change, place: Place, movable: Change | None) -> None:
+    def _note_change(self, change: Change, place: PlaceOfEffect, movable: Change | None) -> None:
         new = change.now
         leaves, tree = self._outgoing.taken_apart(new, change.label)
         is_ours = any(map(self._outgoing.is_of_call, leaves))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import fx
@@ -13,6 +13,7 @@ from treadle.graph.core.operators import arguments, is_item, set_argument
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.node_rewrite import NodeRewrite
+from treadle.graph.rewrite.passes import Contract
 from treadle.graph.rewrite.rules import any_of, anything, bindings_of, named, through
 from treadle.passes.attention.exchange import gradients_of
 from treadle.passes.attention.moves import is_cast, operand_of
@@ -85,6 +86,8 @@ class GroupHeads(NodeRewrite[_Grouped]):
     Keys and values alike, of PyTorch's kernels for GPUs that take this. Their gradients are summed
     over the queries that share a head before they are rounded; eager rounds each, and the sum.
     """
+
+    contract: ClassVar[Contract] = Contract()
 
     def find(self, node: fx.Node) -> _Grouped:
         require(node.target in KERNELS, NoMatch, f"{node} is no call of a kernel that shares heads")

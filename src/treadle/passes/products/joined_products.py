@@ -14,6 +14,7 @@ from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
+from treadle.graph.rewrite.passes import Contract
 from treadle.graph.rewrite.rules import Rule, RulePass, call_of, list_of, lowering, through
 from treadle.util.errors import require
 from treadle.util.refusals import NoMatch
@@ -69,6 +70,8 @@ class JoinProducts(RulePass):
     where they are fewer elements than the result. The first form also through views that keep the
     last dim. The products must have no other reader.
     """
+
+    contract: ClassVar[Contract] = Contract()
 
     rules: ClassVar = (Rule("joined-products", _pattern, lowering(_joined)),)
 

@@ -14,6 +14,7 @@ from treadle.graph.core.operators import OpOverload, arguments
 from treadle.graph.core.types import TensorType, is_tensor, type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.matching import require_one_region
+from treadle.graph.rewrite.passes import Contract
 from treadle.graph.rewrite.rules import (
     Rule,
     RulePass,
@@ -111,6 +112,8 @@ class ScaleInProduct(RulePass):
     has infinity. Also through views of the product that keep its columns.
     """
 
+    contract: ClassVar[Contract] = Contract()
+
     rules: ClassVar = (
         Rule("scale-in-product", _scaled_product, lowering(_scaled), _check_int8, one_region=True),
     )
@@ -206,6 +209,8 @@ class FoldWeightCast(RulePass):
     too if ``v`` is packed numbers of 4 bits, masked, shifted, joined, moved and scaled, and with a
     bias. Half precision is summed in float32 and rounded once, as by libraries; on CPUs.
     """
+
+    contract: ClassVar[Contract] = Contract()
 
     rules: ClassVar = (
         Rule(

@@ -14,6 +14,7 @@ from treadle.graph.core.dim_maps import RESHAPES, SWAPS, with_columns
 from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.types import TensorType, is_tensor, type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
+from treadle.graph.rewrite.passes import Contract
 from treadle.graph.rewrite.rules import (
     Rewrite,
     Rule,
@@ -107,6 +108,8 @@ class AccumulateProducts(RulePass):
     products must have no other reader, and ``s`` adds nothing else.
     """
 
+    contract: ClassVar[Contract] = Contract()
+
     rules: ClassVar = (
         Rule(
             "accumulated-products",
@@ -161,6 +164,8 @@ class AddBiasInProduct(RulePass):
     of its kernel and costs nothing: then it stays.
     """
 
+    contract: ClassVar[Contract] = Contract()
+
     rules: ClassVar = (
         Rule(
             "bias-into-product",
@@ -196,6 +201,8 @@ class SplitBias(RulePass):
     Only where every reader is a formula, and of float32 and wider: of narrower ones the sum would
     be rounded twice. The opposite of ``AddBiasInProduct``, which takes the other sums.
     """
+
+    contract: ClassVar[Contract] = Contract()
 
     rules: ClassVar = (
         Rule(
