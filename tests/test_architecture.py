@@ -144,7 +144,9 @@ def ours() -> set[str]:
 
 OPERATORS = ("aten.", "torch.ops.aten.")
 """What they are called is a part of every saved graph, whatever the name begins with."""
-OF_OTHERS = {"sys._getframe", "functools._lru_cache_wrapper", "np.random.mtrand._rand"}
+OF_OTHERS = {
+    "sys._getframe", "functools._lru_cache_wrapper", "np.random.mtrand._rand", "random._inst",
+}  # fmt: skip
 
 
 def private_attributes(tree: ast.Module) -> set[str]:
@@ -364,6 +366,45 @@ def test_imports_are_absolute():
 )
 def test_the_fence_sees_every_spelling(line, rooms):
     assert rooms_imported(ast.parse(line)) == rooms
+
+
+LIBRARIES = {
+    "accelerate", "argparse", "datetime", "decimal", "lightning", "logging", "mpmath", "numpy",
+    "random", "re", "sympy", "time", "torch.amp", "torch.distributed.fsdp", "torch.nn.parallel",
+    "torch.optim.swa_utils", "torchmetrics", "tqdm", "tracemalloc", "transformers", "warnings",
+}  # fmt: skip
+"""Whose facts stand in ``capture/integrations``. What belongs to the interpreter is none of them:
+``sys``, ``threading``, ``inspect``, ``dis``; ``linecache`` and ``traceback`` have users' lines."""
+NUMBERS_OF_NUMPY = {
+    "numbers", "number_forms", "entries", "arrays", "array_functions", "deferred_arrays",
+    "plain_values",
+}  # fmt: skip
+"""Modules in which numbers and arrays of NumPy's are plain values, or others stand in for them."""
+
+
+def libraries_named(tree: ast.Module) -> set[str]:
+    """Those that are imported, or whose name is written as a text."""
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    named = imported_modules(tree) | {each for each in constants if type(each) is str}
+    return {
+        library
+        for library in LIBRARIES
+        if any(each == library or each.startswith(f"{library}.") for each in named)
+    }
+
+
+def test_libraries_are_named_by_integrations_alone():
+    for path in MODULES:
+        if room(path) == "capture" and "integrations" not in path.parts:
+            allowed = {"numpy"} if path.stem in NUMBERS_OF_NUMPY else set[str]()
+            named = libraries_named(parse(path)) - allowed
+            assert not named, f"{name_of(path)} names {named}: ask capture/integrations/registry.py"
+
+
+def test_the_fence_sees_names_of_libraries():
+    for text in ("import numpy as np", "from torch.nn.parallel import X", "kind == 'tqdm.auto'"):
+        assert libraries_named(ast.parse(text))
+    assert not libraries_named(ast.parse("import torch.nn.functional; x = 'tqdms'"))
 
 
 DEVICES = {"cpu", "cuda"}

@@ -399,6 +399,16 @@ def test_questions_to_the_operating_system_are_refused(name, tmp_path):
     assert __file__ in found.value.where
 
 
+def test_a_file_that_only_ends_like_python_s_own_is_the_step_s(tmp_path):
+    """Python's ``inspect.py`` may ask, to show a line; ``my_inspect.py`` is the user's."""
+    space = {"time": time}
+    code = compile("def now():\n    return time.time()", str(tmp_path / "my_inspect.py"), "exec")
+    exec(code, space)
+    compiled = treadle.compile(asking(space["now"]), model=nn.Module(), options=OPTIONS)
+    with pytest.raises(treadle.TreadleError, match="TR-123"):
+        compiled(torch.ones(2))
+
+
 def test_writing_a_file_is_refused(tmp_path):
     path = tmp_path / "log"
     compiled = treadle.compile(asking(lambda: written(path)), model=nn.Module(), options=OPTIONS)

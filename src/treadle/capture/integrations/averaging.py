@@ -2,7 +2,7 @@
 those of batch norms with ``momentum=None``."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
+from treadle.capture.integrations.integration import Integration, Patch, TracedRun
 from treadle.compat.batch_norm import batch_norm_forward, check_dims
 
 
@@ -111,4 +112,8 @@ def cumulative_batch_norm() -> tuple[Any, str, Callable[[Any, Tensor], Tensor]]:
     return owner, name, forward
 
 
-__all__ = ["cumulative_batch_norm", "update_parameters"]
+def _patches(_: TracedRun) -> Iterable[Patch]:
+    return (AveragedModel, "update_parameters", update_parameters), cumulative_batch_norm()
+
+
+AVERAGING = Integration(name="torch.optim.swa_utils", patches=_patches)

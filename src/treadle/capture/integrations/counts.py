@@ -35,6 +35,3 @@ def counts_instead_of(
         return found.index_add(0, input.long(), one.detach())
 
     return call
-
-
-__all__ = ["counts_instead_of"]

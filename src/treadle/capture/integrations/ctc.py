@@ -41,6 +41,3 @@ def _lengths(given: object) -> Tensor:
     if isinstance(given, Tensor):
         return given.reshape(-1).to("cpu", torch.int64)
     return torch.tensor(given, dtype=torch.int64).reshape(-1)
-
-
-__all__ = ["FUNCTIONS", "losses"]

@@ -27,17 +27,20 @@ from torch.autograd.function import once_differentiable
 
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.explain_errors import here
+from treadle.capture.integrations.integration import Integration, Patch, TracedRun
 from treadle.compat.distributed.collectives import collective_op, name_of_group
 from treadle.compat.distributed.fully_sharded import (
     ShardedGroupPlan,
     ShardedParameterPlan,
     ShardedStatePlan,
     plans_of,
+    resharding_methods,
     sharded_facts,
     to_device,
     to_dtype,
+    unsharding_methods,
 )
-from treadle.compat.distributed.sharded_tensors import layout_of, local_of, placed_as
+from treadle.compat.distributed.sharded_tensors import draw_methods, layout_of, local_of, placed_as
 from treadle.compat.tracing import traced_nodes
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
@@ -332,7 +335,7 @@ def _now(plan: ShardedParameterPlan) -> Any:
     return module._parameters[name]
 
 
-def refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
+def _refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
     """In the place of ``unshard``."""
     raise CaptureError(
         f"the step calls {type(module).__name__}.unshard(), and what it gathers there cannot be "
@@ -343,7 +346,7 @@ def refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
     )
 
 
-def refuse_draws(*_: object, **__: object) -> None:
+def _refuse_draws(*_: object, **__: object) -> None:
     """In the place of what DTensor does around a draw."""
     raise CaptureError(
         "the step draws random numbers for a DTensor, where each rank takes its own part of one "
@@ -355,7 +358,7 @@ def refuse_draws(*_: object, **__: object) -> None:
     )
 
 
-def nothing(*_: object, **__: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """In the place of ``reshard``: between forwards modules hold parts."""
 
 
@@ -381,13 +384,14 @@ def _accumulates() -> CaptureError:
     )
 
 
-__all__ = [
-    "GatherSpan",
-    "Reduction",
-    "fully_sharded",
-    "group_of_ranks",
-    "nothing",
-    "reduction_of",
-    "refuse_draws",
-    "refuse_unshard",
-]
+def _patches(_: TracedRun) -> Iterable[Patch]:
+    for methods, ours in (
+        (unsharding_methods, _refuse_unshard),
+        (resharding_methods, _nothing),
+        (draw_methods, _refuse_draws),
+    ):
+        for owner, name in methods():
+            yield owner, name, ours
+
+
+FULLY_SHARDED = Integration(name="torch.distributed.fsdp", patches=_patches)

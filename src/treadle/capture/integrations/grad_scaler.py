@@ -12,7 +12,7 @@ An optimizer's step counter is Python's: the number ``found`` is a result, and s
 whether it advances. One that is disabled does what it does by itself.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
 from treadle.capture.failures import of_torch
+from treadle.capture.integrations.integration import Integration, Patch, TracedRun
 from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.grad_scaler import (
@@ -93,7 +94,7 @@ class LossScaling:
     )
     _made: dict[int, GradScaler] = field(default_factory=dict[int, GradScaler])
 
-    def methods(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    def methods(self) -> Iterator[Patch]:
         """What stands in the place of the scaler's own, by class and name."""
         ours = (self._scale, self._unscale, self._step, self._update)
         for name, function in zip(METHODS, ours, strict=True):
@@ -249,3 +250,10 @@ def refused_scaling(what: str) -> CaptureError:
 def _eagers(kind: type[Exception], text: str) -> CaptureError:
     """What the scaler itself would raise."""
     return of_torch(kind(text), here())
+
+
+def _patches(run: TracedRun) -> Iterable[Patch]:
+    return run.scaling.methods()
+
+
+GRAD_SCALER = Integration(name="torch.amp.GradScaler", patches=_patches)

@@ -146,6 +146,3 @@ def _is_packed() -> CaptureError:
         remedy="unpack first (pad_packed_sequence), and leave out what is beyond the lengths with "
         "a mask",
     )
-
-
-__all__ = ["PackedRows", "Rows"]

@@ -307,6 +307,3 @@ def weights_in_place() -> Iterator[None]:
 
 def _nothing(self: nn.RNNBase) -> None:
     pass
-
-
-__all__ = ["RecurrentLayers", "weights_in_place"]

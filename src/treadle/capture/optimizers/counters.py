@@ -90,6 +90,3 @@ def _is_float(value: object) -> bool:
     return (
         type(value) is Tensor and value.is_cpu and value.dtype is torch.float32 and not value.ndim
     )
-
-
-__all__ = ["SharedCounters"]

@@ -270,6 +270,3 @@ def sets_hyper_parameter(optimizer: Optimizer, key: str) -> CaptureError:
         remedy="set it after the update or before the call, or use a second parameter group or "
         "optimizer",
     )
-
-
-__all__ = ["HyperParameters", "SetGroup", "sets_hyper_parameter", "standing_in"]

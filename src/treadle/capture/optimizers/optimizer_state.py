@@ -397,6 +397,3 @@ def refused_state(what: str) -> CaptureError:
         where=here(),
         remedy="its tensors may be read, and written to in place; keep your own under other keys",
     )
-
-
-__all__ = ["StateLocation", "TracedState", "refused_state"]

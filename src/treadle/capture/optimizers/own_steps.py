@@ -86,6 +86,3 @@ class OwnSteps:
         function = original.__func__ if isinstance(original, MethodType) else original
         vars(step).update(vars(function))  # what schedulers look for
         return step
-
-
-__all__ = ["OwnSteps"]

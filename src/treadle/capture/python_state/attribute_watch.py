@@ -5,7 +5,6 @@ run is over; modules get another class until then.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from sys import _getframe
 from threading import get_ident  # of the module itself, reading is noted
@@ -14,17 +13,28 @@ from typing import Any, cast, final
 
 from torch import nn
 
+from treadle.capture.integrations.integration import SharedObjects
+from treadle.capture.integrations.registry import SHARED_OBJECTS
 from treadle.capture.python_state.changes import Kept
 from treadle.capture.python_state.code.bytecode import Instructions, value_of
-from treadle.capture.python_state.code.frames import NUMPY, CodeOwner, code_owner, is_of_logs
+from treadle.capture.python_state.code.frames import (
+    LIBRARY_FILES,
+    CodeOwner,
+    code_owner,
+    is_of_logs,
+)
 from treadle.capture.python_state.introspect import is_heap
-from treadle.capture.python_state.ownership import LOADED, is_machinery_class, owner_of
+from treadle.capture.python_state.ownership import (
+    LOADED,
+    SHARED_KINDS,
+    is_machinery_class,
+    owner_of,
+)
 from treadle.capture.python_state.parts import MISSING
 from treadle.util.frame_variables import variables
 
-_IN_PART = (ModuleType, logging.Filterer)
+_IN_PART = (ModuleType, *SHARED_KINDS)
 _CACHED = functools.cached_property.__get__.__code__  # takes a whole __dict__ for one name
-_LOGGER = logging.Logger  # of the module itself, reading is noted
 WATCHED = ("__getattribute__", "__setattr__")
 """The methods of classes in whose place there are others while a run is watched."""
 
@@ -51,7 +61,7 @@ class AttributeWatch:
         namespace = self._methods(ModuleType)
         self._module_class: Any = type("module", (ModuleType,), namespace)
         self._modules: list[ModuleType] = []
-        self.loggers: dict[str, logging.Logger] = {}
+        self.shared: dict[str, object] = {}  # objects that code got by a name, by label
         self.between: frozenset[CodeType] = frozenset()  # what stands for Python's own functions
         self._steps: dict[int, Instructions] = {}
         self.everything: set[int] = set()  # ids of objects of which all attributes were read
@@ -140,18 +150,19 @@ class AttributeWatch:
         if not self.runs:
             return
         read = self.read.get(id(owner))
-        if read is None and issubclass(type(owner), _LOGGER):
+        if read is None and issubclass(type(owner), SHARED_KINDS):
             if self.inside == get_ident():
                 return  # the machinery's own
-            self._meet_logger(owner)
+            self._meet_shared(owner)
             read = self.read.get(id(owner))
         if read is None:
             if not name.startswith("__"):
                 self._early.setdefault(id(owner), set()).add(name)
             return  # in any thread: that of a step may have been started by it
         if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
-            if name == "_cache":
-                _read_levels(owner)
+            # (``isinstance`` would read ``__class__``, and so come here again.)
+            if issubclass(type(owner), SHARED_KINDS) and name in _facts_of(owner).behind:
+                _facts_of(owner).behind[name](owner)
             return
         if name.startswith("__"):
             if name in ("__dict__", "__getstate__"):
@@ -178,25 +189,25 @@ class AttributeWatch:
                 if before is not MISSING:
                     self._meet(before, kept.part.where(name))
 
-    def _meet_logger(self, owner: logging.Logger) -> None:
-        """One that users' or installed code got by its name."""
+    def _meet_shared(self, owner: object) -> None:
+        """An object that users' or installed code got by its name."""
         frame: FrameType = _getframe(3)
         while is_of_logs(frame) and frame.f_back is not None:
             frame = frame.f_back
         if code_owner(frame.f_code.co_filename) >= CodeOwner.INSTALLED:
-            name = object.__getattribute__(owner, "name")
-            self.loggers[f"logging.getLogger({name!r})"] = owner
-            self._meet(owner, f"logging.getLogger({name!r})")
+            label = _facts_of(owner).label(owner)
+            self.shared[label] = owner
+            self._meet(owner, label)
 
     def _counts(self, owner: Any, name: str) -> bool:
-        """Of modules of the library, what others read, and not NumPy of itself; of loggers, what
-        decides. What they do with it happens once."""
+        """Of modules of the library, what others read, and not NumPy of itself; of shared objects,
+        what decides. What they do with it happens once."""
         if not issubclass(type(owner), ModuleType):
-            return name in ("level", "disabled", "parent", "manager", "name")
+            return name in _facts_of(owner).deciding
         if owner_of(owner) is not CodeOwner.STDLIB:
             return True
         file = _getframe(3).f_code.co_filename
-        return code_owner(file) >= CodeOwner.STDLIB and not file.startswith(NUMPY)
+        return code_owner(file) >= CodeOwner.STDLIB and not file.startswith(LIBRARY_FILES)
 
     def _note_mapping(self, owner: object, name: str) -> None:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
@@ -247,8 +258,6 @@ class AttributeWatch:
                     type.__setattr__(kind, name, own)
 
 
-def _read_levels(logger: logging.Logger | None) -> None:
-    """What the answers that a logger keeps follow from."""
-    while logger is not None:
-        _ = logger.level, logger.manager.disable
-        logger = logger.parent
+def _facts_of(owner: object) -> SharedObjects:
+    """What is known of objects like a shared one."""
+    return next(each for each in SHARED_OBJECTS if issubclass(type(owner), each.kind))

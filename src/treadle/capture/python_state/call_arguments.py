@@ -164,6 +164,3 @@ def _fills(parameter: Parameter) -> bool:
     """Whether it has no default, or one that is filled in."""
     default = parameter.default
     return default is Parameter.empty or type(default) in _FILLED
-
-
-__all__ = ["CallArguments", "parameter_names"]

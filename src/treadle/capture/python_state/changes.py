@@ -1,12 +1,14 @@
 """What a run left in places outside of it, and what was there before."""
 
-import logging
 from dataclasses import dataclass
 from typing import Any, final
 
+from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.parts import MISSING, Part, Reading
 from treadle.capture.python_state.plain_values import is_plain
 from treadle.util.errors import CaptureError
+
+_EVENTS = all_of(lambda each: each.events)
 
 
 @final
@@ -44,9 +46,9 @@ def is_cache(name: object) -> bool:
 
 
 def is_log(now: Reading, before: Reading) -> bool:
-    """Whether what came is records of a log: logging happens once."""
+    """Whether what came is records of a log, or the like: they are made once."""
     new = [each for name, each in now.items() if before.get(name, MISSING) is not each]
-    return bool(new) and all(isinstance(each, logging.LogRecord) for each in new)
+    return bool(new) and all(isinstance(each, _EVENTS) for each in new)
 
 
 def are_equal(old: object, new: object) -> bool:

@@ -9,12 +9,7 @@ objects whose class was made by Python code it is watched which attributes are r
 
 import contextlib
 import copy
-import decimal
 import functools
-import logging
-import os
-import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import get_ident  # of the module itself, reading is noted
@@ -25,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.integrations.registry import all_of, table_of
 from treadle.capture.python_state.attribute_watch import WATCHED, AttributeWatch
 from treadle.capture.python_state.changes import Change, Kept, are_equal, is_cache, is_log, refused
 from treadle.capture.python_state.code.code_references import references_in
@@ -43,7 +39,14 @@ from treadle.capture.python_state.containers.made_objects import (
     values_inside,
 )
 from treadle.capture.python_state.introspect import is_heap, parts_of
-from treadle.capture.python_state.ownership import BUILTINS, LOADED, is_machinery, owner_of, stays
+from treadle.capture.python_state.ownership import (
+    BUILTINS,
+    LOADED,
+    SHARED_KINDS,
+    is_machinery,
+    owner_of,
+    stays,
+)
 from treadle.capture.python_state.parts import (
     MISSING,
     OF_DECLARATION,
@@ -69,31 +72,15 @@ from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
 from treadle.util.errors import CaptureError
 
-_LOGGER = logging.Logger  # of the module itself, reading is noted
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _decimal_context() -> object:
-    """All of it but what an operation sets."""
-    now = decimal.getcontext()
-    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
-
-
-_OF_PROCESS: dict[str, tuple[str, Callable[[], object]]] = {
-    "getcwd": ("the working directory", os.getcwd),
-    "getrecursionlimit": ("the recursion limit", sys.getrecursionlimit),
-    "getcwdb": ("the working directory", os.getcwd),
-    "decimal": ("the decimal context", _decimal_context),
-    "Decimal": ("the decimal context", _decimal_context),
-}
-"""What code that mentions such a function may have read of the process."""
-
-
+_PROCESS_STATE = table_of(lambda each: each.process_state)
 _OF_MODULES = frozenset(vars(nn.Module()))
 """What every module has: PyTorch's own."""
-_OPEN_TO_ALL = (CellType, FunctionType, SimpleNamespace, Namespace)
-"""Of Python's own objects those that hold what others put there."""
+_OPEN_TO_ALL = (CellType, FunctionType, SimpleNamespace, *all_of(lambda each: each.namespaces))
+"""Of objects of Python's and of libraries' those that hold what others put there."""
 
 
 @final
@@ -138,7 +125,8 @@ class ExternalState:
         self._past_names: set[str] = set()  # likewise, under these names
         self._function, self._models, self._optimizers = function, models, optimizers
         try:
-            self._watch.watch_class(_LOGGER)
+            for kind in SHARED_KINDS:
+                self._watch.watch_class(kind)
             self._meet_all(arguments)
         except BaseException:
             self._watch.stop()
@@ -601,9 +589,9 @@ class ExternalState:
             there = frozenset(name for name in names if name in space)
             reads.add_names("", space, names, deep=owner >= CodeOwner.INSTALLED)
             reads.add_names("", BUILTINS, names - there, deep=True)
-        for name, (label, read) in _OF_PROCESS.items():
+        for name, state in _PROCESS_STATE.items():
             if name in self._frames.executed.names:
-                reads.add_computed(label, read)
+                reads.add_computed(state.label, state.read)
         for name, getter in getters_named(self._frames.executed.theirs):
             reads.add_computed(f"torch.{name}()", getter)
         reads.add("", Tensor)
@@ -611,8 +599,8 @@ class ExternalState:
             for value in self._seen.values():
                 if isinstance(value, torch.Generator):
                     reads.add_computed("a generator's initial seed", value.initial_seed)
-        for label, logger in self._watch.loggers.items():
-            reads.add(label, logger)
+        for label, shared in self._watch.shared.items():
+            reads.add(label, shared)
         for name in self._frames.executed.modules & LOADED.keys():
             if owner_of(LOADED[name]) >= CodeOwner.INSTALLED:
                 reads.add(name, LOADED[name])

@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper as _LruCached
 from functools import lru_cache, partial
-from random import betavariate
 from threading import local
 from types import (
     BuiltinFunctionType,
@@ -43,11 +42,9 @@ from types import (
 from typing import Any, cast
 from weakref import ReferenceType
 
-import numpy as np
-from numpy import ndarray
-from numpy.typing import NDArray
 from torch import Generator, Tag, Tensor, finfo, iinfo
 
+from treadle.capture.integrations.registry import SHARED_GENERATORS, all_of, table_of
 from treadle.capture.python_state.parts import (
     Accessors,
     Attributes,
@@ -72,10 +69,10 @@ from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.capture.python_state.remembered import RememberedResults
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
 
-GLOBAL_GENERATORS: tuple[object, object] = (betavariate.__self__, np.random.beta.__self__)  # type: ignore[attr-defined]
-"""Python's own generator of random numbers, and NumPy's."""
+ARRAYS = table_of(lambda each: each.arrays)
+"""By class of an array of a library's, the part that its numbers are."""
 _NUMBERS = (bool, int, float, complex, str, bytes)
-_MUTABLE_BYTES = (bytearray, ndarray, memoryview, array)
+_MUTABLE_BYTES = (bytearray, memoryview, array, *ARRAYS)
 _SEALED = (
     BuiltinFunctionType,
     MethodDescriptorType,
@@ -89,8 +86,7 @@ _SEALED = (
     TracebackType,
     GenericAlias,
     UnionType,
-    np.ufunc,
-    np.dtype,
+    *all_of(lambda each: each.sealed),
 )
 """What holds nothing that Python code could set."""
 
@@ -145,7 +141,7 @@ def parts_of(value: object, label: str) -> ObjectLayout:
             return ObjectLayout((ContextVariable(label, value),))
         case GeneratorType():
             return ObjectLayout((Computed(label, partial(_advanced, value)),), opaque=True)
-        case _ if any(value is each for each in GLOBAL_GENERATORS):
+        case _ if any(value is each.generator for each in SHARED_GENERATORS):
             return ObjectLayout()  # likewise
         case Generator():
             return ObjectLayout()  # its state is that of a generator: read and restored as such
@@ -187,7 +183,7 @@ def _of_object(value: object, label: str) -> ObjectLayout:
     if members:
         found.append(Slots(label, value, members))
     base = _made_in_c(type(value))
-    if base in _OPEN or issubclass(base, ndarray | BaseException) or has_buffer(value):
+    if base in _OPEN or issubclass(base, (BaseException, *ARRAYS)) or has_buffer(value):
         return ObjectLayout(tuple(found))
     if _reduced(value) is None:
         return ObjectLayout(tuple(found), opaque=True)
@@ -253,39 +249,15 @@ def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
 
 
 def _of_array(value: object, label: str) -> Part:
-    """The numbers of an array; objects in one are entries."""
-    if isinstance(value, ndarray):
-        return _of_ndarray(value, label)
+    """The numbers of an array, the bytes of a buffer."""
+    for kind, part_of in ARRAYS.items():
+        if isinstance(value, kind):
+            return part_of(value, label)
     if isinstance(value, bytearray):
         return _of_bytes(value, label)
     if isinstance(value, array):
         return Computed(label, value.tobytes)
     return _of_buffer(value, label)
-
-
-def _of_ndarray(value: NDArray[np.generic], label: str) -> Part:
-    if value.dtype.hasobject:
-        return _of_objects(value, label)
-
-    def read() -> tuple[tuple[int, ...], str, bytes]:
-        numbers = _plain_array(value)
-        return numbers.shape, numbers.dtype.str, numbers.tobytes()
-
-    def back(kept: tuple[tuple[int, ...], str, bytes]) -> None:
-        shape, dtype, held = kept
-        numbers = _plain_array(value)
-        if numbers.shape == shape and numbers.dtype.str == dtype:
-            np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
-
-    return Computed(label, read, back)
-
-
-def _of_objects(value: NDArray[np.generic], label: str) -> Part:
-    def put(at: int, held: object) -> None:
-        array: Any = _plain_array(value)
-        array[np.unravel_index(at, array.shape)] = held
-
-    return Items(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())), put)
 
 
 def _of_bytes(value: bytearray, label: str) -> Part:
@@ -300,11 +272,6 @@ def _of_buffer(value: Any, label: str) -> Part:
         memoryview(value).cast("B")[:] = kept
 
     return Computed(label, lambda: memoryview(value).tobytes(), fill)
-
-
-def _plain_array(value: NDArray[np.generic]) -> NDArray[np.generic]:
-    """The array without the ways of its class: a masked one fills, and one of them refuses."""
-    return np.asarray(value)
 
 
 def has_buffer(value: Any) -> bool:

@@ -7,11 +7,10 @@ from enum import Enum
 from types import CellType, MappingProxyType, MethodType, ModuleType
 from typing import cast, final
 
-import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from treadle.capture.python_state.introspect import parts_of
+from treadle.capture.python_state.introspect import ARRAYS, parts_of
 from treadle.capture.python_state.object_graph import (
     Contents,
     Entry,
@@ -109,7 +108,7 @@ class Match:
             change = f"{words_of(entry)} became {words_of_value(value)}"
             if isinstance(entry, Contents):
                 change = f"{words_of(entry)} changed"
-                self.arrays += [node] if node.kind is np.ndarray else []
+                self.arrays += [node] if node.kind in ARRAYS else []
             self.words = self.words or f"{label}: {change}"
             is_number = isinstance(entry, ReadValue) and entry.fact[0] in NUMBERS and is_real(value)
             # (Of what is taken apart the step has a copy, in which nothing is put.)

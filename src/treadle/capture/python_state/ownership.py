@@ -2,25 +2,25 @@
 
 import builtins
 import functools
-import logging
 import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
+from treadle.capture.integrations.registry import SHARED_OBJECTS, all_of
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
 
 BUILTINS: dict[str, object] = builtins.__dict__  # type: ignore[assignment]
-_REGISTERED = logging.root.manager.loggerDict
-"""All loggers. Those that a step is the first to ask for stay: others may have them."""
-_OF_LOGS = (logging.Filterer, logging.PlaceHolder)
-_LOGGER = logging.Logger  # of the module itself, reading is noted
-_LRU_CACHED = functools._lru_cache_wrapper  # likewise
+_REGISTRIES = tuple(each.registry for each in SHARED_OBJECTS)
+"""Of all loggers, and the like. What a step is the first to ask for stays: others may have it."""
+_UNSEEN = all_of(lambda each: each.unseen)
+SHARED_KINDS = tuple(each.kind for each in SHARED_OBJECTS)
+_LRU_CACHED = functools._lru_cache_wrapper  # of the module itself, reading is noted
 LOADED = sys.modules
 _BUILT_IN = frozenset(sys.builtin_module_names)
 """What of the library is used while its modules are watched."""
-_SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", "treadle")
+_SKIPPED = (*all_of(lambda each: each.tracing_packages), "treadle")
 """Packages whose objects are the machinery of the trace."""
 
 
@@ -52,8 +52,8 @@ def _owner_of_module(module: ModuleType) -> CodeOwner:
 
 def is_machinery_class(kind: type) -> bool:
     """Whether the machinery of the trace made a class, so that its objects are not looked at."""
-    if issubclass(kind, _OF_LOGS):
-        return not issubclass(kind, _LOGGER)  # logging happens once
+    if issubclass(kind, _UNSEEN):
+        return not issubclass(kind, SHARED_KINDS)
     name = module_of(kind)
     return name.startswith(_SKIPPED) and not name.startswith("torch._C")
 
@@ -76,8 +76,8 @@ def is_machinery(value: object) -> bool:
 
 
 def stays(value: object) -> bool:
-    """Whether what a run leaves there stays: in modules that come with Python, and in the registry
-    of loggers."""
-    if value is _REGISTERED:
+    """Whether what a run leaves there stays: in modules that come with Python, and in the
+    registries of shared objects."""
+    if any(value is each for each in _REGISTRIES):
         return True
     return isinstance(value, ModuleType) and owner_of(value) is CodeOwner.STDLIB

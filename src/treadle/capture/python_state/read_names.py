@@ -1,6 +1,5 @@
 """Which attributes of which objects count for a step, and how far what it read is followed."""
 
-import logging
 import sys
 import threading
 from collections import OrderedDict
@@ -11,24 +10,17 @@ from types import CellType, FunctionType, ModuleType
 
 from torch.optim import Optimizer
 
+from treadle.capture.integrations.registry import SHARED_OBJECTS, table_of
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.python_state.object_graph import ClassNames, Location, Names, Space, Without
 from treadle.capture.python_state.parts import Computed, OfFunction, Part
 from treadle.capture.python_state.plain_values import is_plain
 
-_MEMORIES: Mapping[str, tuple[str, ...]] = {
-    "re": ("_cache", "_cache2"),
-    "linecache": ("cache",),
-    "threading": ("_active", "_limbo", "_dangling", "_shutdown_locks"),
-    "sys": ("path_importer_cache",),
-    "torch.utils.hooks": ("next_id",),
-}
-"""Of modules of the library, variables and attributes in which they keep what they have computed
-or counted."""
+_CACHES = table_of(lambda each: each.caches)
 _CONTAINERS = (OrderedDict, ContextVar, threading.local)
 _LOADED = sys.modules
-_CALLED = (type, FunctionType, ModuleType, logging.Logger)
+_CALLED = (type, FunctionType, ModuleType, *(each.kind for each in SHARED_OBJECTS))
 
 
 def is_sealed(value: object) -> bool:
@@ -124,4 +116,4 @@ def is_memory(place: Location) -> bool:
     if not isinstance(owner, type | ModuleType | Space):
         return False
     module = vars(owner).get("__module__" if isinstance(owner, type) else "__name__")
-    return type(module) is str and place.name in _MEMORIES.get(module, ())
+    return type(module) is str and place.name in _CACHES.get(module, ())

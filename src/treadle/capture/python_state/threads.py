@@ -91,6 +91,3 @@ class _Hearing(DispatchMode):
     ) -> object:
         self._hear()
         return func(*args, **(kwargs or {}))
-
-
-__all__ = ["Threads"]

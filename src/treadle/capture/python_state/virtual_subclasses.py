@@ -46,6 +46,3 @@ def existing_classes() -> frozenset[int]:
                 found.add(id(each))
                 left.append(each)
     return frozenset(found)
-
-
-__all__ = ["VirtualSubclasses", "existing_classes"]

@@ -155,6 +155,3 @@ def direct_place(change: Change) -> Location:
     node = Node(type(change.owner), change.part.label, change.owner)
     node.watched.extend([Watched(change.part, None, {})] * (change.at + 1))
     return Location(node, change.at, change.name, change.label)
-
-
-__all__ = ["ChangingNumbers", "Counted", "counted", "direct_place"]

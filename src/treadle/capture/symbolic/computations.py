@@ -92,6 +92,3 @@ class Decisions:
     def beside(self, known: set[Key]) -> tuple[NumberDecision, ...]:
         """Those that do not follow from what is ``known``."""
         return tuple(each for each in self._made.values() if not each.roots <= known)
-
-
-__all__ = ["Computation", "Decisions", "Key", "NumberDecision"]

@@ -116,6 +116,3 @@ class _IsWithin:
 
 def _picked(at: int, *values: Any) -> Any:
     return values[at]
-
-
-__all__ = ["SourcePosition", "asked_position", "entry", "looked_up"]

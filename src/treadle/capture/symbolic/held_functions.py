@@ -71,6 +71,3 @@ def _now(place: HeldFunction) -> object:
     if isinstance(place.holder, dict):
         return place.holder.get(place.key)
     return place.holder[place.key] if place.key < len(place.holder) else None
-
-
-__all__ = ["HeldFunction", "held_functions", "instead_of"]

@@ -19,38 +19,33 @@ draws that are known leave.
 
 import functools
 import operator
-import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import numpy as np
-
 from treadle.capture.explain_errors import here
+from treadle.capture.integrations.registry import SHARED_GENERATORS
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
-from treadle.capture.python_state.introspect import GLOBAL_GENERATORS
 from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
 from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.numbers import Number, Uses, plain
 
 _NO_DRAWS = frozenset({"seed", "setstate", "getstate", "set_state", "get_state", "shuffle"})
-_CHOICE = random.choice
 _LABEL = "a number that is drawn"
-_GENERATORS = tuple(zip((random, np.random), GLOBAL_GENERATORS, strict=True))
 
 
-def states() -> tuple[Any, Any]:
-    """Those of both generators."""
-    return random.getstate(), np.random.get_state()
+def states() -> list[object]:
+    """Those of all generators."""
+    return [each.state.get() for each in SHARED_GENERATORS]
 
 
-def put_states(kept: tuple[Any, Any]) -> None:
+def put_states(kept: Sequence[object]) -> None:
     """As they were."""
-    random.setstate(kept[0])
-    np.random.set_state(kept[1])
+    for each, state in zip(SHARED_GENERATORS, kept, strict=True):
+        each.state.put(state)
 
 
 @final
@@ -72,7 +67,7 @@ class HostDraws:
     drawn: Callable[[], None] = lambda: None
     _draws: list[_Draw] = field(default_factory=list[_Draw])
     _values: list[Any] = field(default_factory=list[Any])
-    _before: tuple[Any, Any] | None = None
+    _before: list[object] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._draws)
@@ -81,12 +76,12 @@ class HostDraws:
     def noted(self) -> Iterator[None]:
         """While inside, functions of the modules give numbers and arrays that stand in."""
         with ExitStack() as undo:
-            for module, generator in _GENERATORS:
-                for name, value in list(vars(module).items()):
-                    bound = callable(value) and getattr(value, "__self__", None) is generator
+            for each in SHARED_GENERATORS:
+                for name, value in list(vars(each.module).items()):
+                    bound = callable(value) and getattr(value, "__self__", None) is each.generator
                     if bound and name not in _NO_DRAWS:
-                        undo.callback(setattr, module, name, value)
-                        setattr(module, name, self._recording(value))
+                        undo.callback(setattr, each.module, name, value)
+                        setattr(each.module, name, self._recording(value))
             yield
 
     def decides(self) -> bool:
@@ -149,7 +144,7 @@ class HostDraws:
         return "draw", id(self), at
 
     def _recording(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        is_choice = original == _CHOICE
+        is_choice = any(original == each.choice for each in SHARED_GENERATORS)
 
         def call(*args: Any, **named: Any) -> Any:
             if code_owner(sys._getframe(1).f_code.co_filename) < CodeOwner.INSTALLED:

@@ -50,6 +50,3 @@ def is_copied(value: object, node: fx.Node) -> TypeGuard[Tensor]:
         return False
     own = value.layout is torch.strided and not value.is_meta
     return own and value.untyped_storage().resizable()  # others are memory of NumPy's or of bytes
-
-
-__all__ = ["is_copied", "literals_made_numbers"]

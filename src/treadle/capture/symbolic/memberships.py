@@ -78,6 +78,3 @@ def _operand(steps: Instructions, at: int, frame: FrameType) -> tuple[Any, int]:
             return held[arg], before
         case _:
             raise _NotKnown
-
-
-__all__ = ["Membership", "membership_asked"]

@@ -312,6 +312,3 @@ def _within(code: CodeType) -> list[CodeType]:
     """What is defined in ``code``, at any depth."""
     own = list(_constants(code))
     return [*own, *(inner for each in own for inner in _within(each))]
-
-
-__all__ = ["NumberCalls"]

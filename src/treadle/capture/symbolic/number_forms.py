@@ -184,4 +184,3 @@ _FORMS: dict[object, GraphForm] = {
     operator.mod: GraphForm(_by(torch.remainder), _is_divisible, is_stepped=True),
     math.fmod: GraphForm(_by(torch.fmod), _is_divisible, of_floats=True, is_stepped=True),
 }  # fmt: skip
-__all__ = ["COMPARISONS", "GraphForm", "graph_form", "is_apart", "is_close"]

@@ -190,6 +190,3 @@ def _of_slice(
 
 def _tensor(number: Number, x: Tensor) -> Any:
     return number.tensor(torch.empty((), dtype=torch.int64, device=x.device))
-
-
-__all__ = ["NumberIndex", "has_stand_ins", "number_index"]

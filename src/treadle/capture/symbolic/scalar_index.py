@@ -193,6 +193,3 @@ def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
 def _is_scalar(value: object) -> bool:
     integers = (torch.int64, torch.int32, torch.int16, torch.int8)  # uint8 is a mask
     return isinstance(value, Tensor) and value.ndim == 0 and value.dtype in integers
-
-
-__all__ = ["ScalarIndices"]

@@ -425,5 +425,3 @@ OTHERS: dict[str, ScaledFunction] = _functions_by_name(
     linspace=_linspace,
     broadcast_tensors=_broadcast,
 )
-
-__all__ = ["ELEMENTWISE", "OTHERS", "ScaledFunction", "beside", "fill"]

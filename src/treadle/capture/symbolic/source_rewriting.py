@@ -130,6 +130,3 @@ def _call(name: str, place: ast.expr, *args: ast.expr) -> ast.expr:
     """A call of ours, at the place of what it stands for."""
     function = ast.copy_location(ast.Name(name, ast.Load()), place)
     return ast.copy_location(ast.Call(function, list(args), []), place)
-
-
-__all__ = ["called_functions", "rewritten_source"]

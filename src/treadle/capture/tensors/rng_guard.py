@@ -6,17 +6,17 @@ that happens once, when traced.
 """
 
 import ctypes
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from treadle.capture.explain_errors import here
+from treadle.capture.integrations.integration import GeneratorState
+from treadle.capture.integrations.registry import SHARED_GENERATORS, table_of
 from treadle.compat.fake import is_traced
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
@@ -25,15 +25,8 @@ _WORDS = 24, 8  # where the words of a CPU's generator begin, and bytes of each
 _BLOCK = 4  # a GPU's offset counts in these
 _DEEP = 4  # containers within containers
 
-Put = Callable[[Any], None]
-"""Puts a state back, of the kind that its generator has."""
-
-_PYTHON_S: object = random.seed.__self__  # type: ignore[attr-defined]
-_NUMPY_S: object = np.random.mtrand._rand
-
-# Of the modules themselves, reading is noted.
-_SYSTEM_S, _RANDOM = random.SystemRandom, random.Random
-_RANDOM_STATE, _NUMPY_GENERATOR = np.random.RandomState, np.random.Generator
+_GENERATORS = table_of(lambda each: each.generators)
+_ARRAYS = tuple(table_of(lambda each: each.arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,25 +154,22 @@ class PythonRngGuard:
     """The states of the generators before a traced run: the global ones, and those it may hold."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, object, Callable[[], object], Put]] = []
+        self._kept: list[tuple[str, object, GeneratorState]] = []  # the global ones first
         self._now: dict[str, object] = {}  # where draws that are known have left a global one
         self._is_foreign = False  # whether others were made between those
-        self._keep("Python's random", random.getstate, random.setstate)
-        self._keep("numpy.random", np.random.get_state, np.random.set_state)
+        for each in SHARED_GENERATORS:
+            self._keep(each.label, each.state)
 
     def meet(self, each: object, name: str) -> None:
         """Another object that the step can reach, with the user's name for it."""
-        if each is _PYTHON_S or each is _NUMPY_S or isinstance(each, _SYSTEM_S):
-            return  # the global ones, which are looked after already; what has no state
-        if isinstance(each, _RANDOM):
-            self._keep(name, each.getstate, each.setstate)
-        elif isinstance(each, _RANDOM_STATE):
-            self._keep(name, each.get_state, each.set_state)
-        elif isinstance(each, _NUMPY_GENERATOR):
-            self._keep(name, *_state_of(each))
+        if any(each is shared.generator for shared in SHARED_GENERATORS):
+            return  # which are looked after already
+        for kind, state_of in _GENERATORS.items():
+            if isinstance(each, kind) and (state := state_of(each)) is not None:
+                self._keep(name, state)
 
-    def _keep(self, name: str, get: Callable[[], object], put: Put) -> None:
-        self._kept.append((name, get(), get, put))
+    def _keep(self, name: str, state: GeneratorState) -> None:
+        self._kept.append((name, state.get(), state))
 
     def begins(self) -> None:
         """Before a draw that is made again at every call."""
@@ -187,11 +177,12 @@ class PythonRngGuard:
 
     def drawn(self) -> None:
         """After it."""
-        self._now |= {name: get() for name, _, get, _ in self._kept[:2]}
+        shared = self._kept[: len(SHARED_GENERATORS)]
+        self._now |= {name: state.get() for name, _, state in shared}
 
     def _differing(self) -> Iterator[str]:
-        for name, before, get, _ in self._kept:
-            if not _same(get(), self._now.get(name, before)):
+        for name, before, state in self._kept:
+            if not _same(state.get(), self._now.get(name, before)):
                 yield name
 
     def refuse(self, *, decides: bool) -> None:
@@ -212,27 +203,19 @@ class PythonRngGuard:
 
     def restore(self) -> None:
         """All of them as they were."""
-        for _, before, _, put in self._kept:
-            put(before)
-
-
-def _state_of(
-    generator: np.random.Generator,
-) -> tuple[Callable[[], object], Put]:
-    bits = generator.bit_generator
-
-    def put(state: Mapping[str, object]) -> None:
-        bits.state = state
-
-    return lambda: bits.state, put
+        for _, before, state in self._kept:
+            state.put(before)
 
 
 def _same(one: object, other: Any) -> bool:
     """Equality of nested tuples and dicts with arrays in them."""
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
+    if isinstance(one, _ARRAYS):
+        return bool((one == other).all())
     if isinstance(one, dict):
         return all(_same(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other)
+
+
+__all__ = ["PythonRngGuard", "RngGuard", "seeds"]

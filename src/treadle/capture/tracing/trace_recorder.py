@@ -11,24 +11,17 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from treadle.capture.control_flow.control_flow import instead_of
 from treadle.capture.distributed.collectives import all_reduce_in_place
-from treadle.capture.distributed.communication import refuse_wrapper
 from treadle.capture.distributed.gradient_sync import GradientSync
 from treadle.capture.explain_errors import here
-from treadle.capture.integrations.averaging import cumulative_batch_norm, update_parameters
 from treadle.capture.integrations.fully_sharded import (
     GatherSpan,
-    nothing,
-    refuse_draws,
-    refuse_unshard,
 )
 from treadle.capture.integrations.grad_scaler import LossScaling
-from treadle.capture.integrations.wrappers import forward_of
+from treadle.capture.integrations.registry import library_patches
 from treadle.capture.symbolic.arrays.array_functions import makers
 from treadle.capture.symbolic.arrays.arrays import from_numpy
 from treadle.capture.symbolic.branches.expected import Conditions, constraint_checks
@@ -45,10 +38,8 @@ from treadle.capture.tracing.provenance import Provenance
 from treadle.capture.tracing.random_states import RandomStates
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
-from treadle.compat.distributed.fully_sharded import resharding_methods, unsharding_methods
-from treadle.compat.distributed.sharded_tensors import draw_methods
-from treadle.compat.hooks import backward_inside, reducer_methods
-from treadle.compat.tracing import masks_as_given, traced_nodes
+from treadle.compat.hooks import backward_inside
+from treadle.compat.tracing import traced_nodes
 from treadle.compat.unsized import size_decisions, tensor_of_number
 from treadle.util.errors import CaptureError
 
@@ -120,18 +111,10 @@ class TraceRecorder:
         yield torch, "get_rng_state", self.random.record_save(torch.get_rng_state)
         yield torch, "set_rng_state", self.random.record_restore(torch.set_rng_state)
         yield torch, "from_numpy", from_numpy(torch.from_numpy)
-        yield from self.scaling.methods()
         yield Optimizer, "zero_grad", self.tensors.note_cleared(Optimizer.zero_grad)
         yield nn.Module, "zero_grad", self.tensors.note_cleared(nn.Module.zero_grad)
-        yield AveragedModel, "update_parameters", update_parameters
-        yield masks_as_given()
-        yield cumulative_batch_norm()
-        yield DistributedDataParallel, "forward", forward_of(self.sync)
+        yield from library_patches(self)
         yield distributed, "all_reduce", all_reduce_in_place(distributed.all_reduce)
-        yield from ((*method, refuse_wrapper) for method in reducer_methods())
-        yield from ((*method, refuse_unshard) for method in unsharding_methods())
-        yield from ((*method, nothing) for method in resharding_methods())
-        yield from ((*method, refuse_draws) for method in draw_methods())
         yield from constraint_checks()
         yield from size_decisions(self._decides_size, self.numbers.refuse)
         yield from functions_of_numbers()

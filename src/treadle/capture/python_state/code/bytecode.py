@@ -270,6 +270,3 @@ def value_of(load: Instruction, given: Mapping[str, Any], variables: Mapping[str
     if load.op == "LOAD_FAST":
         return given.get(load.arg)
     return variables.get(load.arg, vars(builtins).get(load.arg))
-
-
-__all__ = ["Instruction", "Instructions", "ReflectiveRead", "plain_name", "sites", "value_of"]

@@ -29,6 +29,3 @@ def _installed_in(folder: str) -> frozenset[str]:
         lines = record.read_text(encoding="utf-8").splitlines()
         found |= {line.partition("/")[0].partition(",")[0] for line in lines}
     return frozenset(found)
-
-
-__all__ = ["is_installed"]

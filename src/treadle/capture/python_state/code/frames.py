@@ -5,10 +5,8 @@ uses. Nothing that Python executes in the thread of the run is missed: a profile
 import cProfile
 import dis
 import functools
-import logging
 import sysconfig
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,10 +16,10 @@ from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from treadle.capture.explain_errors import Line
+from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.code.bytecode import ReflectiveRead
 from treadle.capture.python_state.code.code_references import CodeReferences, references_in
 from treadle.capture.python_state.code.distributions import is_installed
@@ -36,20 +34,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TORCH = str(Path(torch.__file__).parent)
-NUMPY = str(Path(np.__file__).parent)
 _OURS = str(PACKAGE)
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
-_MACHINERY = tuple(
-    f"{_TORCH}/{each}"
-    for each in (
-        "_dispatch", "_dynamo", "_export", "_functorch", "_guards", "_higher_order_ops",
-        "_inductor",
-        "_library", "_logging", "_ops", "_prims", "_refs", "_subclasses", "fx", "_decomp", "_meta",
-        "utils/_", "overrides.py", "_tensor.py", "_compile.py", "library.py", "types.py",
-    )
-) + tuple(str(Path(_TORCH).parent / each) for each in ("sympy", "mpmath"))  # fmt: skip
-"""Parts of torch that trace: they see tensors, and no object of the user's."""
+_TRACING = all_of(lambda each: each.tracing_files)
+LIBRARY_FILES = all_of(lambda each: each.library_files)
+"""Installed code that counts as Python's own library."""
+_REPORTING = frozenset(all_of(lambda each: each.reporting_files))
 
 
 class CodeOwner(IntEnum):
@@ -65,11 +56,11 @@ class CodeOwner(IntEnum):
 @functools.cache
 def code_owner(filename: str) -> CodeOwner:
     """By the file of the code."""
-    if filename.startswith((_OURS, *_MACHINERY)):
+    if filename.startswith((_OURS, *_TRACING)):
         return CodeOwner.OURS
     if filename.startswith(_TORCH):
         return CodeOwner.TORCH
-    if filename.startswith(("<frozen", NUMPY)):
+    if filename.startswith(("<frozen", *LIBRARY_FILES)):
         return CodeOwner.STDLIB
     if any(f"/{folder}/" in filename for folder in _INSTALLED):
         return CodeOwner.INSTALLED
@@ -316,8 +307,8 @@ def file_of(frame: FrameType) -> str:
 
 
 def is_of_logs(frame: FrameType) -> bool:
-    """Whether its code is that of logging or of warnings."""
-    return frame.f_code.co_filename in _LOGS
+    """Whether its code tells people something: that of logging, of warnings."""
+    return frame.f_code.co_filename in _REPORTING
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
@@ -409,7 +400,6 @@ class _Profiling:
 
 
 _IMPORTS = "_find_and_load_unlocked"
-_LOGS = (str(logging.__file__), str(warnings.__file__))
 _RESUMABLE = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
 
 

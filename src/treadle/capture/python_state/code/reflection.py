@@ -265,6 +265,3 @@ class Reflection:
 def _of_space(space: dict[str, object]) -> CodeOwner:
     file = space.get("__file__")
     return code_owner(file) if type(file) is str else CodeOwner.USER
-
-
-__all__ = ["Reflection"]

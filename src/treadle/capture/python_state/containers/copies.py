@@ -79,6 +79,3 @@ def _in_copied_memory(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
 
 def _fills_its_memory(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-
-
-__all__ = ["deep_copied", "shallow_copied"]

@@ -110,5 +110,3 @@ pytree.register_pytree_node(
     lambda values, template: template.filled(list(values)),
     flatten_with_keys_fn=_keys,
 )
-
-__all__ = ["MadeObject", "objects_inside", "values_inside"]

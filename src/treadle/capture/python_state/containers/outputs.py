@@ -12,7 +12,6 @@ captured.
 
 import builtins
 import contextlib
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,8 @@ from typing import Any, final
 
 from torch import Tensor
 
+from treadle.capture.integrations.integration import OutputMethod
+from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.code.frames import CodeOwner, callers, code_owner, is_of_logs
 from treadle.capture.python_state.flatten import unflatten
 from treadle.capture.symbolic.numbers import is_stand_in
@@ -31,8 +32,9 @@ from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import works_for
 
 _PRINT = builtins.print
-_HANDLE = logging.Logger.handle
 _STREAMS = ("stdout", "stderr")
+_METHODS = all_of(lambda each: each.outputs)
+"""By which libraries tell something."""
 
 
 @final
@@ -81,14 +83,17 @@ class OutputLog:
         before = {name: getattr(sys, name) for name in _STREAMS}
         recorded = {name: _Stream(self, name, each, thread) for name, each in before.items()}
         builtins.print = self._printing(recorded, thread)
-        logging.Logger.handle = self._handling(thread)  # type: ignore[method-assign]
         for name, each in recorded.items():
             setattr(sys, name, each)
+        originals = [vars(each.owner)[each.name] for each in _METHODS]
+        for each, original in zip(_METHODS, originals, strict=True):
+            setattr(each.owner, each.name, self._telling(each, original, thread))
         try:
             yield
         finally:
             builtins.print = _PRINT
-            logging.Logger.handle = _HANDLE  # type: ignore[method-assign]
+            for each, original in zip(_METHODS, originals, strict=True):
+                setattr(each.owner, each.name, original)
             for name, each in before.items():
                 setattr(sys, name, each)
 
@@ -119,17 +124,18 @@ class OutputLog:
 
         return call
 
-    def _handling(self, thread: int) -> Callable[..., None]:
-        def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+    def _telling(
+        self, method: OutputMethod, original: Callable[..., None], thread: int
+    ) -> Callable[..., None]:
+        def tell(owner: object, told: object) -> None:
             if works_for(thread) and _logs(sys._getframe(1)) is CodeOwner.USER:
-                fields = dict(vars(record))
-                given = fields.pop("msg"), fields.pop("args")
-                later = [name for name, each in fields.items() if _is_later(each)]
-                self.note(_log, given, {name: fields.pop(name) for name in later}, logger, fields)
+                values, fields = method.arguments(told)
+                later = {name: fields.pop(name) for name in [*fields] if _is_later(fields[name])}
+                self.note(method.replay, values, later, owner, fields)
             else:
-                _HANDLE(logger, record)
+                original(owner, told)
 
-        return handle
+        return tell
 
 
 def _is_later(value: object) -> bool:
@@ -151,16 +157,6 @@ def _logs(frame: FrameType) -> CodeOwner:
 
 def _print_to(stream: Any, *args: Any, **named: Any) -> None:
     _PRINT(*args, file=stream, **named)
-
-
-def _log(
-    logger: logging.Logger, fields: dict[str, Any], message: Any, args: Any, **later: Any
-) -> None:
-    record = logging.makeLogRecord({**fields, **later, "msg": message, "args": args})
-    fresh = logging.LogRecord("", 0, "", 0, "", None, None)
-    for name in ("created", "msecs", "relativeCreated"):
-        setattr(record, name, getattr(fresh, name))
-    logger.handle(record)
 
 
 @final

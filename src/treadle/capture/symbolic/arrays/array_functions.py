@@ -139,6 +139,3 @@ def _asked(
 
 for _kind in (ArrayLeaf, Number):
     setattr(_kind, "__array_function__", _asked)  # noqa: B010
-
-
-__all__ = ["FUNCTIONS_OF_KINDS", "are_nests", "array_of", "makers", "of_nests"]

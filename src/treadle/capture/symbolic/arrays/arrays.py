@@ -402,9 +402,3 @@ def from_numpy(original: Callable[[NdArray], Tensor]) -> Callable[[NdArray], Ten
         return array.tensor() if is_array(array) else original(array)
 
     return call
-
-
-__all__ = [
-    "ARITHMETIC", "COMPARISONS", "CONVERSIONS", "KIND", "METHODS", "ArrayLeaf", "array_fact",
-    "computed", "converted", "from_numpy", "is_array", "is_numeric", "overlaps",
-]  # fmt: skip

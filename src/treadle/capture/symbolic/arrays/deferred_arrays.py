@@ -212,6 +212,3 @@ def array_of(deferred: DeferredNumbers, tensor: Tensor, memory: frozenset[int | 
         like = _of_kind(shape, kind.numpy().dtype)
     number, known = deferred.keep(tensor), deferred.known
     return DeferredArray(like, lambda: known[number].numpy(), deferred, (number,))
-
-
-__all__ = ["DeferredArray", "array_of"]

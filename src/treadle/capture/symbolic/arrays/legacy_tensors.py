@@ -55,6 +55,3 @@ def maker(function: Any) -> Any:
 def names(code: CodeType) -> bool:
     """Whether code may call one of them as an attribute, or what is defined in it."""
     return not NAMES.isdisjoint(code.co_names) or any(map(names, codes_within(code)))
-
-
-__all__ = ["LEGACY", "NAMES", "maker", "names"]

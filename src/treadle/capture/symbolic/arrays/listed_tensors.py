@@ -62,6 +62,3 @@ def _stacked(nest: Any, dtype: torch.dtype, device: Any) -> Tensor:
     if isinstance(nest, Tensor):
         return nest.to(dtype=dtype, device=device)
     return torch.full((), nest, dtype=dtype, device=device)
-
-
-__all__ = ["of_listed"]

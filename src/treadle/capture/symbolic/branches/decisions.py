@@ -111,6 +111,3 @@ def _questions(step: StepGraph, asked: Sequence[fx.Node]) -> StepGraph:
             graph.erase_node(node)
     outputs = tuple(Output(f"answer {at}") for at in range(len(asked)))
     return StepGraph(graph, Signature(step.signature.inputs, outputs))
-
-
-__all__ = ["MOST_DECISIONS", "Answers", "Path", "ValueDecision", "path_of"]

@@ -196,6 +196,3 @@ def _stands_for(node: fx.Node, last: fx.Node) -> None:
 def _condition(node: fx.Node) -> fx.Node:
     (condition,) = node.all_input_nodes
     return condition
-
-
-__all__ = ["Conditions", "constraint_checks", "join_conditions"]

@@ -197,6 +197,3 @@ def _run(node: fx.Node, found: dict[fx.Node, Any]) -> Any:
     args, kwargs = unflatten(given, spec)
     assert callable(node.target)
     return node.target(*args, **kwargs)
-
-
-__all__ = ["KnownMasks"]

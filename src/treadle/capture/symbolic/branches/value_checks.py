@@ -223,6 +223,3 @@ def _clamped(given: Any) -> Range | None:
 
 def _below(extent: object) -> Range | None:
     return (0, extent - 1) if type(extent) is int else None
-
-
-__all__ = ["one_hot", "range_of", "require_values"]

@@ -35,6 +35,3 @@ def codes_within(code: CodeType) -> list[CodeType]:
 
 def _is_text(each: dis.Instruction) -> bool:
     return each.opname in _MAKES or (each.opname == "BINARY_OP" and each.argrepr == "%")
-
-
-__all__ = ["TEXT_METHODS", "codes_within", "makes_text", "makes_texts"]

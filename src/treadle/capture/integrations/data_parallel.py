@@ -4,17 +4,20 @@ Its own forward tells hooks in C++, on the user's own parameters, to send gradie
 not touch those parameters, so its forward is this one instead, which does the same in the open.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from treadle.capture.distributed.communication import refuse_wrapper
 from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup, from_first_rank
 from treadle.capture.explain_errors import here
+from treadle.capture.integrations.integration import Integration, Patch, TracedRun
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.compat.distributed.collectives import name_of_group
 from treadle.compat.distributed.data_parallel import WrapperPlan, moved, plan_of, sends_buffers
+from treadle.compat.hooks import reducer_methods
 from treadle.util.errors import CaptureError
 
 
@@ -77,4 +80,10 @@ def _refused(wrapper: object, plan: WrapperPlan) -> CaptureError:
     )
 
 
-__all__ = ["forward_of", "group_of"]
+def _patches(run: TracedRun) -> Iterable[Patch]:
+    yield DistributedDataParallel, "forward", forward_of(run.sync)
+    for owner, name in reducer_methods():
+        yield owner, name, refuse_wrapper
+
+
+DATA_PARALLEL = Integration(name="torch.nn.parallel.DistributedDataParallel", patches=_patches)

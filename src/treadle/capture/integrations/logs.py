@@ -1,0 +1,57 @@
+"""``logging`` and ``warnings``: what they tell is told once, or again, and is no state of the step.
+
+A logger is an object that any code gets by its name. Whether it takes a record depends on a few of
+its attributes, which count. What handlers do with a record, and which records a list of them gets,
+does not.
+"""
+
+import logging
+import warnings
+from typing import Any
+
+from treadle.capture.integrations.integration import Integration, OutputMethod, SharedObjects
+
+
+def _label(logger: object) -> str:
+    return f"logging.getLogger({object.__getattribute__(logger, 'name')!r})"
+
+
+def _read_levels(logger: logging.Logger | None) -> None:
+    """What the answers that a logger keeps in its cache follow from."""
+    while logger is not None:
+        _ = logger.level, logger.manager.disable
+        logger = logger.parent
+
+
+def _taken_apart(record: logging.LogRecord) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Its message and the arguments of that, and all its other fields."""
+    fields = dict(vars(record))
+    return (fields.pop("msg"), fields.pop("args")), fields
+
+
+def _log(
+    logger: logging.Logger, fields: dict[str, object], message: object, args: object, **later: Any
+) -> None:
+    """Like the record that was taken apart, at the time of this call."""
+    record = logging.makeLogRecord({**fields, **later, "msg": message, "args": args})
+    current = logging.LogRecord("", 0, "", 0, "", None, None)
+    for name in ("created", "msecs", "relativeCreated"):
+        setattr(record, name, getattr(current, name))
+    logger.handle(record)
+
+
+LOGGING = Integration(
+    name="logging",
+    reporting_files=frozenset({str(logging.__file__)}),
+    shared=SharedObjects(
+        kind=logging.Logger,
+        registry=logging.root.manager.loggerDict,
+        label=_label,
+        deciding=frozenset({"level", "disabled", "parent", "manager", "name"}),
+        behind={"_cache": _read_levels},
+    ),
+    events=(logging.LogRecord,),
+    unseen=(logging.Filterer, logging.PlaceHolder),
+    outputs=(OutputMethod(logging.Logger, "handle", _taken_apart, _log),),
+)
+WARNINGS = Integration(name="warnings", reporting_files=frozenset({str(warnings.__file__)}))

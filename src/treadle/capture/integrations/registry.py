@@ -1,0 +1,75 @@
+"""All integrations, and what the rest of capture asks of them as a whole.
+
+To add a library: a file here with its ``Integration``, and its place in ``INTEGRATIONS``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from treadle.capture.integrations.averaging import AVERAGING
+from treadle.capture.integrations.data_parallel import DATA_PARALLEL
+from treadle.capture.integrations.fully_sharded import FULLY_SHARDED
+from treadle.capture.integrations.grad_scaler import GRAD_SCALER
+from treadle.capture.integrations.integration import (
+    Integration,
+    Patch,
+    SharedGenerator,
+    SharedObjects,
+    TracedRun,
+)
+from treadle.capture.integrations.logs import LOGGING, WARNINGS
+from treadle.capture.integrations.numpy_arrays import NUMPY
+from treadle.capture.integrations.operating_system import OPERATING_SYSTEM
+from treadle.capture.integrations.standard_library import STANDARD_LIBRARY
+from treadle.capture.integrations.torch_tracing import SYMPY, TORCH_TRACING
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def by_name(integrations: Iterable[Integration]) -> Mapping[str, Integration]:
+    """Each once; ``ValueError`` for two of one name."""
+    return _merged((each.name, each) for each in integrations)
+
+
+def _merged(items: Iterable[tuple[K, V]]) -> Mapping[K, V]:
+    found: dict[K, V] = {}
+    for key, value in items:
+        if key in found:
+            raise ValueError(f"{key} is registered twice")
+        found[key] = value
+    return MappingProxyType(found)
+
+
+INTEGRATIONS = by_name(
+    (
+        TORCH_TRACING, SYMPY, NUMPY, OPERATING_SYSTEM, LOGGING, WARNINGS, *STANDARD_LIBRARY,
+        AVERAGING, DATA_PARALLEL, FULLY_SHARDED, GRAD_SCALER,
+    )
+)  # fmt: skip
+
+
+def all_of(field: Callable[[Integration], Iterable[V]]) -> tuple[V, ...]:
+    """What all libraries have there."""
+    return tuple(value for each in INTEGRATIONS.values() for value in field(each))
+
+
+def table_of(field: Callable[[Integration], Mapping[K, V]]) -> Mapping[K, V]:
+    """The tables of all libraries as one; ``ValueError`` for two entries under one key."""
+    return _merged(item for each in INTEGRATIONS.values() for item in field(each).items())
+
+
+SHARED_OBJECTS: tuple[SharedObjects, ...] = tuple(
+    each.shared for each in INTEGRATIONS.values() if each.shared is not None
+)
+SHARED_GENERATORS: tuple[SharedGenerator, ...] = tuple(
+    each.shared_generator for each in INTEGRATIONS.values() if each.shared_generator is not None
+)
+"""Those of random numbers that all code shares: Python's own, NumPy's."""
+
+
+def library_patches(run: TracedRun) -> Iterator[Patch]:
+    """What stands in the place of functions of libraries while ``run`` is traced."""
+    for each in INTEGRATIONS.values():
+        yield from each.patches(run)

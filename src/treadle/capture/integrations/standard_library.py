@@ -1,0 +1,65 @@
+"""Modules of Python's own library of which one or two facts are to be known."""
+
+import argparse
+import decimal
+import inspect
+import linecache
+import random
+import traceback
+import tracemalloc
+import weakref
+
+from treadle.capture.integrations.integration import (
+    GeneratorState,
+    Integration,
+    ProcessState,
+    SharedGenerator,
+)
+
+
+def _decimal_context() -> object:
+    """All of it but what an operation sets."""
+    now = decimal.getcontext()
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
+
+
+_DECIMAL = ProcessState("the decimal context", _decimal_context)
+
+
+def _state_of(generator: random.Random) -> GeneratorState | None:
+    """None where each number is the system's."""
+    if isinstance(generator, random.SystemRandom):
+        return None
+    return GeneratorState(generator.getstate, generator.setstate)
+
+
+STANDARD_LIBRARY = (
+    Integration(name="argparse", namespaces=(argparse.Namespace,)),
+    Integration(name="decimal", process_state={"decimal": _DECIMAL, "Decimal": _DECIMAL}),
+    Integration(
+        name="random",
+        shared_generator=SharedGenerator(
+            "Python's random",
+            random,
+            random._inst,
+            GeneratorState(random.getstate, random.setstate),
+            random.choice,
+        ),
+        generators={random.Random: _state_of},
+    ),
+    Integration(name="re", caches={"re": frozenset({"_cache", "_cache2"})}),
+    Integration(name="sys", caches={"sys": frozenset({"path_importer_cache"})}),
+    Integration(
+        name="threading",
+        caches={"threading": frozenset({"_active", "_limbo", "_dangling", "_shutdown_locks"})},
+    ),
+    Integration(
+        name="linecache",
+        caches={"linecache": frozenset({"cache"})},
+        background_files=frozenset({str(linecache.__file__)}),
+    ),
+    *(
+        Integration(name=each.__name__, background_files=frozenset({str(each.__file__)}))
+        for each in (inspect, traceback, tracemalloc, weakref)
+    ),
+)
