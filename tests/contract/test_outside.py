@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import treadle
-from treadle.capture.python_state import external
+from treadle.capture.python_state.external_state import reachable
 from treadle.capture.python_state.reads import Reads
 
 
@@ -715,7 +715,7 @@ def test_nothing_is_watched_any_more_where_the_step_cannot_be_looked_at(monkeypa
     model, x = nn.Linear(2, 2), torch.ones(2)
     step = treadle.compile(lambda x: model(x), model=model)
     with monkeypatch.context() as patch:
-        patch.setattr(external, "parts_of", fail)
+        patch.setattr(reachable, "parts_of", fail)
         with pytest.raises(RuntimeError, match="cannot be looked at"):
             step(x)
     assert "__getattribute__" not in vars(logging.Logger)

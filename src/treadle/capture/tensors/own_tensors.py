@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from treadle.capture.python_state.external import DeferredValue
+from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.tensors.input_memory import bytes_of
 from treadle.capture.tensors.result_slots import ClassSlot, slot_of
 from treadle.compat.distributed.sharded_tensors import layout_of

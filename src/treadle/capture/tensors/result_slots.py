@@ -14,7 +14,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from treadle.capture.python_state.external import DeferredValue
+from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.tensors.sparse_gradients import SparseLayout, sparse_layout_of
 from treadle.compat.distributed.sharded_tensors import ShardedLayout, layout_of
 from treadle.compat.fake import class_of, of_class

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import final
 
+from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.containers.container_changes import (
     ChangedContainer,
     ContainersChanged,
@@ -15,7 +16,7 @@ from treadle.capture.python_state.containers.container_recorders import (
     ContainerRecorder,
     OperationLog,
 )
-from treadle.capture.python_state.external import ExternalState, refused
+from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.reads import Reads
 
 

@@ -22,7 +22,8 @@ from treadle.capture.optimizers.hyper_parameters import HyperParameters
 from treadle.capture.optimizers.registry import Group, OptimizerUpdate, Values, update_rule
 from treadle.capture.optimizers.updates import UpdatesOfGroup
 from treadle.capture.python_state.code.frames import CodeOwner
-from treadle.capture.python_state.external import ExternalState, owner_of
+from treadle.capture.python_state.external import ExternalState
+from treadle.capture.python_state.ownership import owner_of
 from treadle.capture.sources import ParamGroup, Scalar, Source, State
 from treadle.capture.symbolic.numbers import Uses
 from treadle.capture.tensors.sparse_gradients import SparseGradients, SparseRows, is_sparse

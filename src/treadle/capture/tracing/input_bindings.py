@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from treadle.capture.distributed.gradient_sync import GradientSync
 from treadle.capture.optimizers.registry import update_rule
-from treadle.capture.python_state.external import refused
+from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.sources import (
     Batch,

@@ -8,7 +8,8 @@ from torch import SymInt, Tensor
 
 from treadle.capture.argument_containers import ArgumentAlias, Copies, ServedCall
 from treadle.capture.python_state.containers.container_changes import Reference
-from treadle.capture.python_state.external import DeferredValue, ExternalState
+from treadle.capture.python_state.external import ExternalState
+from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.flatten import flatten, replaced
 from treadle.capture.python_state.parts import is_plain
 from treadle.capture.refuse import refuse_unfinished
@@ -48,9 +49,9 @@ class OutgoingValues:
         the run made around its tensors. Containers of the user's are leaves."""
 
         def instead(leaf: object, rest: object) -> object:
-            if self.is_of_call(leaf) or not self._external.hides_traced(rest):
+            if self.is_of_call(leaf) or not self._external.left.hides_traced(rest):
                 return None
-            return self._external.taken_apart(leaf, label)
+            return self._external.left.taken_apart(leaf, label)
 
         return flatten(replaced(self._copies.with_whole(value), _with_real_keys), instead)
 

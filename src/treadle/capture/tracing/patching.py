@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
-from treadle.capture.integrations.fully_sharded import fully_sharded, nothing
+from treadle.capture.integrations.fully_sharded import fully_sharded
 from treadle.capture.integrations.recurrent import RecurrentLayers
 from treadle.capture.optimizers.hyper_parameters import standing_in
 from treadle.capture.optimizers.registry import has_update_rule
@@ -47,7 +47,7 @@ def patched(
             put(undo, vars(each), "step", steps.stepper(each))
         _patch_states(undo, optimizers, states)
         refuse = functools.partial(_refuse_strangers, frozenset(map(id, optimizers)))
-        put(undo, global_step_hooks(), OURS, traced_only(refuse, nothing))
+        put(undo, global_step_hooks(), OURS, traced_only(refuse, _nothing))
         gathering = fully_sharded(request.models, recorder.gathers)
         recorder.regions.hears = undo.enter_context(gathering)
         recorder.mode = functools.partial(TensorPatcher, table, recorder, layers)
@@ -125,3 +125,7 @@ def _refuse_strangers(known: frozenset[int], optimizer: Optimizer, *_: object) -
         remedy="pass it: treadle.compile(step, model=..., optimizer=...), all of them as a "
         "list or a dict",
     )
+
+
+def _nothing(*_: object) -> None:
+    """A hook that does nothing."""

@@ -10,9 +10,11 @@ from treadle.capture.argument_containers import ArgumentLocation
 from treadle.capture.explain_errors import here
 from treadle.capture.integrations.grad_scaler import LossScaling, SkippedUpdate
 from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.python_state.changes import Change, refused
 from treadle.capture.python_state.containers.container_changes import ContainerChanges
 from treadle.capture.python_state.containers.outputs import OutputCall, OutputLog, Stream
-from treadle.capture.python_state.external import Change, DeferredValue, ExternalState, refused
+from treadle.capture.python_state.external import ExternalState
+from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import MISSING, is_plain
 from treadle.capture.python_state.reads import Location, Reads
@@ -106,7 +108,7 @@ class SideEffects:
         leaves, tree = self._outgoing.taken_apart(new, change.label)
         is_ours = any(map(self._outgoing.is_of_call, leaves))
         if not is_ours and not isinstance(new, list | dict | tuple):
-            leaves, tree = [self._external.again(new, change.label)], flatten(None)[1]
+            leaves, tree = [self._external.left.again(new, change.label)], flatten(None)[1]
         self._add(place, leaves, tree, movable)
 
     def note_operations(self, changes: ContainerChanges) -> None:
@@ -121,7 +123,9 @@ class SideEffects:
         given = tuple(0 for _ in roots), changes.args()
         leaves, tree = self._outgoing.taken_apart(given, changes.label)
         again = [
-            leaf if self._outgoing.is_of_call(leaf) else self._external.again(leaf, changes.label)
+            leaf
+            if self._outgoing.is_of_call(leaf)
+            else self._external.left.again(leaf, changes.label)
             for leaf in leaves[len(roots) :]
         ]
         self._add(changes, (*roots, *again), tree)

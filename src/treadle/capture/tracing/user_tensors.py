@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle.capture.optimizers.optimizer_state import refused_state
-from treadle.capture.python_state.external import DeferredValue
+from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.reads import Reads
 from treadle.capture.sources import Pending, State
 from treadle.capture.tensors.own_tensors import KeptView, OwnTensors
