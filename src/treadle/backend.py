@@ -128,22 +128,14 @@ class CompiledGraph:
         return Path(path)
 
     def _step_report(self) -> StepReport:
-        built = self._built
         observed = Observed(
             name=f"graph {self.name}",
             step=self._step,
-            artifact=built.artifact,
-            log=built.log,
+            build=self._built,
             options=self._options,
-            seconds=built.seconds,
-            facts=built.facts,
-            key=built.key,
-            from_cache=built.from_cache,
-            library=built.library,
             kernel_seconds=self._seconds,
             has_run=self._has_run,
             whole=False,
-            hardware=built.hardware,
         )
         return report_of(observed)
 

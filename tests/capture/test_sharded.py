@@ -111,7 +111,7 @@ def test_parts_are_gathered_padded_and_their_gradients_reduced_to_a_mean():
         "detach.3: f32[0, 2] = detach(detach.2)",
         "return [detach.3]",
     ]
-    assert found.grad_slots[0].spec.placements == (Shard(0),)
+    assert found.gradients.slots[0].spec.placements == (Shard(0),)
 
 
 def test_a_policy_converts_before_a_gather_and_before_a_reduction():
@@ -180,7 +180,7 @@ def test_a_gradient_of_summands_is_added_before_the_update():
         model, step, distribute_tensor(torch.randn(6, 2), mesh(), [Shard(0)]), optimizers=optimizers
     )
     assert [each.kind for each in collectives_in(found.step.graph)] == ["all_reduce"]
-    (result,) = found.result_leaves
+    (result,) = found.result.leaves
     assert result.spec.placements[0].is_partial(), "the loss, as in eager mode"
 
 
@@ -208,17 +208,17 @@ def test_what_looks_at_whole_parameters_steps_outside_where_ranks_hold_parts(
         distribute_tensor(torch.randn(6, 3), mesh(), [Replicate()]),
         optimizers=optimizers,
     )
-    assert [each.reason.code for each in found.eager] == ([] if inside else ["TR-510"])
+    assert [each.reason.code for each in found.optimizers.eager] == ([] if inside else ["TR-510"])
 
 
 def test_state_starts_with_the_placements_of_its_parameter():
     model = fully(nn.Linear(2, 4, bias=False))
     step, optimizers = trained(model, torch.optim.AdamW)
     found = captured(model, step, torch.randn(5, 2), optimizers=optimizers)
-    inputs = [each.read([torch.randn(5, 2)], found.pending) for each in found.sources[:3]]
+    inputs = [each.read([torch.randn(5, 2)], found.inputs.pending) for each in found.inputs.sources[:3]]
     assert [tuple(each.shape) for each in inputs] == [(0, 2), (0, 2), (0, 2)]
     assert not any(isinstance(each, DTensor) for each in inputs)
-    kept = list(found.pending.values())
+    kept = list(found.inputs.pending.values())
     assert [(each.placements, tuple(each.shape)) for each in kept] == [((Shard(0),), (4, 2))] * 2
 
 
@@ -234,7 +234,7 @@ def test_a_gradient_with_other_placements_is_not_what_was_captured():
     found = captured(model, step, torch.randn(5, 2))
     (grad,) = [
         source
-        for source, entry in zip(found.sources, found.step.signature.inputs, strict=True)
+        for source, entry in zip(found.inputs.sources, found.step.signature.inputs, strict=True)
         if entry.role is Role.GRADIENT
     ]
     assert torch.equal(grad.read([], {}), torch.ones(3, 2))

@@ -208,7 +208,7 @@ def test_a_step_from_the_cache_tells_as_much(tmp_path):
     assert second.compiled.from_cache
     one, two = report_of(first.compiled), report_of(second.compiled)
     assert (one.memory, one.kernels, one.calls) == (two.memory, two.kernels, two.calls)
-    assert one.passes == two.passes
+    assert one.notes.passes == two.notes.passes
     assert [line.split("  ")[0] for line in first.stages().splitlines() if line[0] != " "] == [
         stage.name for stage in ORDER
     ]

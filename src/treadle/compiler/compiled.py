@@ -152,14 +152,8 @@ def observed_of(
     return Observed(
         name=name,
         step=compiled.step,
-        artifact=compiled.artifact,
-        log=compiled.log,
+        build=compiled,
         options=compiled.options,
-        seconds=compiled.seconds,
-        facts=compiled.facts,
-        key=compiled.key,
-        from_cache=compiled.from_cache,
-        library=compiled.library,
         left=tuple(each.place.label for each in captured.result.left),
         eager=tuple(eager),
         kernel_seconds=compiled.kernel_seconds,
@@ -169,6 +163,5 @@ def observed_of(
         launching=compiled.executable.replay.note if compiled.executable.replay else "",
         conditions=len(captured.dependencies.conditions),
         decisions=tuple((each.answer, each.where) for each in captured.dependencies.path.decisions),
-        hardware=compiled.hardware,
         variants=memory_of_variants(variants, compiled),
     )

@@ -28,7 +28,11 @@ def _advice(report: StepReport) -> Iterator[str]:
     yield from _of_memory(report)
     total = report.profiled_seconds
     if total is None:
-        how = "run step.profile(*batch)" if report.whole else "run inside backend.profiling()"
+        how = (
+            "run step.profile(*batch)"
+            if report.observed.whole
+            else "run inside backend.profiling()"
+        )
         yield f"times are floors, not measured: {how} once, then explain again"
         return
     yield from _of_time(report, total)
@@ -36,15 +40,15 @@ def _advice(report: StepReport) -> Iterator[str]:
 
 def _not_ours(report: StepReport) -> Iterator[str]:
     """What runs as in eager, and is therefore not faster than eager."""
-    if report.library:
+    if report.build.library:
         yield (
             "everything runs as PyTorch's kernels, as fast as eager at best: install g++ or "
             "clang++ (`treadle doctor` says what is found), or leave Options(codegen=False)"
         )
-    for name, reason in report.eager:
+    for name, reason in report.observed.eager:
         yield f"{name} runs outside of the graph, as slow and as large as in eager: {reason}"
     share = _share(report, report.fallbacks)
-    if share >= _LITTLE and not report.library:
+    if share >= _LITTLE and not report.build.library:
         first = report.fallbacks[0]
         yield (
             f"fallbacks take {100 * share:.0f} % of the step, as slow as in eager; most of it "
@@ -59,7 +63,7 @@ def _of_memory(report: StepReport) -> Iterator[str]:
         over = format_bytes(measured - memory.step_bytes)
         yield f"the measured peak is {over} above the predicted one: please report it, with this"
     line = memory.timeline
-    free = report.whole and not memory.budget
+    free = report.observed.whole and not memory.budget
     if free and line is not None and line.arena > 0.5 * memory.predicted_bytes:
         yield (
             f"temporaries are {format_bytes(line.arena)} of the peak: memory=0.5 trades some of "
@@ -72,7 +76,7 @@ def _of_time(report: StepReport, total: float) -> Iterator[str]:
         (*report.kernels, *report.calls), key=lambda use: use.seconds or 0.0, reverse=True
     )
     library = sum(use.seconds or 0.0 for use in report.calls) / max(total, 1e-12)
-    if library > _MOST and not report.library:
+    if library > _MOST and not report.build.library:
         yield (
             f"library calls (products, convolutions, attention) are {100 * library:.0f} % of the "
             "step, as fast as in eager: lower precision (torch.autocast) or a larger batch helps "

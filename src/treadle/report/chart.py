@@ -83,7 +83,7 @@ def chart(report: StepReport) -> Chart | None:
     line = report.memory.timeline
     if line is None or not line.names:
         return None
-    parts = series(line, report.roles, report.whole)
+    parts = series(line, report.roles, report.observed.whole)
     totals = [sum(each) for each in zip(*(sizes for _, _, sizes in parts), strict=True)]
     columns = _columns(totals)
     peak, budget = report.memory.predicted_bytes, report.memory.budget_bytes

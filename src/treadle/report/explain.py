@@ -28,37 +28,39 @@ def explain(report: StepReport) -> str:
         _captured(report),
         _phases(report),
         _uses(report),
-        report.launching and f"launches: {report.launching}",
+        report.observed.launching and f"launches: {report.observed.launching}",
         _fallbacks(report),
-        report.communication and communication_text(report.communication),
+        report.notes.communication and communication_text(report.notes.communication),
         _memory(report),
         _alive(report),
         _times(report),
     ]
-    if report.recompiles:
-        parts.append("recompiled because\n" + "\n".join(f"  {why}" for why in report.recompiles))
+    if report.observed.recompiles:
+        parts.append(
+            "recompiled because\n" + "\n".join(f"  {why}" for why in report.observed.recompiles)
+        )
     return "\n\n".join(part for part in parts if part)
 
 
 def _captured(report: StepReport) -> str:
     counts = ", ".join(f"{each.count} {_role(report, each.role)}" for each in report.inputs)
-    phases = ", ".join(f"{count} {phase}" for phase, count in report.operations)
-    total = sum(count for _, count in report.operations)
-    left = f"\n  left outside: {', '.join(report.left)}" if report.left else ""
-    checks = f"{report.conditions} check{'s' * (report.conditions > 1)}"
+    phases = ", ".join(f"{count} {phase}" for phase, count in report.operations.items())
+    total = sum(report.operations.values())
+    left = f"\n  left outside: {', '.join(report.observed.left)}" if report.observed.left else ""
+    checks = f"{report.observed.conditions} check{'s' * (report.observed.conditions > 1)}"
     looked = f"\n  {checks} looked at in each call, before anything is written"
-    path = "".join(f"\n    {answer}: {where}" for answer, where in report.decisions)
+    path = "".join(f"\n    {answer}: {where}" for answer, where in report.observed.decisions)
     decided = f"\n  a variant of the path that is taken where values of tensors decide{path}"
     return (
         f"captured: one graph of {total} operations ({phases})\n"
         f"  inputs: {counts}; {report.written_back} written back in place{left}"
-        + looked * bool(report.conditions)
+        + looked * bool(report.observed.conditions)
         + decided * bool(path)
     )
 
 
 def _role(report: StepReport, role: Role) -> str:
-    return role.value if report.whole else "tensors"
+    return role.value if report.observed.whole else "tensors"
 
 
 def _phases(report: StepReport) -> str:
@@ -71,7 +73,7 @@ def _phases(report: StepReport) -> str:
             f"measured: {milliseconds(total)} in {len(report.host_steps)} kernels and calls, "
             f"timed one by one; at least {milliseconds(report.floor_seconds)}"
         )
-    device = report.device
+    device = report.build.hardware
     lines = [
         f"{head} at {device.bandwidth / 1e9:.4g} GB/s and the rate of products of {device.name}"
     ]
@@ -108,7 +110,7 @@ def _uses(report: StepReport) -> str:
         f"({sum(each.loops for each in kernels)} loops); "
         f"{sum(each.launches for each in report.calls)} library calls"
     ]
-    if report.library:
+    if report.build.library:
         lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
     measured = report.profiled_seconds is not None
     every = (*kernels, *report.calls, *report.fallbacks)
@@ -161,7 +163,7 @@ def _fallbacks(report: StepReport) -> str:
         (each.name, each.launches, ", ".join(filter(None, (each.reason, short_line(each.where)))))
         for each in report.fallbacks
     ]
-    reasons += [(name, 1, reason) for name, reason in report.eager]
+    reasons += [(name, 1, reason) for name, reason in report.observed.eager]
     if not reasons:
         return "fallbacks: none"
     lines = [f"  {name} x{count}: {reason}" for name, count, reason in reasons]
@@ -207,7 +209,9 @@ def _alive(report: StepReport) -> str:
         return ""
     at = line.peak_at
     lines = [f"alive at the peak, {at + 1} of {len(line.names)}: {during(report)}"]
-    parts = [(label, sizes[at]) for label, _, sizes in series(line, report.roles, report.whole)]
+    parts = [
+        (label, sizes[at]) for label, _, sizes in series(line, report.roles, report.observed.whole)
+    ]
     for label, size in sorted(parts, key=lambda part: -part[1]):
         lines += [f"  {format_bytes(size):>11}  {label}"] if size else []
     lines.append("  of these the largest temporaries")
@@ -239,8 +243,8 @@ def held_rows(held: Sequence[AliveAtPeak]) -> list[tuple[int, AliveAtPeak]]:
 
 
 def _times(report: StepReport) -> str:
-    source = "from the cache" if report.from_cache else "compiled"
-    stages = ", ".join(f"{name} {value:.2f} s" for name, value in report.stages)
+    source = "from the cache" if report.build.from_cache else "compiled"
+    stages = ", ".join(f"{name} {value:.2f} s" for name, value in report.build.seconds.items())
     return f"compile: {source}; {stages}"
 
 
@@ -251,21 +255,21 @@ def explain_stages(report: StepReport) -> str:
         clean       0.021 s  112 nodes -> 98 nodes    before planning: what is merged or dropped ...
           RemoveNoOps()      0.001 s  9 changes, 112 -> 103 nodes
     """
-    seconds = dict(report.stages)
+    seconds = dict(report.build.seconds)
     lines: list[str] = []
     before = ""
     for stage in ORDER:
-        made = map(report.sizes.get, (stage.name, *reversed(stage.makes)))
+        made = map(report.notes.sizes.get, (stage.name, *reversed(stage.makes)))
         flow = after = next(filter(None, made), "")
         if before and after:
             flow = f"{before} -> {after}"
         before = after or before
         took = _seconds(seconds.get(stage.name))
         lines.append(f"{stage.name:20}{took}  {flow:40}  {stage.why}")
-        for each, spent in zip(report.passes, report.pass_seconds, strict=True):
+        for each, spent in zip(report.notes.passes, report.build.log.pass_seconds, strict=True):
             if each.stage == stage.name:
                 lines.append(_pass(each.report, spent))
-    if report.from_cache:
+    if report.build.from_cache:
         lines.append("from the cache: the passes are those of the first compile")
     return "\n".join(lines)
 

@@ -26,6 +26,7 @@ def page(report: StepReport, frontier: Sequence[tuple[int, float]] = ()) -> str:
     line = report.memory.timeline
     return environment.from_string(text).render(
         a=report,
+        o=report.observed,
         m=report.memory,
         c=chart(report),
         f=frontier_chart(frontier, report.memory.predicted_bytes),
@@ -34,7 +35,7 @@ def page(report: StepReport, frontier: Sequence[tuple[int, float]] = ()) -> str:
         advice=advice(report),
         during=during(report),
         held=held_rows(line.held)[:_HELD] if line is not None else [],
-        operations=sum(count for _, count in report.operations),
+        operations=sum(report.operations.values()),
         width=WIDTH,
         height=HEIGHT,
     )

@@ -5,21 +5,20 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import cached_property
+from typing import Protocol, TypeVar
 
 import torch
 
 from treadle.graph.core.node_info import info
 from treadle.graph.core.signature import Role, StepGraph
 from treadle.options import Options
-from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.decisions import Row, layer_of, rows
-from treadle.report.log import BodyNotes, CompileLog, KernelInfo, StagePass
+from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes
 from treadle.runtime.execute.bindings import spec_bytes
 from treadle.runtime.store.artifact import Artifact, Launch
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
-from treadle.targets.registry import model_for
 from treadle.util.software import VERSION
 
 T = TypeVar("T")
@@ -36,7 +35,21 @@ class VariantMemory:
     peak_bytes: int
 
 
-@dataclass(frozen=True)
+class BuildRecord(Protocol):
+    """What the stages made of a step, and out of what; see ``Built``. ``hardware``: what times were
+    estimated with."""
+
+    artifact: Artifact
+    log: CompileLog
+    seconds: Mapping[str, float]
+    facts: Mapping[str, str]
+    key: str
+    from_cache: bool
+    library: bool
+    hardware: DeviceModel
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Something compiled that is to be told about: a variant of a step, or a graph of the backend.
 
@@ -46,14 +59,8 @@ class Observed:
 
     name: str
     step: StepGraph
-    artifact: Artifact
-    log: CompileLog
+    build: BuildRecord
     options: Options
-    seconds: Mapping[str, float]
-    facts: Mapping[str, str]
-    key: str
-    from_cache: bool
-    library: bool
     left: tuple[str, ...] = ()
     eager: tuple[tuple[str, str], ...] = ()
     kernel_seconds: tuple[float, ...] = ()
@@ -64,7 +71,6 @@ class Observed:
     launching: str = ""  # whether its launches are replayed on a GPU, and why not
     conditions: int = 0  # that are looked at in each call
     decisions: tuple[tuple[bool, str], ...] = ()  # of them: the answer, and the line that asks
-    hardware: DeviceModel | None = None  # that times were estimated with
     variants: tuple[VariantMemory, ...] = ()  # that take turns in one arena, this one among them
 
 
@@ -168,44 +174,85 @@ class Memory:
         return max((self.predicted_bytes, *(each.peak_bytes for each in self.variants)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepReport:
-    """A compiled step. Stages in the order they ran, and their passes, timed where they ran here;
-    ``sizes`` of what the stages made; kernels and calls by time, else by floor. ``rounds``: one
-    round of each loop among the host steps, whose time is in that of the loop."""
+    """What ``observed`` is and how it came about, kernels and calls by time, else by floor.
+    ``rounds``: one round of each loop among the host steps, whose time is in that of the loop."""
 
-    name: str
-    device: DeviceModel
-    device_name: str
-    operations: tuple[tuple[str, int], ...]
-    inputs: tuple[RoleInputs, ...]
-    written_back: int
-    left: tuple[str, ...]
-    results: int
-    stages: tuple[tuple[str, float], ...]
-    passes: tuple[StagePass, ...]
-    pass_seconds: tuple[float | None, ...]
-    sizes: Mapping[str, str]
-    from_cache: bool
-    library: bool
-    dims: str
-    memory: Memory
+    observed: Observed
     host_steps: tuple[HostStep, ...]
     rounds: tuple[HostStep, ...]
-    kernels: tuple[Use, ...]
-    calls: tuple[Use, ...]
-    fallbacks: tuple[Use, ...]
-    eager: tuple[tuple[str, str], ...]
-    phases: tuple[PhaseSummary, ...]
-    recompiles: tuple[str, ...]
-    versions: tuple[tuple[str, str], ...]
-    roles: tuple[Role, ...]
-    has_run: bool
-    whole: bool
-    launching: str
-    conditions: int
-    communication: CommunicationTimeline | None = None
-    decisions: tuple[tuple[bool, str], ...] = ()
+    memory: Memory
+
+    @property
+    def build(self) -> BuildRecord:
+        """What the stages made of it."""
+        return self.observed.build
+
+    @property
+    def notes(self) -> Notes:
+        """What was heard of the stages, the same whether the code is from the cache or not."""
+        return self.build.log.notes
+
+    @cached_property
+    def operations(self) -> Mapping[str, int]:
+        """How many operations of the captured graph each phase has."""
+        nodes = self.observed.step.graph.nodes
+        return Counter(info(node).phase for node in nodes if node.op == "call_function")
+
+    @cached_property
+    def inputs(self) -> tuple[RoleInputs, ...]:
+        """Those of each role."""
+        counts: Counter[Role] = Counter()
+        sizes: Counter[Role] = Counter()
+        for role, name in zip(self.roles, self.build.artifact.inputs, strict=True):
+            counts[role] += 1
+            sizes[role] += spec_bytes(self.build.artifact.buffers[name])
+        return tuple(RoleInputs(role, counts[role], sizes[role]) for role in Role if counts[role])
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of each input."""
+        return tuple(entry.role for entry in self.observed.step.signature.inputs)
+
+    @property
+    def written_back(self) -> int:
+        """How many inputs change in place."""
+        return sum(out.writes is not None for out in self.observed.step.signature.outputs)
+
+    @property
+    def results(self) -> int:
+        """How many values the step gives."""
+        return len(self.observed.step.signature.outputs) - self.written_back
+
+    @property
+    def _all_steps(self) -> tuple[HostStep, ...]:
+        return (*self.host_steps, *self.rounds)
+
+    @cached_property
+    def kernels(self) -> tuple[Use, ...]:
+        """The launches of each generated function."""
+        return _kernels(self._all_steps, self.build.artifact)
+
+    @cached_property
+    def calls(self) -> tuple[Use, ...]:
+        """The library calls that were chosen."""
+        return _calls(each for each in self._all_steps if not each.function and not each.reason)
+
+    @cached_property
+    def fallbacks(self) -> tuple[Use, ...]:
+        """Those that were not."""
+        return _calls(each for each in self._all_steps if not each.function and each.reason)
+
+    @cached_property
+    def phases(self) -> tuple[PhaseSummary, ...]:
+        """In the order in which they run."""
+        return _phases(self._all_steps, self.operations)
+
+    @property
+    def versions(self) -> tuple[tuple[str, str], ...]:
+        """What the compiled code depends on beside the step."""
+        return _versions(self.build)
 
     @property
     def launches(self) -> int:
@@ -215,7 +262,7 @@ class StepReport:
     @property
     def compile_seconds(self) -> float:
         """Seconds of all stages together."""
-        return sum(seconds for _, seconds in self.stages)
+        return sum(self.build.seconds.values())
 
     @property
     def at_peak(self) -> HostStep | None:
@@ -237,71 +284,23 @@ class StepReport:
 
 def report_of(seen: Observed) -> StepReport:
     """What ``seen`` is and how it came about."""
-    step, artifact = seen.step, seen.artifact
-    operations = Counter(
-        info(node).phase for node in step.graph.nodes if node.op == "call_function"
-    )
-    device = seen.hardware or model_for(artifact.device)
-    hosts = _host_steps(seen, device)
-    rounds = _rounds(artifact, hosts, seen.log.notes.bodies)
-    every = (*hosts, *rounds)
-    return StepReport(
-        name=seen.name,
-        device=device,
-        device_name=artifact.device,
-        operations=tuple(operations.items()),
-        inputs=_inputs(seen),
-        written_back=sum(out.writes is not None for out in step.signature.outputs),
-        left=seen.left,
-        results=sum(out.writes is None for out in step.signature.outputs),
-        stages=tuple(seen.seconds.items()),
-        passes=seen.log.notes.passes,
-        pass_seconds=tuple(seen.log.pass_seconds),
-        sizes=seen.log.notes.sizes,
-        from_cache=seen.from_cache,
-        library=seen.library,
-        dims=seen.facts["sizes"],
-        memory=_memory(seen),
-        host_steps=hosts,
-        rounds=rounds,
-        kernels=_kernels(every, artifact),
-        calls=_calls(each for each in every if not each.function and not each.reason),
-        fallbacks=_calls(each for each in every if not each.function and each.reason),
-        eager=seen.eager,
-        phases=_phases(every, operations),
-        recompiles=seen.recompiles,
-        versions=_versions(seen),
-        roles=tuple(entry.role for entry in step.signature.inputs),
-        has_run=seen.has_run,
-        whole=seen.whole,
-        launching=seen.launching,
-        conditions=seen.conditions,
-        communication=seen.log.notes.communication,
-        decisions=seen.decisions,
-    )
-
-
-def _inputs(seen: Observed) -> tuple[RoleInputs, ...]:
-    artifact = seen.artifact
-    counts: Counter[Role] = Counter()
-    sizes: Counter[Role] = Counter()
-    for entry, name in zip(seen.step.signature.inputs, artifact.inputs, strict=True):
-        counts[entry.role] += 1
-        sizes[entry.role] += spec_bytes(artifact.buffers[name])
-    return tuple(RoleInputs(role, counts[role], sizes[role]) for role in Role if counts[role])
+    hosts = _host_steps(seen, seen.build.hardware)
+    rounds = _rounds(seen.build.artifact, hosts, seen.build.log.notes.bodies)
+    return StepReport(seen, hosts, rounds, _memory(seen))
 
 
 def _memory(seen: Observed) -> Memory:
-    asked, budget, notes = seen.options.memory, seen.options.budget, seen.log.notes
+    asked, budget = seen.options.memory, seen.options.budget
+    artifact, notes = seen.build.artifact, seen.build.log.notes
     return Memory(
-        seen.artifact.peak_bytes,
+        artifact.peak_bytes,
         seen.measured_peak,
-        seen.artifact.arena_bytes,
+        artifact.arena_bytes,
         "" if asked is None else str(asked),
         budget if isinstance(budget, int) else None,
         tuple(rows(notes.decisions)),
         notes.timeline,
-        _bounds(seen.artifact),
+        _bounds(artifact),
         seen.variants,
     )
 
@@ -314,7 +313,7 @@ def _bounds(artifact: Artifact) -> tuple[int, int]:
 
 def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
     """Notes know kernels by name, and library calls in their order."""
-    steps, notes = seen.artifact.steps, seen.log.notes
+    steps, notes = seen.build.artifact.steps, seen.build.log.notes
     seconds = seen.kernel_seconds or (None,) * len(steps)
     names = notes.timeline.names if notes.timeline is not None else ()
     places = {name: at for at, name in enumerate(names) if name in notes.kernels}
@@ -462,12 +461,12 @@ def _phases(steps: Sequence[HostStep], operations: Mapping[str, int]) -> tuple[P
     return tuple(found)
 
 
-def _versions(seen: Observed) -> tuple[tuple[str, str], ...]:
-    facts = seen.facts
+def _versions(build: BuildRecord) -> tuple[tuple[str, str], ...]:
+    facts = build.facts
     shown = ("torch", "compiler", "device", "machine", "threads", "kernels", "numerics", "rng")
     return (
         ("treadle", f"{VERSION}, sources {facts['treadle'][:12]}"),
         ("python", platform.python_version()),
         *((name, facts[name].strip("'")) for name in shown),
-        ("key", seen.key),
+        ("key", build.key),
     )

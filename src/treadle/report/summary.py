@@ -47,11 +47,11 @@ class Summary:
 def summary_of(report: StepReport) -> Summary:
     """The numbers of ``report``."""
     memory = report.memory
-    fallbacks = sum(each.launches for each in report.fallbacks) + len(report.eager)
+    fallbacks = sum(each.launches for each in report.fallbacks) + len(report.observed.eager)
     return Summary(
-        name=report.name,
-        device=report.device_name,
-        operations=sum(count for _, count in report.operations),
+        name=report.observed.name,
+        device=report.build.artifact.device,
+        operations=sum(report.operations.values()),
         launches=report.launches,
         functions=len(report.kernels),
         library_calls=sum(each.launches for each in report.calls),
@@ -66,8 +66,8 @@ def summary_of(report: StepReport) -> Summary:
         seconds=report.profiled_seconds,
         phases=report.phases,
         compile_seconds=report.compile_seconds,
-        stages=dict(report.stages),
-        from_cache=report.from_cache,
-        recompiles=report.recompiles,
+        stages=dict(report.build.seconds),
+        from_cache=report.build.from_cache,
+        recompiles=report.observed.recompiles,
         advice=advice(report),
     )

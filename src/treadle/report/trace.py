@@ -24,25 +24,29 @@ def trace_of(report: StepReport) -> str:
     with their floors where nothing was measured: ``otherData`` says which."""
     measured = report.profiled_seconds is not None
     times = "measured one by one" if measured else "floors, nothing was measured"
-    line = report.communication
+    line = report.notes.communication
     events = [*_names(report, times), *_spans(report, measured)]
     data = {
         "displayTimeUnit": "ms",
-        "otherData": {"step": report.name, "device": report.device_name, "times": times},
+        "otherData": {
+            "step": report.observed.name,
+            "device": report.build.artifact.device,
+            "times": times,
+        },
         "traceEvents": [*events, *(communication_events(line) if line else ())],
     }
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
 def _names(report: StepReport, times: str) -> Iterator[Event]:
-    yield _PROCESS.named("process_name", 0, f"{report.name or 'step'} ({times})")
+    yield _PROCESS.named("process_name", 0, f"{report.observed.name or 'step'} ({times})")
     yield _PROCESS.named("thread_name", _PHASES, "phases")
     yield _PROCESS.named("thread_name", _KERNELS, "kernels and library calls")
 
 
 def _spans(report: StepReport, measured: bool) -> Iterator[Event]:
     line = report.memory.timeline
-    layers = [] if line is None else series(line, report.roles, report.whole)
+    layers = [] if line is None else series(line, report.roles, report.observed.whole)
     now = 0.0
     for phase, steps in itertools.groupby(report.host_steps, key=lambda each: each.phase):
         start = now

@@ -127,5 +127,5 @@ def _refuse_strangers(known: frozenset[int], optimizer: Optimizer, *_: object) -
     )
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """A hook that does nothing."""
