@@ -215,7 +215,9 @@ def test_state_starts_with_the_placements_of_its_parameter():
     model = fully(nn.Linear(2, 4, bias=False))
     step, optimizers = trained(model, torch.optim.AdamW)
     found = captured(model, step, torch.randn(5, 2), optimizers=optimizers)
-    inputs = [each.read([torch.randn(5, 2)], found.inputs.pending) for each in found.inputs.sources[:3]]
+    inputs = [
+        each.read([torch.randn(5, 2)], found.inputs.pending) for each in found.inputs.sources[:3]
+    ]
     assert [tuple(each.shape) for each in inputs] == [(0, 2), (0, 2), (0, 2)]
     assert not any(isinstance(each, DTensor) for each in inputs)
     kept = list(found.inputs.pending.values())

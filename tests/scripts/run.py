@@ -36,7 +36,7 @@ def main() -> int:
             print(f"       {line[:300]}")
         if chosen.times and found is not None:
             for name, mine in found.compiled.calls.items():
-                print(f"       {name}: {_ratio(found.optimizers.eager.calls[name], mine)}", flush=True)
+                print(f"       {name}: {_ratio(found.eager.calls[name], mine)}", flush=True)
     print(f"{failed} failed")
     return 1 if failed else 0
 
