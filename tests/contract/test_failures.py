@@ -185,7 +185,7 @@ def test_the_backend_checks_as_well():
 
 STAGES = {
     "capture": "treadle.session.variants.dispatch",
-    "settled": "treadle.compiler.pipeline",
+    "cleaned": "treadle.compiler.pipeline",
     "fastest_plan": "treadle.compiler.memory",
     "lower": "treadle.compiler.memory",
     "schedule": "treadle.compiler.memory",

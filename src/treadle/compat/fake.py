@@ -186,10 +186,11 @@ def class_of(tensor: Tensor) -> type:
 
 def stand_in_for(traced: T, kind: type) -> T:
     """``traced``, from now on of the class ``kind``, if it is a fake tensor. One with slots of its
-    own stays a plain tensor."""
+    own stays a plain tensor, and so does one of the user's that is fake itself."""
     if not isinstance(traced, FakeTensor):
         return traced
-    is_own = kind not in PLAIN_CLASSES and kind.__basicsize__ == Tensor.__basicsize__
+    is_plain = kind in PLAIN_CLASSES or issubclass(kind, FakeTensor)
+    is_own = not is_plain and kind.__basicsize__ == Tensor.__basicsize__
     _SET_CLASS(traced, _class_in_place_of(kind) if is_own else _StandIn)
     return traced
 
