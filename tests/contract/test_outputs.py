@@ -2,6 +2,7 @@
 
 # ruff: noqa: UP031, UP032 (every way to make a text is what these are about)
 
+import builtins
 import contextlib
 import io
 import logging
@@ -218,3 +219,24 @@ def test_random_steps(seed, tmp_path):
     expected, _ = trained(space["report"], compiled=False)
     assert [each[1] for each in found[0]] == [each[1] for each in expected[0]], lines
     assert found[1:] == expected[1:], lines
+
+
+def test_what_users_put_in_the_place_of_print_and_of_handling_stays(monkeypatch):
+    """Also after a run that fails."""
+    printed, handled = builtins.print, logging.Logger.handle
+
+    def own_print(*args, **named):
+        printed("own", *args, **named)
+
+    def own_handle(logger, record):
+        handled(logger, record)
+
+    monkeypatch.setattr(builtins, "print", own_print)
+    monkeypatch.setattr(logging.Logger, "handle", own_handle)
+    trainer = Trainer(lambda trainer, loss: 0)
+    step = treadle.compile(trainer.step, model=trainer.model, optimizer=trainer.optimizer)
+    for x in (torch.ones(2, 4), torch.ones(2, 5)):
+        with contextlib.suppress(RuntimeError), contextlib.redirect_stdout(io.StringIO()):
+            step(x, torch.ones(2, 1))
+        assert builtins.print is own_print
+        assert vars(logging.Logger)["handle"] is own_handle

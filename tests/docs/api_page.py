@@ -11,6 +11,7 @@ from pathlib import Path
 
 import treadle
 from treadle import backend
+from treadle.graph.core.arguments import Argument
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
 HEAD = """# API
@@ -83,8 +84,11 @@ def _shown(parameter):
 
 
 def _annotation(found):
-    """Annotations that are text stand without quotes."""
-    return _Shown(found) if isinstance(found, str) else found
+    """Annotations that are text stand without quotes, and long unions under their name."""
+    if found is inspect.Parameter.empty:
+        return found
+    text = found if isinstance(found, str) else inspect.formatannotation(found)
+    return _Shown(text.replace(inspect.formatannotation(Argument), "Argument"))
 
 
 class _Shown:

@@ -26,7 +26,7 @@ from treadle.capture.tracing.user_tensors import UserTensors, are_alike
 from treadle.compat.fake import is_traced
 from treadle.compat.pytree import TreeSpec
 
-PlaceOfEffect = (
+EffectLocation = (
     Location
     | TensorLocation
     | MadeGradient
@@ -36,6 +36,7 @@ PlaceOfEffect = (
     | StateLocation
     | OutputCall
 )
+"""Where a step may leave something: each can be asked what is there, and be given another value."""
 
 
 @final
@@ -43,7 +44,7 @@ PlaceOfEffect = (
 class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
-    place: PlaceOfEffect
+    place: EffectLocation
     leaves: tuple[object, ...]
     tree: TreeSpec
 
@@ -68,7 +69,7 @@ class SideEffects:
 
     def _add(
         self,
-        place: PlaceOfEffect,
+        place: EffectLocation,
         leaves: Iterable[object],
         tree: TreeSpec,
         change: Change | None = None,
@@ -103,7 +104,7 @@ class SideEffects:
             if not _rebinds(change, written, tensors):
                 self._note_change(change, place, None)
 
-    def _note_change(self, change: Change, place: PlaceOfEffect, movable: Change | None) -> None:
+    def _note_change(self, change: Change, place: EffectLocation, movable: Change | None) -> None:
         new = change.now
         leaves, tree = self._outgoing.taken_apart(new, change.label)
         is_ours = any(map(self._outgoing.is_of_call, leaves))

@@ -82,6 +82,7 @@ class OutputLog:
         thread = threading.get_ident()
         before = {name: getattr(sys, name) for name in _STREAMS}
         recorded = {name: _Stream(self, name, each, thread) for name, each in before.items()}
+        printing = builtins.print  # Python's, or what the user has put there
         builtins.print = self._printing(recorded, thread)
         for name, each in recorded.items():
             setattr(sys, name, each)
@@ -91,7 +92,7 @@ class OutputLog:
         try:
             yield
         finally:
-            builtins.print = _PRINT
+            builtins.print = printing
             for each, original in zip(_METHODS, originals, strict=True):
                 setattr(each.owner, each.name, original)
             for name, each in before.items():
