@@ -32,6 +32,7 @@ _TIMED_CALL = 3
 _SHARE = 0.3
 """Recording pays if launching takes at least this share of a call."""
 _ATTEMPTS = 4
+"""After so many recordings, a step whose tensors still move is launched as usual for good."""
 
 
 @final
