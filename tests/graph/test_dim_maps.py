@@ -20,6 +20,7 @@ from treadle.util.nested import leaves
 
 aten = torch.ops.aten
 SIZES = st.sampled_from((0, 1, 1, 2, 3, 4, 6))
+FLOAT8 = torch.float8_e4m3fn
 SETTINGS = settings(max_examples=25, deadline=None)
 
 
@@ -225,6 +226,21 @@ def product(draw, *, batch, added):
     return [numbers(*bias), *factors] if added else factors
 
 
+@st.composite
+def scaled_product(draw):
+    """With one scale for all, or one for each row and each column."""
+    m, k, n = (draw(SIZES) for _ in range(3))
+    x, y = numbers(m, k, dtype=FLOAT8), numbers(n, k, dtype=FLOAT8).t()
+    wide = draw(st.booleans())
+    scales = (numbers(m, 1), numbers(1, n)) if wide else (numbers(), numbers(1))
+    args = [x, y, *(each.float() for each in scales), None, None, torch.float32]
+    try:
+        aten._scaled_mm.default(*args)
+    except RuntimeError:
+        pytest.skip("this PyTorch has no such product on CPUs")
+    return args
+
+
 CALLS = {
     **dict.fromkeys(dim_maps.RESHAPES, reshaped() | any_reshape()),
     aten.unsqueeze.default: unsqueezed(),
@@ -274,6 +290,7 @@ CALLS = {
     aten.addmm.default: product(batch=False, added=True),
     aten.bmm.default: product(batch=True, added=False),
     aten.baddbmm.default: product(batch=True, added=True),
+    aten._scaled_mm.default: scaled_product(),
 }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from treadle.loop.expr import Apply, Const, Expr, Position, ReduceKind
 from treadle.loop.interpret import interpret_program
 from treadle.loop.program import Program, TensorRef
 from treadle.loop.traverse import loads
-from treadle.schedule.depend import written_buffers
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.plan import plan_reads, plan_writes, schedule
@@ -77,7 +76,7 @@ def run(program: Program, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def read_by(program: Program, ref: TensorRef) -> set[str]:
     """What the step reads that computes ``ref``."""
-    (step,) = [each for each in program.steps if ref.buffer in written_buffers(each)]
+    (step,) = [each for each in program.steps if ref.buffer in each.writes]
     return {load.buffer for load in loads(step.array.body)}
 
 
@@ -100,7 +99,7 @@ def test_a_rotary_embedding_is_one_kernel_without_temporaries():
 def test_places_inside_masks_need_no_division():
     b, result = rotary()
     steps = resolved(b.program(result)).steps
-    (step,) = [each for each in steps if result.buffer in written_buffers(each)]
+    (step,) = [each for each in steps if result.buffer in each.writes]
     places = [load.index for load in loads(step.array.body)]
     assert places
     assert all("//" not in str(place) and "%" not in str(place) for place in places)

@@ -17,6 +17,7 @@ from treadle.compat.operators.schemas import (
     written_arguments,
 )
 from treadle.compat.tracing import Args, Kwargs
+from treadle.graph.core.dim_maps import COPIES, RESHAPES, SPLITS, SQUEEZES, permutation
 from treadle.graph.core.node_info import tensor_of, value_of
 from treadle.runtime.execute.functional import functional_of
 
@@ -71,16 +72,6 @@ def functional_call(node: fx.Node) -> tuple[OpOverload, Args, Kwargs] | None:
     return form, args, {key: value for key, value in node.kwargs.items() if key not in outs}
 
 
-_SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-_RESHAPES = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-)
 _SCATTERS: dict[object, OpOverload] = {
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.select.int: aten.select_scatter.default,
@@ -93,17 +84,6 @@ _CONVERSIONS: dict[object, OpOverload] = {
     aten._neg_view.default: aten.neg.default,
 }
 """Other readings of the same memory, and the operation that takes one back."""
-_SPLITS = (
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
-    aten.unsafe_chunk.default,
-)
-"""Cuts along a dimension: the third argument. Recurrent layers write into unsafe pieces, which
-share memory in every way but autograd's."""
-
-
 Call = Callable[[OpOverload, Args, Kwargs], fx.Node]
 """Adds one operation with its arguments to a graph."""
 
@@ -118,11 +98,11 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
     args: Args = view.args[1:]
     target = in_place_of(view.target)
     shape = list(tensor_of(base).shape)
-    if target in _SAME:
+    if target in COPIES:
         return value
     if target in _CONVERSIONS:
         return call(_CONVERSIONS[target], (_even(call, value),), {})
-    if target in _RESHAPES:
+    if target in RESHAPES or target in SQUEEZES:
         return call(reshaping(value), (value, shape), {})
     if target in _SCATTERS:
         return call(_SCATTERS[target], (base, value, *args), dict(view.kwargs))
@@ -131,7 +111,7 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
     if target is aten.transpose.int:
         return call(target, (value, *args), {})
     if target is aten.permute.default:
-        order = [dim % len(shape) for dim in args[0]]
+        order = permutation(view)
         return call(target, (value, [order.index(dim) for dim in range(len(order))]), {})
     if target is aten.view.dtype:
         return call(target, (value, tensor_of(base).dtype), {})
@@ -154,7 +134,7 @@ def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.
     if pieces.target is aten.unbind.int:
         dim = values[1] if len(values) > 1 else 0
         return call(aten.select_scatter.default, (base, value, dim, at), {})
-    if pieces.target in _SPLITS:
+    if pieces.target in SPLITS:
         dim = values[2] if len(values) > 2 else 0
         sizes = [each.shape[dim] for each in value_of(pieces)]
         start = sum(sizes[:at])

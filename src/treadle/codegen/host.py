@@ -54,7 +54,7 @@ def _untouched(launches: Sequence[KernelLaunch | Call], inputs: frozenset[str]) 
     """How many come before the first that writes to an input or meets other processes."""
     for at, launch in enumerate(launches):
         if isinstance(launch, Call):
-            written = {name for name in launch.outputs if name is not None}
+            written = set(launch.writes)
             leaves_it = facts_by_name(launch.op).effects & (Effect.WRITES | Effect.COMMUNICATES)
         else:
             written = {name for kernel in launch.kernels for name in stored(kernel.body)}

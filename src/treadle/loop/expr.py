@@ -194,6 +194,20 @@ Expr = Const | Position | Load | Local | Apply | Reduce
 """All kinds of ``Formula``: a seventh must be added here, and then in what matches on them."""
 
 
+def identity(kind: ReduceKind, dtype: torch.dtype) -> Const:
+    """What changes no result of ``kind``: 0 of a sum, the least number of a maximum."""
+    if kind in (ReduceKind.SUM, ReduceKind.ANY, ReduceKind.PROD):
+        number = float if dtype.is_floating_point else bool if dtype is torch.bool else int
+        return Const(number(kind is ReduceKind.PROD), dtype)
+    is_largest = kind in (ReduceKind.MAX, ReduceKind.ARGMAX)
+    if dtype.is_floating_point:
+        return Const(-math.inf if is_largest else math.inf, dtype)
+    if dtype is torch.bool:
+        return Const(not is_largest, dtype)
+    limits = torch.iinfo(dtype)
+    return Const(limits.min if is_largest else limits.max, dtype)
+
+
 def formula_of(value: Value) -> Expr:
     """What computes an index's value. The index algebra stands below and knows no kinds."""
     return cast(Expr, value.formula)

@@ -12,6 +12,7 @@ from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import loads, operands_of, substitute, substitute_index, walk, walk_all
 from treadle.util.errors import VerifyError, require
+from treadle.util.reach import reached
 
 Item = Definition | Store
 
@@ -60,15 +61,20 @@ def reductions_of(kernel: Kernel) -> tuple[Reduce, ...]:
     return tuple(expr for expr in found if isinstance(expr, Reduce))
 
 
+def is_over(item: Definition, axis: Axis) -> bool:
+    """Whether a definition is a reduction along that axis alone."""
+    return isinstance(item.expr, Reduce) and item.expr.axes == (axis,)
+
+
 def after_rows(kernel: Kernel) -> frozenset[str]:
     """The values of a kernel of both that are there after the last row: what is reduced over the
     rows, and what is made of that."""
     found: set[str] = set()
     for item in kernel.body if kernel.kind is KernelKind.BOTH else ():
-        if isinstance(item, Definition):
-            over_rows = isinstance(item.expr, Reduce) and item.expr.axes == (kernel.rows,)
-            if over_rows or found & set(locals_of(item.expr)):
-                found.add(item.name)
+        if isinstance(item, Definition) and (
+            is_over(item, kernel.rows) or found & set(locals_of(item.expr))
+        ):
+            found.add(item.name)
     return frozenset(found)
 
 
@@ -250,15 +256,15 @@ class Levels:
 
         ``held`` are available already: what only they need is left out.
         """
-        seen: set[str] = set()
-        pending = [name for expr in wanted for name in locals_of(expr)]
-        while pending:
-            name = pending.pop()
-            if name in self.varying and name not in seen:
-                seen.add(name)
-                if name not in held:
-                    pending.extend(locals_of(self.definitions[name].expr))
-        return [name for name in self.definitions if name in seen]
+
+        def needed(exprs: Iterable[Expr]) -> list[str]:
+            return [n for expr in exprs for n in locals_of(expr) if n in self.varying]
+
+        def operands(name: str) -> list[str]:
+            return [] if name in held else needed([self.definitions[name].expr])
+
+        found = reached(needed(wanted), operands)
+        return [name for name in self.definitions if name in found]
 
     def reduced_in(self, level: int) -> list[Definition]:
         """The reductions of a pass."""

@@ -112,6 +112,11 @@ class Compute:
             object.__setattr__(self, "reads", buffers_in(self.template.body))
 
     @property
+    def writes(self) -> tuple[str, ...]:
+        """The one buffer that it writes to."""
+        return (self.output.buffer,)
+
+    @property
     def names(self) -> dict[str, str]:
         """What each buffer of the template is called here."""
         return dict(zip(buffers_in(self.template.body), self.reads, strict=True))
@@ -201,6 +206,16 @@ class Call:
             for leaf in leaves(*self.args, *self.kwargs.values())
             if isinstance(leaf, TensorRef)
         )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The buffers that it reads, each once, in order of appearance."""
+        return tuple(dict.fromkeys([ref.buffer for ref in self.refs]))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The buffers that it fills, or writes to."""
+        return tuple([name for name in self.outputs if name is not None])
 
     def renamed(self, names: Mapping[str, str], origin: Origin | None = None) -> "Call":
         """The call on other buffers; buffers that ``names`` does not know stay."""

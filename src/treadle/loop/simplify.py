@@ -32,6 +32,7 @@ from treadle.loop.expr import (
     Reduce,
     ReduceKind,
     formula_of,
+    identity,
     values_of,
 )
 from treadle.loop.interpret import apply_function
@@ -168,12 +169,8 @@ def _load(node: Load) -> Expr | None:
     if isinstance(node.mask, Const):
         if node.mask.value:
             return Load(node.buffer, index, node.dtype)
-        return _literal(0, node.dtype)
+        return identity(ReduceKind.SUM, node.dtype)
     return None if index is node.index else Load(node.buffer, index, node.dtype, node.mask)
-
-
-def _literal(value: float, dtype: torch.dtype) -> Const:
-    return Const(torch.tensor(value, dtype=dtype).item(), dtype)
 
 
 def _reduce(node: Reduce) -> Expr | None:
@@ -204,7 +201,7 @@ def _one_term(node: Reduce) -> Expr | None:
     condition, value, rest = body.operands
     parts = list(conjuncts(condition))
     places = [(part, place) for part in parts if (place := _equals(part, axis)) is not None]
-    if rest != _literal(0, node.dtype) or len(places) != 1 or axis in axes_of(value):
+    if rest != identity(ReduceKind.SUM, node.dtype) or len(places) != 1 or axis in axes_of(value):
         return None
     ((found, place),) = places
     others = [part for part in parts if part is not found]
@@ -310,7 +307,7 @@ def _mul(node: Apply) -> Expr | None:
     if _is(left, 1):
         return right
     if not node.dtype.is_floating_point and (_is(left, 0) or _is(right, 0)):
-        return _literal(0, node.dtype)
+        return identity(ReduceKind.SUM, node.dtype)
     return on_indices(node.fn, node.operands)
 
 
@@ -328,7 +325,7 @@ def _mod(node: Apply) -> Expr | None:
     if node.dtype.is_floating_point:
         return None
     if _is(right, 1):
-        return _literal(0, node.dtype)
+        return identity(ReduceKind.SUM, node.dtype)
     return on_indices(node.fn, node.operands)
 
 

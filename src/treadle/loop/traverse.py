@@ -233,7 +233,7 @@ class HashConsing:
 
     def node(self, node: Expr) -> Expr:
         """The one object equal to ``node``, whose operands this table gave."""
-        return self._nodes.setdefault(_node_key(node, _identity), node)
+        return self._nodes.setdefault(_node_key(node, id), node)
 
 
 def unify(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
@@ -244,10 +244,6 @@ def unify(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
     for node in walk_all(roots):
         new[id(node)] = table.node(_rebuild(node, lambda inner: new[id(inner)]))
     return tuple(new[id(root)] for root in roots)
-
-
-def _identity(node: Expr) -> int:
-    return id(node)
 
 
 def _node_key(node: Expr, number: Callable[[Expr], int]) -> Key:

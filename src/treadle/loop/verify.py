@@ -74,7 +74,7 @@ def verify_program(program: Program, guards: GuardSet | None = None) -> None:
                 for ref in step.refs:
                     _check_ref(ref, program.buffers, guards)
                 _check_written({ref.buffer for ref in step.refs if ref.numel}, written, program)
-                names = {name for name in step.outputs if name is not None}
+                names = set(step.writes)
                 require(names <= program.buffers.keys(), VerifyError, f"{step.op} fills {names}")
                 if step.into is not None:
                     _check_ref(step.into, program.buffers, guards)

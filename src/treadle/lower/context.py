@@ -12,6 +12,7 @@ from treadle.algebra.extents import same
 from treadle.algebra.guards import GuardSet
 from treadle.algebra.index import Axis, Index, linear
 from treadle.algebra.strides import contiguous_strides, is_dense
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.analysis.dynamic import Symbols, layout_of
 from treadle.graph.core.node_info import value_of
 from treadle.loop.expr import DTYPES, Array, Const, Expr, Load, Reduce
@@ -268,6 +269,13 @@ class LoweringContext:
     origin: Origin
     val: Any
     name: str
+
+    @property
+    def target(self) -> OpOverload:
+        """The operation of the node."""
+        target = self.node.target
+        assert isinstance(target, OpOverload), self.node
+        return target
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from torch import fx
 from treadle.graph.analysis.dynamic import layout_of, offset_of
 from treadle.graph.core.node_info import Value, known_value
 from treadle.loop.expr import Array
-from treadle.loop.program import Buffer, Call, Origin, Step, TensorRef, renamed_ref
+from treadle.loop.program import Buffer, Origin, Step, TensorRef, renamed_ref
 from treadle.loop.traverse import buffers_in
 from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
@@ -66,11 +66,7 @@ class _Lowered:
             elif isinstance(leaf, Array):
                 names.update(buffers_in(leaf.body))
         for step in self.steps:
-            if isinstance(step, Call):
-                names.update(ref.buffer for ref in step.refs)
-                names.update(name for name in step.outputs if name is not None)
-            else:
-                names.update((step.output.buffer, *step.reads))
+            names.update(step.reads, step.writes)
         return names
 
 

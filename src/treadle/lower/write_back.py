@@ -32,15 +32,6 @@ from treadle.lower.context import Builder, element, fresh_axes
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 
-
-def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
-    """(read, written) names of a step."""
-    if isinstance(step, Compute):
-        return frozenset(step.reads), frozenset({step.output.buffer})
-    read = frozenset(ref.buffer for ref in step.refs)
-    return read, frozenset(name for name in step.outputs if name is not None)
-
-
 Writes = Mapping[str, tuple[Value, Origin]]
 """By the input that changes, its new value."""
 
@@ -71,7 +62,7 @@ def _written_by_call(
 ) -> list[Step] | None:
     """The steps, of which the call that makes ``value`` of ``target`` writes to ``target``: after
     the last reader of what was there, and when every condition is known to hold."""
-    at = next((n for n, step in enumerate(builder.steps) if value.buffer in buffers_of(step)[1]), 0)
+    at = next((n for n, step in enumerate(builder.steps) if value.buffer in step.writes), 0)
     call = builder.steps[at] if builder.steps else None
     if not isinstance(call, Call) or not may_accumulate(call.out) or call.into is not None:
         return None
@@ -80,10 +71,10 @@ def _written_by_call(
     alone = call.args[0] == whole and read.count(target) == 1
     if not alone or not _is_alike(builder, value, target) or changing & {*read} - {target}:
         return None
-    waits = [n for n, step in enumerate(builder.steps) if target in buffers_of(step)[0]]
+    waits = [n for n, step in enumerate(builder.steps) if target in step.reads]
     waits += may_end_the_call(builder.steps)
     last = max([at, *waits])
-    reads = [n for n, step in enumerate(builder.steps) if value.buffer in buffers_of(step)[0]]
+    reads = [n for n, step in enumerate(builder.steps) if value.buffer in step.reads]
     if min(reads, default=last + 1) <= last:
         return None
     names = {value.buffer: target}
@@ -111,15 +102,13 @@ def place_write_backs(builder: Builder, writes: Writes) -> None:
     last_read: dict[str, int] = {}
     last_write: dict[str, int] = {}
     for position, step in enumerate(builder.steps):
-        read, written = buffers_of(step)
-        last_read.update(dict.fromkeys(read, position))
-        last_write.update(dict.fromkeys(written, position))
+        last_read.update(dict.fromkeys(step.reads, position))
+        last_write.update(dict.fromkeys(step.writes, position))
     known = max(may_end_the_call(builder.steps), default=-1)
     after: dict[int, list[Step]] = {}
     there: dict[int, dict[str, str]] = {}
     for target, copy in copies.items():
-        read, _ = buffers_of(copy)
-        produced = [last_write.get(name, -1) for name in read]
+        produced = [last_write.get(name, -1) for name in copy.reads]
         position = max([known, last_read.get(target, -1), *produced])
         after.setdefault(position, []).append(copy)
         value, _ = sources[target]
@@ -128,7 +117,7 @@ def place_write_backs(builder: Builder, writes: Writes) -> None:
     steps = after.get(-1, [])
     current = there.get(-1, {})
     for position, step in enumerate(builder.steps):
-        reads_new = isinstance(step, Call) and not current.keys().isdisjoint(buffers_of(step)[0])
+        reads_new = isinstance(step, Call) and not current.keys().isdisjoint(step.reads)
         steps.append(step.renamed(current) if reads_new else step)
         steps.extend(after.get(position, []))
         current |= there.get(position, {})
@@ -191,16 +180,16 @@ def drop_dead_steps(
     live = {ref.buffer for ref in results if ref is not None} | set(inputs)
     kept: list[Step] = []
     for step in reversed(builder.steps):
-        read, written = buffers_of(step)
         stays = isinstance(step, Call) and step.is_in_order
         is_check = isinstance(step, Call) and not step.outputs
-        if not written & live and not stays and not is_check:
+        if live.isdisjoint(step.writes) and not stays and not is_check:
             continue
         if isinstance(step, Call) and not stays and len(step.outputs) > 1:
             names = tuple(name if name in live else None for name in step.outputs)
-            step = replace(step, outputs=names)
-        kept.append(step)
-        live |= read | written
+            kept.append(replace(step, outputs=names))
+        else:
+            kept.append(step)
+        live.update(step.reads, step.writes)
     builder.steps = kept[::-1]
     builder.buffers = {
         name: buffer

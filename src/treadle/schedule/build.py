@@ -9,16 +9,14 @@
 import math
 from collections.abc import Iterator, Mapping
 
-import torch
-
 from treadle.algebra.extents import sample_of
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod
-from treadle.loop.expr import Apply, Const, Expr, Load, Local
+from treadle.loop.expr import Apply, Expr, Load, Local, ReduceKind, identity
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Step
 from treadle.loop.traverse import map_expr
 from treadle.schedule.fuse import Group
-from treadle.schedule.loop_nest import LoopNest, LoopNests, ScheduledOp, coefficient, storage_order
+from treadle.schedule.loop_nest import LoopNest, LoopNests, ScheduledOp, storage_order
 
 
 def build_kernel(
@@ -61,15 +59,10 @@ def localise(expr: Expr, names: Mapping[str, str], values: Mapping[str, Local]) 
             return node if name == node.buffer else Load(name, node.index, node.dtype, node.mask)
         if node.mask is None:
             return value
-        return Apply("where", (node.mask, value, _zero(value.dtype)), value.dtype)
+        zero = identity(ReduceKind.SUM, value.dtype)
+        return Apply("where", (node.mask, value, zero), value.dtype)
 
     return map_expr(expr, rewrite)
-
-
-def _zero(dtype: torch.dtype) -> Const:
-    if dtype.is_floating_point:
-        return Const(0.0, dtype)
-    return Const(False if dtype is torch.bool else 0, dtype)
 
 
 def pointwise_nest(
@@ -123,7 +116,7 @@ def nest_cost(nest: LoopNest, placed: tuple[ScheduledOp, ...]) -> int:
     for op in placed:
         for index in (op.index, *(index for _, index in op.reads if index is not None)):
             cost += 4 * sum(1 for _ in _divisions(index, nest.cols))
-            jump = abs(sample_of(coefficient(index, nest.cols)))
+            jump = abs(sample_of(index.coefficient(nest.cols)))
             cost += 2 * (jump > 1)
     return cost
 

@@ -24,20 +24,6 @@ class Dependencies:
     writers: Mapping[str, tuple[int, ...]]
 
 
-def read_buffers(step: Step) -> tuple[str, ...]:
-    """The buffers a step reads, each once, in order of appearance."""
-    if isinstance(step, Call):
-        return tuple(dict.fromkeys([ref.buffer for ref in step.refs]))
-    return step.reads
-
-
-def written_buffers(step: Step) -> tuple[str, ...]:
-    """The buffers that a step writes to."""
-    if isinstance(step, Call):
-        return tuple(name for name in step.outputs if name is not None)
-    return (step.output.buffer,)
-
-
 def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
     """The dependencies of ``steps``, in one walk. ``inputs``: what nothing may write before the
     conditions and collectives that stand earlier are over."""
@@ -49,10 +35,10 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
     flow: list[frozenset[int]] = []
     last_in_order: int | None = None
     for i, step in enumerate(steps):
-        reads = read_buffers(step)
+        reads = step.reads
         sources = {w for name in reads for w in writers[name]}
         waits = set(sources)
-        for name in written_buffers(step):
+        for name in step.writes:
             waits.update(reader for reader in readers[name])
             waits.update(w for w in writers[name] if _overlap(steps[w], step, name))
             waits.update(conditions if name in theirs else ())
@@ -66,7 +52,7 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
         flow.append(frozenset(sources))
         for name in reads:
             readers[name].append(i)
-        for name in written_buffers(step):
+        for name in step.writes:
             writers[name].append(i)
     return Dependencies(
         tuple(before),

@@ -15,7 +15,7 @@ from treadle.algebra.extents import sample_of
 from treadle.algebra.index import Index
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
-from treadle.schedule.depend import Dependencies, read_buffers, written_buffers
+from treadle.schedule.depend import Dependencies
 from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
 from treadle.schedule.pressure import MemoryPressure, Merge
 
@@ -256,7 +256,7 @@ class Fuser:
         seen: set[int] = set()
         pending = list(group.members)
         while pending and len(seen) < _FOLLOWED:
-            for name in written_buffers(self._steps[pending.pop()]):
+            for name in self._steps[pending.pop()].writes:
                 small = self._sizes[name] < _LITTLE
                 for reader in self._facts.readers.get(name, ()) if small else ():
                     ours = (group.mask | other.mask) >> reader & 1
@@ -274,7 +274,7 @@ class Fuser:
         seen: set[int] = set()
         pending = [reader]
         while pending and len(seen) < _FOLLOWED:
-            names = read_buffers(self._steps[pending.pop()])
+            names = self._steps[pending.pop()].reads
             large = [name for name in names if self._sizes[name] >= _LITTLE]
             for step in {w for name in large for w in self._facts.writers.get(name, ())} - seen:
                 seen.add(step)
@@ -377,7 +377,7 @@ class Fuser:
         )
 
     def _touched(self, i: int) -> tuple[str, ...]:
-        return (*read_buffers(self._steps[i]), *written_buffers(self._steps[i]))
+        return (*self._steps[i].reads, *self._steps[i].writes)
 
     def _replace(self, merged: Group) -> None:
         self._pressure.make()

@@ -20,10 +20,10 @@ from treadle.algebra.extents import same, sample_of, size_key, surely_less
 from treadle.algebra.index import Axis, Index
 from treadle.compat.operators.operator_facts import writes_strided
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce
-from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
+from treadle.loop.program import Buffer, Call, Compute, Program, Step, TensorRef
 from treadle.loop.simplify import simplify
 from treadle.loop.traverse import buffers_in, substitute, walk
-from treadle.schedule.depend import read_buffers, written_buffers
+from treadle.schedule.recompute.values import Values
 
 _SHARE = 2
 """One element of this many at least is a product's: what else is in a join is written by kernels of
@@ -64,13 +64,7 @@ class _Joiner:
         self._aligned = aligned
         self._buffers = program.buffers
         self._kept = {ref.buffer for ref in program.results if ref is not None}
-        self._readers: dict[str, list[int]] = {}
-        self._writers: dict[str, list[int]] = {}
-        for i, step in enumerate(program.steps):
-            for name in read_buffers(step):
-                self._readers.setdefault(name, []).append(i)
-            for name in written_buffers(step):
-                self._writers.setdefault(name, []).append(i)
+        self._values = Values(program.steps, program.buffers, frozenset(self._kept))
         self._bounds: dict[tuple[Array, int], list[int]] = {}
         self._made: dict[Hashable, _Stretch] = {}
 
@@ -89,7 +83,7 @@ class _Joiner:
             if i in found:
                 steps += found[i].rest
             elif i in into and isinstance(step, Call):
-                gone.update(written_buffers(step))
+                gone.update(step.writes)
                 steps.append(replace(step, outputs=(into[i].buffer,), into=into[i]))
             else:
                 steps.append(step)
@@ -109,29 +103,27 @@ class _Joiner:
     def _is_product_for(self, reader: int, name: str, output: TensorRef) -> bool:
         """Whether ``name`` is a product, all of its buffer, that the join alone reads."""
         buffer, target = self._buffers[name], self._buffers[output.buffer]
-        writers = self._writers.get(name, [])
-        alone = self._readers[name] == [reader] and len(writers) == 1 and name not in self._kept
+        alone = self._values.may_vanish(name) and self._values.readers[name] == [reader]
         if not alone or buffer.dtype is not output.dtype or buffer.device != target.device:
             return False
-        call = self._program.steps[writers[0]]
+        call = self._program.steps[self._values.writers[name][0]]
         known = isinstance(call, Call) and call.into is None and writes_strided(call.out)
-        return known and buffer.kind is BufferKind.TEMPORARY and not buffer.unsized
+        return known and not buffer.unsized
 
     def _is_stored(self, step: Compute) -> bool:
         """Whether a join is all that is ever in its buffer, and is there whatever is fused: it is
         returned, a call reads it, or another phase does."""
-        output = step.output
-        buffer = self._buffers[output.buffer]
-        whole = TensorRef(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
-        ours = buffer.kind is BufferKind.TEMPORARY and len(self._writers[output.buffer]) == 1
-        readers = [self._program.steps[at] for at in self._readers.get(output.buffer, ())]
-        if output.buffer in self._kept:
-            return ours and output == whole and sample_of(buffer.nbytes) >= _RETURNED
-        stored = any(
+        name, values = step.output.buffer, self._values
+        ours = values.is_temporary(name) and len(values.writers[name]) == 1
+        if not ours or not values.is_whole(step):
+            return False
+        if name in self._kept:
+            return sample_of(self._buffers[name].nbytes) >= _RETURNED
+        readers = [self._program.steps[at] for at in values.readers.get(name, ())]
+        return any(
             isinstance(reader, Call) or reader.origin.phase != step.origin.phase
             for reader in readers
         )
-        return ours and stored and output == whole
 
     def _along(self, step: Compute, dim: int, products: set[str]) -> _Join | None:
         """The join as one along ``dim``; ``None`` where that makes too few products its own."""
@@ -151,7 +143,7 @@ class _Joiner:
             return None
         rest = tuple(self._rest(step, dim, run) for run in _runs(left))
         read = {name for other in rest for name in other.reads}
-        written = {name for call in calls for name in written_buffers(self._program.steps[call])}
+        written = {name for call in calls for name in self._program.steps[call].writes}
         return None if read & written else _Join(calls, rest)
 
     def _stretches(self, template: Array, dim: int) -> list[_Stretch]:
@@ -183,7 +175,7 @@ class _Joiner:
         target = _inside(self._buffers[name], index, array.axes, part)
         if target is None or not self._is_aligned(target):
             return None
-        return self._writers[name][0], target
+        return self._values.writers[name][0], target
 
     def _is_aligned(self, part: TensorRef) -> bool:
         """Whether every row of ``part``, or column, begins at a multiple of the bytes."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from treadle.algebra.extents import same, sample_of
 from treadle.algebra.index import Axis, Index, linear, unflatten
+from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, values_of
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Compute, TensorRef
@@ -147,12 +148,12 @@ class LoopNests:
         main = _main_index(reduce)
         kind = _kind(reduce, free)
         by_stride = sorted(
-            (*free, *reduce.axes), key=lambda a: -abs(sample_of(coefficient(main, a)))
+            (*free, *reduce.axes), key=lambda a: -abs(sample_of(main.coefficient(a)))
         )
         inner = tuple(a for a in by_stride if a in reduce.axes)
         place = self._places(kind, free, inner)
         shape = tuple(a.extent for a in by_stride)
-        order = linear([place[a] for a in by_stride], _contiguous(shape))
+        order = linear([place[a] for a in by_stride], contiguous_strides(shape))
         rows, cols = (free, inner) if kind is KernelKind.ROWS else (inner, free)
         return LoopNest(kind, self.rows(_numel(rows)), self.cols(_numel(cols)), order)
 
@@ -203,7 +204,7 @@ class LoopNests:
             return None
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
-        inner = tuple(sorted(reduce.axes, key=lambda a: -abs(sample_of(coefficient(main, a)))))
+        inner = tuple(sorted(reduce.axes, key=lambda a: -abs(sample_of(main.coefficient(a)))))
         values = self._places(nest.kind, free, inner)
         values = _with_units(compute.template, values)
         body = substitute(reduce.body, values)
@@ -223,11 +224,6 @@ def storage_order(compute: Compute) -> tuple[Axis, ...]:
     strides = compute.output.strides
     dims = sorted(range(len(strides)), key=lambda d: (-sample_of(strides[d]), d))
     return tuple(compute.template.axes[d] for d in dims)
-
-
-def coefficient(index: Index, axis: Axis) -> int:
-    """What one step along ``axis`` adds to the index, seen only where the axis stands plain."""
-    return sum(k for atom, k in index.terms if atom is axis)
 
 
 def _placed(
@@ -266,8 +262,8 @@ def _kind(reduce: Reduce, free: tuple[Axis, ...]) -> KernelKind:
     """Columns when neighbours in memory are neighbours in the output, rows otherwise."""
     inner = outer = 0
     for load in loads(reduce.body):
-        inner += any(_is_unit(coefficient(load.index, a)) for a in reduce.axes)
-        outer += any(_is_unit(coefficient(load.index, a)) for a in free)
+        inner += any(_is_unit(load.index.coefficient(a)) for a in reduce.axes)
+        outer += any(_is_unit(load.index.coefficient(a)) for a in free)
     return KernelKind.COLUMNS if outer > inner else KernelKind.ROWS
 
 
@@ -277,7 +273,3 @@ def _is_unit(factor: int) -> bool:
 
 def _numel(axes: Iterable[Axis]) -> int:
     return math.prod(a.extent for a in axes)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))

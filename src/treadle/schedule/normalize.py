@@ -17,7 +17,7 @@ import torch
 from treadle.algebra.extents import same
 from treadle.algebra.index import Axis, linear
 from treadle.algebra.strides import contiguous_strides
-from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind
+from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind, identity
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
 from treadle.loop.traverse import axes_of
 from treadle.util.errors import LoweringError, require
@@ -129,7 +129,10 @@ class _Splitter:
             is_position = kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
             return Const(0, torch.int64) if is_position else body
         if any(axis.extent == 0 for axis in wide):
-            return _identity(kind, body.dtype)
+            has_one = kind in (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.ANY)
+            error = LoweringError(f"{kind} of no elements has no value", code="TR-310")
+            require(has_one, error)
+            return identity(kind, body.dtype)
         used = axes_of(body)
         free = tuple(axis for axis in _wide(scope) if axis in used and axis not in axes)
         total = Reduce(kind, wide, body)
@@ -162,14 +165,3 @@ def _part_names(output: str, count: int) -> list[str]:
 
 def _wide(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(axis for axis in axes if not same(axis.extent, 1))
-
-
-def _identity(kind: ReduceKind, dtype: torch.dtype) -> Const:
-    require(
-        kind in (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.ANY),
-        LoweringError(f"{kind} of no elements has no value", code="TR-310"),
-    )
-    value = 1 if kind is ReduceKind.PROD else 0
-    if dtype.is_floating_point:
-        return Const(float(value), dtype)
-    return Const(bool(value) if dtype is torch.bool else value, dtype)

@@ -11,15 +11,15 @@ from dataclasses import replace
 from treadle.algebra.extents import largest, same, same_sizes, surely_less
 from treadle.algebra.index import Index
 from treadle.compat.operators.operator_facts import may_accumulate
-from treadle.loop.expr import Local, Reduce
+from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
-from treadle.loop.nest import AccessSet, kernel_loads, live, stored
+from treadle.loop.nest import AccessSet, kernel_loads, live, locals_of, stored
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
-from treadle.loop.traverse import loads, walk
+from treadle.loop.traverse import loads
 from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.beside import blocks_beside, lives_beside
 from treadle.schedule.build import build_kernel
-from treadle.schedule.depend import facts, read_buffers, written_buffers
+from treadle.schedule.depend import facts
 from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.joined import write_where_joined
 from treadle.schedule.loop_nest import LoopNest, LoopNests
@@ -33,6 +33,7 @@ from treadle.schedule.recompute.sink_into_gather import sink_into_gather
 from treadle.schedule.sweeps import reduce_both_ways
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
+from treadle.util.reach import reached
 
 PlanStep = Kernel | Call
 
@@ -123,14 +124,14 @@ def is_import(step: PlanStep, buffers: Mapping[str, Buffer]) -> bool:
 def plan_reads(step: PlanStep) -> frozenset[str]:
     """The buffers a kernel or call reads."""
     if isinstance(step, Call):
-        return frozenset(read_buffers(step))
+        return frozenset(step.reads)
     return frozenset(load.buffer for load in kernel_loads(step))
 
 
 def plan_writes(step: PlanStep) -> frozenset[str]:
     """The buffers a kernel or call writes."""
     if isinstance(step, Call):
-        return frozenset(written_buffers(step))
+        return frozenset(step.writes)
     return frozenset((*stored(step.body), *step.scratch))
 
 
@@ -143,10 +144,7 @@ def _finish(
 ) -> KernelPlan:
     lives = lifetimes(steps, buffers, kept)
     by_call = {
-        name
-        for step in steps
-        if isinstance(step, Call) and not step.out
-        for name in written_buffers(step)
+        name for step in steps if isinstance(step, Call) and not step.out for name in step.writes
     }
     ours = {name: interval for name, interval in lives.items() if name not in by_call | kept}
     calls = {
@@ -358,7 +356,8 @@ def _safe_stores(kernel: Kernel) -> list[Store]:
         return stores[-1:]
     if len(stores) != 1 or kernel.kind is KernelKind.COLUMNS:
         return []
-    return stores if reductions <= _ancestry(stores[0].value.name, definitions) else []
+    made_of = reached([stores[0].value.name], lambda name: locals_of(definitions[name].expr))
+    return stores if reductions <= made_of.keys() else []
 
 
 def _after_loads(kernel: Kernel, stores: list[Store]) -> list[Store]:
@@ -369,15 +368,3 @@ def _after_loads(kernel: Kernel, stores: list[Store]) -> list[Store]:
         if isinstance(item, Definition) and loads(item.expr)
     ]
     return [store for store in stores if kernel.body.index(store) > max(reading, default=-1)]
-
-
-def _ancestry(name: str, definitions: Mapping[str, Definition]) -> set[str]:
-    seen: set[str] = set()
-    pending = [name]
-    while pending:
-        local = pending.pop()
-        if local not in seen:
-            seen.add(local)
-            found = walk(definitions[local].expr)
-            pending.extend(node.name for node in found if isinstance(node, Local))
-    return seen

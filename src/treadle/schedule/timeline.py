@@ -10,7 +10,6 @@ from treadle.loop.printing import dtype_name
 from treadle.loop.program import Buffer, BufferKind, Call, Origin
 from treadle.schedule.arena import Interval
 from treadle.schedule.beside import lives_beside
-from treadle.schedule.depend import written_buffers
 from treadle.schedule.plan import PlanStep, held_by_calls, lifetimes, plan_writes
 
 _SHOWN = 64
@@ -106,9 +105,7 @@ def _beside_arena(
 ) -> dict[str, Interval]:
     """What calls allocate, results, and temporaries that are allocated as those are."""
     theirs = {name: interval for name, interval in lives.items() if name not in plan.offsets}
-    by_call = {
-        name for step in plan.steps if isinstance(step, Call) for name in written_buffers(step)
-    }
+    by_call = {name for step in plan.steps if isinstance(step, Call) for name in step.writes}
     moved = {name: interval for name, interval in theirs.items() if name not in by_call | kept}
     return theirs | lives_beside(moved, plan.steps)
 

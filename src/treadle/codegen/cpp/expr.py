@@ -17,6 +17,7 @@ from treadle.algebra.extents import Size, is_zero, same, surely_less
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.contraction import CONTRACTED
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, formula_of, values_of
+from treadle.loop.functions import shift_of
 from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, require
 
@@ -310,7 +311,7 @@ def _text(fn: str, values: list[str], expr: Apply) -> str:
             return f"({kind})1 / t_sqrt({x})"
         case "pow", [x, y]:
             return _power(x, y, expr)
-        case "floordiv", [x, _] if (places := _power_of_two(expr)) is not None:
+        case "floordiv", [x, _] if (places := shift_of(expr)) is not None:
             return f"{x} >> {places}"
         case "add" | "sub" | "mul", [x, y] if expr.dtype in _UNSIGNED:
             kind = _UNSIGNED[expr.dtype]
@@ -321,16 +322,6 @@ def _text(fn: str, values: list[str], expr: Apply) -> str:
             return f"{_CALLS[fn]}({', '.join(values)})"
         case _:
             raise LoweringError(f"C++ code of {fn}", code="TR-392")
-
-
-def _power_of_two(expr: Apply) -> int | None:
-    """``k`` where whole numbers are divided by ``2^k``: an arithmetic shift rounds down as well."""
-    divisor = expr.operands[1]
-    if not isinstance(divisor, Const) or expr.dtype not in _UNSIGNED:
-        return None
-    value = int(divisor.value)
-    is_power = value > 0 and value & (value - 1) == 0 and not isinstance(divisor.value, Size)
-    return value.bit_length() - 1 if is_power else None
 
 
 def _power(x: str, y: str, expr: Apply) -> str:

@@ -19,6 +19,7 @@ from treadle.algebra.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.contraction import CONTRACTED
 from treadle.codegen.triton.prelude import HELPERS
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.functions import shift_of
 from treadle.loop.traverse import axes_of, operands_of
 from treadle.util.errors import LoweringError, VerifyError, require
 
@@ -245,7 +246,7 @@ class TritonWriter:
             wide = [self.name(f"{text}.to(tl.float32)") for text in texts]
             result = self.name(self._call(expr.fn, wide, torch.float32))
             return self.name(f"{result}.to({TYPES[source]})") if expr.dtype is source else result
-        places = _places(expr)
+        places = shift_of(expr)
         if places is not None:
             return self.name(f"{texts[0]} >> {places}")
         return self.name(self._call(expr.fn, texts, source))
@@ -328,15 +329,6 @@ def _evaluated(node: Expr) -> Iterable[Expr]:
     if isinstance(node, Apply) and node.fn == "eq" and _place_of(node) is not None:
         return [operand for operand in node.operands if not isinstance(operand, Position)]
     return operands_of(node)
-
-
-def _places(expr: Apply) -> int | None:
-    """``k`` where whole numbers are divided by ``2^k``: an arithmetic shift rounds down as well."""
-    if expr.fn != "floordiv" or expr.dtype not in (torch.int32, torch.int64):
-        return None
-    divisor = expr.operands[1]
-    value = int(divisor.value) if isinstance(divisor, Const) else 0
-    return value.bit_length() - 1 if value > 0 and value & (value - 1) == 0 else None
 
 
 def _as_type(place: str, kind: str) -> str:

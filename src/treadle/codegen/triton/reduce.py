@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from treadle.codegen.triton.expr import TYPES, TritonWriter, literal
-from treadle.loop.expr import Reduce, ReduceKind
+from treadle.loop.expr import Reduce, ReduceKind, identity
 from treadle.loop.nest import accumulators, is_position
 
 _COMBINE = {
@@ -38,18 +38,7 @@ class Partial:
 def _literals(reduce: Reduce) -> tuple[str, ...]:
     """What an accumulator holds before the first element."""
     dtype = accumulators(reduce)[0]
-    low = float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
-    high = float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
-    match reduce.kind:
-        case ReduceKind.SUM | ReduceKind.ANY:
-            value = 0
-        case ReduceKind.PROD:
-            value = 1
-        case ReduceKind.MAX | ReduceKind.ARGMAX:
-            value = low
-        case ReduceKind.MIN | ReduceKind.ARGMIN:
-            value = high
-    first = literal(value, dtype)
+    first = literal(identity(reduce.kind, dtype).value, dtype)
     return (first, str(_NO_POSITION)) if is_position(reduce) else (first,)
 
 
@@ -70,9 +59,9 @@ def fill(writer: TritonWriter, reduce: Reduce, tile: Tile) -> Partial:
         texts.append(tile.along)
     mask = writer.masks.get(tile.along)
     filled: list[str] = []
-    for text, identity in zip(texts, identities(reduce), strict=True):
+    for text, missing in zip(texts, identities(reduce), strict=True):
         if mask:
-            text = writer.name(f"tl.where({mask}, {text}, {identity})")
+            text = writer.name(f"tl.where({mask}, {text}, {missing})")
         filled.append(writer.name(f"tl.broadcast_to({text}, {tile.shape})"))
     if len(filled) == 2:
         filled[1] = writer.name(f"{filled[1]}.to(tl.int32)")

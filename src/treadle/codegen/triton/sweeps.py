@@ -28,7 +28,8 @@ from treadle.codegen.triton.shape import (
 )
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, Store
-from treadle.loop.nest import accumulators, after_rows, hoisted, locals_of, roots
+from treadle.loop.nest import accumulators, after_rows, hoisted, is_over, locals_of, roots
+from treadle.util.reach import reached
 
 _COLUMNS = 8  # of a program that joins parts: 32 bytes of each, which is what memory is read in
 _WARPS = 8
@@ -42,7 +43,7 @@ def swept(
     scratch = {
         item.name: tuple(buffers[next(names)] for _ in accumulators(as_reduce(item)))
         for item in kernel.body
-        if isinstance(item, Definition) and _is_over_rows(item, kernel)
+        if isinstance(item, Definition) and is_over(item, kernel.rows)
     }
     sweep = _Sweep(kernel, buffers, shape, scratch, contract)
     return [sweep.rows(), sweep.columns()]
@@ -145,14 +146,12 @@ class _Sweep:
         need: in the order of the body."""
         kept = list(aims)
         definitions = {item.name: item for item in self.kernel.body if isinstance(item, Definition)}
-        seen: set[str] = set()
-        pending = [name for item in kept for root in roots(item) for name in locals_of(root)]
-        while pending:
-            name = pending.pop()
-            if name not in seen:
-                seen.add(name)
-                pending += [] if name in self.scratch else locals_of(definitions[name].expr)
-        kept += [definitions[name] for name in seen]
+        start = [name for item in kept for root in roots(item) for name in locals_of(root)]
+
+        def operands(name: str) -> list[str]:
+            return [] if name in self.scratch else locals_of(definitions[name].expr)
+
+        kept += [definitions[name] for name in reached(start, operands)]
         return [item for item in self.kernel.body if item in kept]
 
     def _hoist(self, body: TritonBody, items: Iterable[Definition | Store]) -> None:
@@ -190,7 +189,3 @@ class _Sweep:
             elif item.name not in writer.locals:
                 body.define(item, across)
         body.stores(stores if body.in_place else [])
-
-
-def _is_over_rows(item: Definition, kernel: Kernel) -> bool:
-    return isinstance(item.expr, Reduce) and item.expr.axes == (kernel.rows,)

@@ -11,6 +11,7 @@ from treadle.compat.tensors import storage_of
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import tensors_in
+from treadle.util.reach import reached
 
 aten = torch.ops.aten
 _BY_STRIDES = frozenset({
@@ -58,34 +59,25 @@ class Aliases:
         return tuple(map(tuple, members.values()))
 
 
+def views_of(node: fx.Node) -> list[fx.Node]:
+    """``node``, and the nodes that show its bytes, be it through others."""
+
+    def shown(each: fx.Node) -> list[fx.Node]:
+        held = storages(value_of(each))
+        users = (user for user in each.users if user.op == "call_function")
+        return [user for user in users if held & storages(value_of(user))]
+
+    return list(reached([node], shown))
+
+
 def leaves_step(node: fx.Node) -> bool:
     """Whether the bytes of ``node`` are returned, by itself or through its views."""
-    worklist, seen = [node], {node}
-    while worklist:
-        each = worklist.pop()
-        held = storages(value_of(each))
-        for user in each.users:
-            if user.op == "output":
-                return True
-            if user not in seen and held & storages(value_of(user)):
-                seen.add(user)
-                worklist.append(user)
-    return False
+    return any(user.op == "output" for each in views_of(node) for user in each.users)
 
 
 def read_by_strides(node: fx.Node) -> bool:
     """Whether a reader of ``node``, or of a view of it, counts in its storage."""
-    worklist, seen = [node], {node}
-    while worklist:
-        each = worklist.pop()
-        held = storages(value_of(each))
-        for user in each.users:
-            if user.target in _BY_STRIDES:
-                return True
-            if user.op == "call_function" and user not in seen and held & storages(value_of(user)):
-                seen.add(user)
-                worklist.append(user)
-    return False
+    return any(user.target in _BY_STRIDES for each in views_of(node) for user in each.users)
 
 
 def analyse(step: StepGraph) -> Aliases:

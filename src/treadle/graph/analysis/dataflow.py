@@ -15,6 +15,7 @@ from torch import fx
 from treadle.compat.operators.operator_facts import works_on_each
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.operators import is_item
+from treadle.util.reach import reached
 
 
 def list_call(node: fx.Node) -> fx.Node | None:
@@ -44,16 +45,9 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
 def readers_of(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Who computes with elements of ``node``: its users, and instead of one that they are shown
     ``through``, a view, its users."""
-    found: dict[fx.Node, None] = {}
-    pending, seen = [node], {node}
-    while pending:
-        for user in pending.pop().users:
-            if not through(user):
-                found[user] = None
-            elif user not in seen:
-                seen.add(user)
-                pending.append(user)
-    return list(found)
+    shown = reached([node], lambda each: filter(through, each.users))
+    found = (user for each in shown for user in each.users if not through(user))
+    return list(dict.fromkeys(found))
 
 
 def ancestors(
@@ -61,17 +55,7 @@ def ancestors(
 ) -> dict[fx.Node, None]:
     """``roots`` and what they are made of, nearest first; nothing behind a node that is not
     entered."""
-    found: dict[fx.Node, None] = dict.fromkeys(roots)
-    worklist = list(found)
-    while worklist:
-        node = worklist.pop()
-        if not enters(node):
-            continue
-        for each in operands(node):
-            if each not in found:
-                found[each] = None
-                worklist.append(each)
-    return found
+    return reached(roots, lambda node: operands(node) if enters(node) else ())
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:

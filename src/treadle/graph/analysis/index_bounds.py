@@ -32,6 +32,7 @@ from treadle.graph.core.types import type_of
 from treadle.graph.custom_ops.expect import expect
 from treadle.targets.registry import target_for
 from treadle.util.errors import BadIndex
+from treadle.util.reach import reached
 
 aten = torch.ops.aten
 _CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory
@@ -134,14 +135,7 @@ def _is_of_whole_numbers(node: fx.Node) -> bool:
 
 def _cone(node: fx.Node) -> list[fx.Node]:
     """``node`` and all that it is computed from."""
-    seen: dict[fx.Node, None] = {}
-    pending = [node]
-    while pending:
-        each = pending.pop()
-        if each not in seen:
-            seen[each] = None
-            pending.extend(each.all_input_nodes)
-    return list(seen)
+    return list(reached([node], lambda each: each.all_input_nodes))
 
 
 def _is_on_host(node: fx.Node) -> bool:

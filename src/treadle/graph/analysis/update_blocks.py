@@ -103,7 +103,7 @@ class _Analysis:
             self._note(node)
 
     def _note(self, node: fx.Node) -> None:
-        if not _is_late(node):
+        if not is_late(node):
             return
         given = operands(node)
         if any(each in self._mixed or self._input_of(each, _MIXES) is not None for each in given):
@@ -111,20 +111,20 @@ class _Analysis:
 
     def _input_of(self, node: fx.Node, roles: Iterable[Role]) -> int | None:
         """The index of the input of one of these roles that ``node`` is, or is a view of."""
-        base = self._aliases.base(node) if not _is_late(node) else None
+        base = self._aliases.base(node) if not is_late(node) else None
         at = None if base is None else self._inputs.get(base)
         return at if at is not None and self._roles[at] in roles else None
 
     def ahead(self) -> frozenset[fx.Node]:
         """What comes after the backward pass and reads no parameter, state or scalar there."""
-        return frozenset(filter(_is_late, self._position)) - self._mixed - self._of_scalars
+        return frozenset(filter(is_late, self._position)) - self._mixed - self._of_scalars
 
     def blocks(self) -> Iterable[UpdateBlock]:
         """In the order of the parameters."""
         cones = {
-            at: ancestors([value], _is_late)
+            at: ancestors([value], is_late)
             for at, (_, value) in self._written.items()
-            if self._roles[at] in (Role.PARAMETER, Role.STATE) and _is_late(value)
+            if self._roles[at] in (Role.PARAMETER, Role.STATE) and is_late(value)
         }
         owners = self._owners(cones)
         for at in sorted(cones):
@@ -202,7 +202,7 @@ class _Analysis:
     def _serves(self, node: fx.Node, own: set[fx.Node]) -> bool:
         """Whether nothing but ``own`` reads what is computed after the backward pass: of a gradient
         that enters as itself and as its magnitude the magnitude is a part of the update."""
-        return _is_late(node) and all(each in own for each in readers(node))
+        return is_late(node) and all(each in own for each in readers(node))
 
     def _own(self, cone: set[fx.Node], values: set[fx.Node], writes: set[int]) -> set[fx.Node]:
         """The nodes of the update that lead to these write-backs and nowhere else."""
@@ -226,7 +226,7 @@ class _Analysis:
         """Updates that read a gradient that another update reads as well, besides their own. Equal
         gradients that were merged are one and the same, and couple nothing."""
         blocks = tuple(blocks)
-        raw = {each.name: self._raw(ancestors(each.gradients, _is_late)) for each in blocks}
+        raw = {each.name: self._raw(ancestors(each.gradients, is_late)) for each in blocks}
         users: dict[fx.Node, list[str]] = {}
         for name, nodes in raw.items():
             for node in nodes:
@@ -239,10 +239,10 @@ class _Analysis:
 
     def _meeting(self, block: UpdateBlock) -> fx.Node:
         """The first node that reads several gradients."""
-        cone = self._sorted(ancestors(block.gradients, _is_late))
-        late = [node for node in cone if _is_late(node)]
+        cone = self._sorted(ancestors(block.gradients, is_late))
+        late = [node for node in cone if is_late(node)]
         return next(
-            (node for node in late if len(self._raw(ancestors([node], _is_late))) > 1),
+            (node for node in late if len(self._raw(ancestors([node], is_late))) > 1),
             block.nodes[0],
         )
 
@@ -257,6 +257,6 @@ def made_of_scalars(step: StepGraph) -> set[fx.Node]:
     return found
 
 
-def _is_late(node: fx.Node) -> bool:
+def is_late(node: fx.Node) -> bool:
     """Whether it comes after the backward pass."""
     return node.op == "call_function" and info(node).phase == "optimizer"

@@ -20,7 +20,7 @@ those of the result. A factor of an operand alone is needed whole.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias, final
 
@@ -384,6 +384,18 @@ def _product(call: _Call) -> _Declared:
     return [_broadcast(call.node, each, shape, result) for each in added] + factors, [result]
 
 
+def _scaled_product(call: _Call) -> _Declared:
+    """``_product`` with a number that scales each row, one for each column, or one for all."""
+    left, right, of_rows, of_columns, *added = call.operands
+    ((rows, columns),) = call.results
+    for scale, whole in ((of_rows, (rows, 1)), (of_columns, (1, columns))):
+        simple = same(prod(scale), 1) or same_sizes(scale, whole)
+        require(simple, NoMatch, f"{call.node} scales blocks: {list(scale)} of {list(whole)}")
+    added = [of_rows, of_columns, *added]
+    (*others, x, y), result = _product(replace(call, operands=[*added, left, right]))
+    return [x, y, *others], result
+
+
 _DECLARED: Mapping[object, _Declaration] = {
     **dict.fromkeys((*RESHAPES, *SQUEEZES), _in_order),
     **dict.fromkeys(SWAPS, _permuted),
@@ -393,6 +405,7 @@ _DECLARED: Mapping[object, _Declaration] = {
     aten.cat.default: _across,
     aten.stack.default: _stacked,
     **dict.fromkeys(_PRODUCTS, _product),
+    aten._scaled_mm.default: _scaled_product,
 }
 DECLARED = frozenset(_DECLARED)
 """Operators that say what they do to dims, besides those that work element by element."""

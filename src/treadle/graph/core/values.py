@@ -1,7 +1,7 @@
 """Fake values of new and changed nodes: shapes, strides and storages without any data."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import fx
 from treadle.compat.fake import FakeTensor, fake_like, fake_result
 from treadle.graph.analysis.alias import storages
 from treadle.graph.analysis.dynamic import pair, twin_of, twin_result
-from treadle.graph.core.arguments import types_of
+from treadle.graph.core.arguments import Argument, types_of
 from treadle.graph.core.node_info import belong, known_value, set_value, value_of
 from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.types import same_types, tensors_in
@@ -69,6 +69,27 @@ def inherit(node: fx.Node, root: fx.Node) -> None:
     policy says from ``root``."""
     belong(node, root)
     set_value(node, compute(node))
+
+
+def emit(
+    root: fx.Node, target: Callable[..., object], *args: Argument, **kwargs: Argument
+) -> fx.Node:
+    """``target(*args)`` where the graph inserts nodes; it belongs where ``root`` does."""
+    node = root.graph.call_function(target, args, kwargs)
+    inherit(node, root)
+    return node
+
+
+def emit_ahead(
+    place: fx.Node,
+    root: fx.Node,
+    target: Callable[..., object],
+    *args: Argument,
+    **kwargs: Argument,
+) -> fx.Node:
+    """``emit`` ahead of ``place``."""
+    with place.graph.inserting_before(place):
+        return emit(root, target, *args, **kwargs)
 
 
 def gather_results(makers: Iterable[fx.Node]) -> None:

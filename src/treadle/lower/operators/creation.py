@@ -41,7 +41,7 @@ def _filled(context: LoweringContext, value: Operand) -> Array:
     return Array(axes, cast(context.term(value, axes, context.dtype).expr, context.dtype))
 
 
-@lowers(aten.full.default, aten.full_like.default)
+@lowers(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
 def full(context: LoweringContext, _like: object, value: Operand, **_kwargs: object) -> Array:
     """``out[i] = value``."""
     return _filled(context, value)
@@ -51,12 +51,6 @@ def full(context: LoweringContext, _like: object, value: Operand, **_kwargs: obj
 def new_full(
     context: LoweringContext, _like: object, _size: object, value: Operand, **_kwargs: object
 ) -> Array:
-    """``value`` everywhere."""
-    return _filled(context, value)
-
-
-@lowers(aten.fill.Scalar, aten.fill.Tensor)
-def fill(context: LoweringContext, _like: object, value: Operand) -> Array:
     """``value`` everywhere."""
     return _filled(context, value)
 
@@ -144,7 +138,7 @@ def triangle_indices(
     context: LoweringContext, rows: int, columns: int, offset: int = 0, **_kwargs: object
 ) -> TensorRef:
     """A table of constants."""
-    is_lower = context.node.target is aten.tril_indices.default
+    is_lower = context.target is aten.tril_indices.default
     make = torch.tril_indices if is_lower else torch.triu_indices
     return context.builder.constant(context.name, make(rows, columns, offset, dtype=context.dtype))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from treadle.compat.operators.schemas import OpOverload
-from treadle.loop.expr import Array
+from treadle.loop.expr import Array, ReduceKind
 from treadle.lower.context import LoweringContext
 from treadle.lower.operators.pointwise import (
     Formula,
@@ -24,7 +24,7 @@ from treadle.lower.operators.pointwise import (
     sub,
 )
 from treadle.lower.operators.powers import power
-from treadle.lower.operators.reductions import max_all, vector_norm
+from treadle.lower.operators.reductions import reduce_node, vector_norm, wrapped
 from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.scalars import Number
 
@@ -81,7 +81,11 @@ _foreach_rules()
 @lowers(aten._foreach_max.default)
 def foreach_max(context: LoweringContext, tensors: Sequence[Value]) -> tuple[Value, ...]:
     """The largest element of each tensor."""
-    return tuple(max_all(context.element_context(i), tensor) for i, tensor in enumerate(tensors))
+    contexts = [context.element_context(i) for i in range(len(tensors))]
+    return tuple(
+        reduce_node(each, ReduceKind.MAX, x, wrapped(None, len(x.shape)), each.dtype)
+        for each, x in zip(contexts, tensors, strict=True)
+    )
 
 
 @lowers(aten._foreach_norm.Scalar)

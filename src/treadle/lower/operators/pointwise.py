@@ -5,6 +5,7 @@ Half precisions are computed in float32 and rounded once, as eager does.
 
 import math
 from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -37,6 +38,26 @@ def register_unary(op: OpOverload, formula: Formula) -> None:
     @lowers(op)
     def rule(context: LoweringContext, x: Value) -> Array:
         return pointwise(context, formula, x)
+
+
+def elementwise(*ops: OpOverload) -> Callable[[Formula], Callable[..., Array]]:
+    """The decorated formula is all that ``ops`` do: parameters that are a ``ScalarExpr`` are
+    elements of operands, all behind them are arguments as the call has them."""
+
+    def register(formula: Formula) -> Callable[..., Array]:
+        *parameters, _result = get_type_hints(formula).values()
+        count = sum(ScalarExpr in (kind, *get_args(kind)) for kind in parameters)
+
+        @lowers(*ops)
+        def rule(context: LoweringContext, *args: Any, **kwargs: Any) -> Array:
+            def applied(*elements: ScalarExpr) -> ScalarExpr:
+                return formula(*elements, *args[count:], **kwargs)
+
+            return pointwise(context, applied, *args[:count])
+
+        return rule
+
+    return register
 
 
 def named(name: str) -> Formula:
@@ -179,44 +200,32 @@ def signbit(context: LoweringContext, x: Value) -> Array:
     return pointwise(context, is_negative, x, common=x.dtype)
 
 
-@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
-def copysign(context: LoweringContext, x: Operand, y: Operand) -> Array:
-    """``out[i] = -|x[i]| if y[i] < 0 else |x[i]|``."""
-
-    def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
-        return is_negative(y).choose(-x.fn("abs"), x.fn("abs"))
-
-    return pointwise(context, formula, x, y)
+@elementwise(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
+    """``-|x| if y < 0 else |x|``"""
+    return is_negative(y).choose(-x.fn("abs"), x.fn("abs"))
 
 
-@lowers(aten.hypot.default)
-def hypot(context: LoweringContext, x: Value, y: Value) -> Array:
+@elementwise(aten.hypot.default)
+def hypot(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
     """``sqrt(x^2 + y^2)`` as ``m * sqrt(1 + (n / m)^2)``, which cannot overflow early. Infinite
     where one is, even if the other is NaN."""
-
-    def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
-        x, y = x.fn("abs"), y.fn("abs")
-        large, small = x.fn("maximum", y), x.fn("minimum", y)
-        ratio = small / large
-        scaled = large * (1 + ratio * ratio).fn("sqrt")
-        infinite = x.fn("eq", math.inf).fn("or", y.fn("eq", math.inf))
-        return infinite.choose(math.inf, large.fn("eq", 0).choose(large, scaled))
-
-    return pointwise(context, formula, x, y)
+    x, y = x.fn("abs"), y.fn("abs")
+    large, small = x.fn("maximum", y), x.fn("minimum", y)
+    ratio = small / large
+    scaled = large * (1 + ratio * ratio).fn("sqrt")
+    infinite = x.fn("eq", math.inf).fn("or", y.fn("eq", math.inf))
+    return infinite.choose(math.inf, large.fn("eq", 0).choose(large, scaled))
 
 
-@lowers(aten.logaddexp2.default)
-def logaddexp2(context: LoweringContext, x: Value, y: Value) -> Array:
-    """``log2(2^x + 2^y) = max + log2(1 + 2^-|x - y|)``."""
-
-    def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
-        large = x.fn("maximum", y)
-        gap = (x - y).fn("abs") * -math.log(2)
-        total = large + gap.fn("exp").fn("log1p") * (1 / math.log(2))
-        same = x.fn("eq", y).fn("and", x.fn("abs").fn("eq", math.inf))
-        return same.choose(x, total)
-
-    return pointwise(context, formula, x, y)
+@elementwise(aten.logaddexp2.default)
+def logaddexp2(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
+    """``log2(2^x + 2^y) = max + log2(1 + 2^-|x - y|)``"""
+    large = x.fn("maximum", y)
+    gap = (x - y).fn("abs") * -math.log(2)
+    total = large + gap.fn("exp").fn("log1p") * (1 / math.log(2))
+    same = x.fn("eq", y).fn("and", x.fn("abs").fn("eq", math.inf))
+    return same.choose(x, total)
 
 
 def _register_ignoring_nan(op: OpOverload, name: str) -> None:
@@ -281,16 +290,16 @@ def add(context: LoweringContext, x: Operand, y: Operand, alpha: Number = 1) -> 
     return pointwise(context, lambda x, y: x + _scaled(y, alpha), x, y)
 
 
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
-def sub(context: LoweringContext, x: Operand, y: Operand, alpha: Number = 1) -> Array:
-    """``out[i] = x[i] - alpha * y[i]``."""
-    return pointwise(context, lambda x, y: x - _scaled(y, alpha), x, y)
+@elementwise(aten.sub.Tensor, aten.sub.Scalar)
+def sub(x: ScalarExpr, y: ScalarExpr, alpha: Number = 1) -> ScalarExpr:
+    """``x - alpha * y``"""
+    return x - _scaled(y, alpha)
 
 
-@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(context: LoweringContext, x: Operand, y: Operand, alpha: Number = 1) -> Array:
-    """``out[i] = y[i] - alpha * x[i]``."""
-    return pointwise(context, lambda x, y: y - _scaled(x, alpha), x, y)
+@elementwise(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(x: ScalarExpr, y: ScalarExpr, alpha: Number = 1) -> ScalarExpr:
+    """``y - alpha * x``"""
+    return y - _scaled(x, alpha)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
@@ -301,10 +310,10 @@ def mul(context: LoweringContext, x: Operand, y: Operand) -> Array:
     return pointwise(context, lambda x, y: x * y, x, y)
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar)
-def div(context: LoweringContext, x: Operand, y: Operand) -> Array:
-    """``out[i] = x[i] / y[i]``, true division."""
-    return pointwise(context, lambda x, y: x / y, x, y)
+@elementwise(aten.div.Tensor, aten.div.Scalar)
+def div(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
+    """``x / y``, true division."""
+    return x / y
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -321,22 +330,22 @@ def div_mode(
     return pointwise(context, lambda x, y: (x / y).fn("trunc"), x, y)
 
 
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(context: LoweringContext, x: Operand, y: Operand) -> Array:
+@elementwise(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
     """The quotient rounded down."""
-    return pointwise(context, lambda x, y: x.fn("floordiv", y), x, y)
+    return x.fn("floordiv", y)
 
 
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(context: LoweringContext, x: Operand, y: Operand) -> Array:
+@elementwise(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
     """What is left of a quotient rounded down: the sign is that of ``y``."""
-    return pointwise(context, lambda x, y: x.fn("mod", y), x, y)
+    return x.fn("mod", y)
 
 
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(context: LoweringContext, x: Operand, y: Operand) -> Array:
+@elementwise(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
     """What is left of a quotient rounded to zero: the sign is that of ``x``."""
-    return pointwise(context, lambda x, y: x.fn("fmod", y), x, y)
+    return x.fn("fmod", y)
 
 
 @lowers(aten.maximum.default)
@@ -422,16 +431,8 @@ def clamp(
     return pointwise(context, lambda x, a, b: at_most(at_least(x, a), b), x, low, high)
 
 
-@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(context: LoweringContext, x: Value, low: Operand) -> Array:
-    """``x``, at least ``low``."""
-    return pointwise(context, at_least, x, low)
-
-
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(context: LoweringContext, x: Value, high: Operand) -> Array:
-    """``x``, at most ``high``."""
-    return pointwise(context, at_most, x, high)
+clamp_min = elementwise(aten.clamp_min.default, aten.clamp_min.Tensor)(at_least)
+clamp_max = elementwise(aten.clamp_max.default, aten.clamp_max.Tensor)(at_most)
 
 
 @lowers(aten.addcmul.default)
@@ -454,13 +455,9 @@ def addcdiv(
     return pointwise(context, lambda x, a, b: x + _scaled(a / b, value), x, a, b)
 
 
-@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(context: LoweringContext, x: Operand, end: Operand, weight: Operand) -> Array:
-    """``out[i] = x + w * (end - x)``, from the nearer end, as eager does."""
-
-    def formula(x: ScalarExpr, end: ScalarExpr, weight: ScalarExpr) -> ScalarExpr:
-        from_start = x + weight * (end - x)
-        from_end = end - (end - x) * (1 - weight)
-        return weight.fn("abs").fn("lt", 0.5).choose(from_start, from_end)
-
-    return pointwise(context, formula, x, end, weight)
+@elementwise(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(x: ScalarExpr, end: ScalarExpr, weight: ScalarExpr) -> ScalarExpr:
+    """``x + w * (end - x)``, from the nearer end, as eager does."""
+    from_start = x + weight * (end - x)
+    from_end = end - (end - x) * (1 - weight)
+    return weight.fn("abs").fn("lt", 0.5).choose(from_start, from_end)

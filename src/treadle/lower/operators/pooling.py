@@ -10,7 +10,7 @@ import torch
 from treadle.algebra.guards import GuardSet
 from treadle.algebra.index import Axis, Index, linear, unflatten
 from treadle.algebra.strides import contiguous_strides
-from treadle.loop.expr import Array, Position, Reduce, ReduceKind
+from treadle.loop.expr import Array, Position, Reduce, ReduceKind, identity
 from treadle.lower.context import LoweringContext, element
 from treadle.lower.operators.indexing import masked
 from treadle.lower.operators.resize import spread
@@ -91,7 +91,7 @@ def _largest(context: LoweringContext, x: Value, windows: Sequence[_Window]) -> 
     cell = Axis(math.prod(sizes))
     coordinates = unflatten(Index.of(cell), sizes)
     at, mask = _cells(axes[-rank:], coordinates, windows, context.builder.guards)
-    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    lowest = identity(ReduceKind.MAX, x.dtype).value
     spot = (*axes[:-rank], *at)
     read = element(x, spot) if mask is None else masked(x, spot, mask.expr, lowest)
     best = Array(axes, Reduce(ReduceKind.MAX, (cell,), read))

@@ -12,7 +12,7 @@ import torch
 from treadle.algebra.extents import ceil_div, divides, same, sample_of, surely_less
 from treadle.algebra.index import Axis, Index, unflatten
 from treadle.algebra.strides import is_dense
-from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
+from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind, identity
 from treadle.loop.program import TensorRef
 from treadle.lower.context import LoweringContext, broadcast_shapes, element, fresh_axes
 from treadle.lower.operators.views import reshaped
@@ -40,18 +40,6 @@ def kept_shape(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 if dim in dims else n for dim, n in enumerate(shape))
 
 
-def _identity(kind: ReduceKind, dtype: torch.dtype) -> Number:
-    if kind in (ReduceKind.MAX, ReduceKind.MIN):
-        limit = math.inf
-        if dtype is torch.bool:
-            return kind is ReduceKind.MIN
-        if not dtype.is_floating_point:
-            info = torch.iinfo(dtype)
-            return info.min if kind is ReduceKind.MAX else info.max
-        return -limit if kind is ReduceKind.MAX else limit
-    return 1 if kind is ReduceKind.PROD else 0
-
-
 def reduced(
     context: LoweringContext,
     tag: str,
@@ -72,7 +60,7 @@ def reduced(
         return context.temp(tag, Array(axes, body))
     if guards.equal(math.prod(x.shape), 0):
         axes = fresh_axes(kept_shape(x.shape, dims))
-        return Array(axes, const(_identity(kind, dtype), dtype))
+        return Array(axes, identity(kind, dtype))
     whole = all(same(n, 1) for n in kept_shape(x.shape, dims))
     if whole and math.prod(x.shape) > SPLIT_ABOVE and isinstance(x, TensorRef):
         partials = _partials(context, tag, kind, x, dtype, convert)
@@ -145,7 +133,7 @@ def _partials(
         load = Load(bare.buffer, bare.index, bare.dtype, inside)
     body: Expr = convert(ScalarExpr(cast(load, dtype))).expr
     if inside is not None:
-        body = where(inside, body, const(_identity(kind, dtype), dtype))
+        body = where(inside, body, identity(kind, dtype))
     return context.temp(f"{tag}_part", Array((row,), Reduce(kind, (column,), body)))
 
 
@@ -175,17 +163,31 @@ def reduce_node(
     return finish(context, total, after if after is not None else lambda x: x)
 
 
-@lowers(aten.sum.default, aten.sum.dim_IntList)
-def sum_dims(
+_TOTALS = {
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), ReduceKind.SUM),
+    **dict.fromkeys((aten.prod.default, aten.prod.dim_int), ReduceKind.PROD),
+}
+_EXTREMES = {
+    **dict.fromkeys((aten.amax.default, aten.max.default), ReduceKind.MAX),
+    **dict.fromkeys((aten.amin.default, aten.min.default), ReduceKind.MIN),
+}
+_PLACES = {
+    **dict.fromkeys((aten.argmax.default, aten.max.dim), ReduceKind.ARGMAX),
+    **dict.fromkeys((aten.argmin.default, aten.min.dim), ReduceKind.ARGMIN),
+}
+
+
+@lowers(*_TOTALS)
+def total(
     context: LoweringContext,
     x: Value,
-    dims: Sequence[int] | None = None,
+    dims: Sequence[int] | int | None = None,
     keepdim: bool = False,
     **_dtype: object,
 ) -> Value:
-    """``out[i] = sum{k} x[i, k]``."""
-    wide = compute_dtype(context.dtype)
-    return reduce_node(context, ReduceKind.SUM, x, wrapped(dims, len(x.shape)), wide)
+    """``out[i] = sum{k} x[i, k]``, or the product."""
+    kind, wide = _TOTALS[context.target], compute_dtype(context.dtype)
+    return reduce_node(context, kind, x, wrapped(dims, len(x.shape)), wide)
 
 
 @lowers(aten.mean.default, aten.mean.dim)
@@ -203,48 +205,13 @@ def mean(
     return reduce_node(context, ReduceKind.SUM, x, where_, wide, after=lambda t: t / count)
 
 
-@lowers(aten.prod.default)
-def prod(context: LoweringContext, x: Value, **_dtype: object) -> Value:
-    """The product of all elements."""
-    wide = compute_dtype(context.dtype)
-    return reduce_node(context, ReduceKind.PROD, x, wrapped(None, len(x.shape)), wide)
-
-
-@lowers(aten.prod.dim_int)
-def prod_dim(
-    context: LoweringContext, x: Value, dim: int, keepdim: bool = False, **_dtype: object
-) -> Value:
-    """The product along one dim."""
-    wide = compute_dtype(context.dtype)
-    return reduce_node(context, ReduceKind.PROD, x, wrapped(dim, len(x.shape)), wide)
-
-
-@lowers(aten.amax.default)
-def amax(
+@lowers(*_EXTREMES)
+def extreme(
     context: LoweringContext, x: Value, dims: Sequence[int] = (), keepdim: bool = False
 ) -> Value:
-    """The largest along ``dims``; none means all."""
-    return reduce_node(context, ReduceKind.MAX, x, wrapped(dims, len(x.shape)), context.dtype)
-
-
-@lowers(aten.amin.default)
-def amin(
-    context: LoweringContext, x: Value, dims: Sequence[int] = (), keepdim: bool = False
-) -> Value:
-    """The smallest along ``dims``; none means all."""
-    return reduce_node(context, ReduceKind.MIN, x, wrapped(dims, len(x.shape)), context.dtype)
-
-
-@lowers(aten.max.default)
-def max_all(context: LoweringContext, x: Value) -> Value:
-    """The largest element."""
-    return amax(context, x)
-
-
-@lowers(aten.min.default)
-def min_all(context: LoweringContext, x: Value) -> Value:
-    """The smallest element."""
-    return amin(context, x)
+    """The largest along ``dims``, or the smallest; none means all."""
+    kind = _EXTREMES[context.target]
+    return reduce_node(context, kind, x, wrapped(dims, len(x.shape)), context.dtype)
 
 
 def _arg(context: LoweringContext, kind: ReduceKind, x: Value, dim: int) -> Value:
@@ -260,92 +227,54 @@ def _arg(context: LoweringContext, kind: ReduceKind, x: Value, dim: int) -> Valu
     return reshaped(context, place, context.shape)
 
 
-def _with_place(
-    context: LoweringContext, kind: ReduceKind, place: ReduceKind, x: Value, dim: int
+@lowers(aten.max.dim, aten.min.dim)
+def extreme_and_place(
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False
 ) -> tuple[Value, Value]:
+    """The largest along ``dim``, or the smallest, and its place."""
     values, indices = context.element_context(0), context.element_context(1)
+    place = _PLACES[context.target]
+    kind = ReduceKind.MAX if place is ReduceKind.ARGMAX else ReduceKind.MIN
     dims = wrapped(dim, len(x.shape))
     best = reduce_node(values, kind, x, dims, values.dtype)
     return best, _arg(indices, place, x, dims[0] if dims else 0)
 
 
-@lowers(aten.max.dim)
-def max_dim(
-    context: LoweringContext, x: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value]:
-    """Values and positions of the largest along ``dim``."""
-    return _with_place(context, ReduceKind.MAX, ReduceKind.ARGMAX, x, dim)
-
-
-@lowers(aten.min.dim)
-def min_dim(
-    context: LoweringContext, x: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value]:
-    """Values and positions of the smallest along ``dim``."""
-    return _with_place(context, ReduceKind.MIN, ReduceKind.ARGMIN, x, dim)
-
-
-def _arg_node(context: LoweringContext, kind: ReduceKind, x: Value, dim: int | None) -> Value:
+@lowers(aten.argmax.default, aten.argmin.default)
+def place_of_extreme(
+    context: LoweringContext, x: Value, dim: int | None = None, keepdim: bool = False
+) -> Value:
+    """The place of the largest, or of the smallest; of equal ones the first."""
     if dim is None:
-        return _arg(context, kind, reshaped(context, x, (math.prod(x.shape),)), 0)
-    return _arg(context, kind, x, dim % max(len(x.shape), 1))
+        x, dim = reshaped(context, x, (math.prod(x.shape),)), 0
+    return _arg(context, _PLACES[context.target], x, dim % max(len(x.shape), 1))
 
 
-@lowers(aten.argmax.default)
-def argmax(
-    context: LoweringContext, x: Value, dim: int | None = None, keepdim: bool = False
-) -> Value:
-    """The place of the largest, of equal ones the first."""
-    return _arg_node(context, ReduceKind.ARGMAX, x, dim)
+_ALL = (aten.all.default, aten.all.dim, aten.all.dims)
 
 
-@lowers(aten.argmin.default)
-def argmin(
-    context: LoweringContext, x: Value, dim: int | None = None, keepdim: bool = False
-) -> Value:
-    """The place of the smallest, of equal ones the first."""
-    return _arg_node(context, ReduceKind.ARGMIN, x, dim)
-
-
-def _truth(x: Value) -> Map:
-    return lambda t: t if x.dtype is torch.bool else t.fn("ne", 0)
-
-
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
-def any_dims(
+@lowers(*_ALL, aten.any.default, aten.any.dim, aten.any.dims)
+def any_or_all(
     context: LoweringContext,
     x: Value,
     dims: Sequence[int] | int | None = None,
     keepdim: bool = False,
 ) -> Value:
-    """``out[i] = any{k} x[i, k] != 0``."""
+    """``out[i] = any{k} x[i, k] != 0``, or ``not any{k} x[i, k] == 0``."""
     if context.dtype is not torch.bool:
-        raise Unsupported("any of bytes gives bytes")
-    where_ = wrapped(dims, len(x.shape))
-    return reduce_node(context, ReduceKind.ANY, x, where_, x.dtype, _truth(x))
+        name = "all" if context.target in _ALL else "any"
+        raise Unsupported(f"{name} of bytes gives bytes")
 
+    def holds(t: ScalarExpr) -> ScalarExpr:
+        return t if x.dtype is torch.bool else t.fn("ne", 0)
 
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def all_dims(
-    context: LoweringContext,
-    x: Value,
-    dims: Sequence[int] | int | None = None,
-    keepdim: bool = False,
-) -> Value:
-    """``out[i] = not any{k} x[i, k] == 0``."""
-    if context.dtype is not torch.bool:
-        raise Unsupported("all of bytes gives bytes")
-    truth = _truth(x)
-    where_ = wrapped(dims, len(x.shape))
-    return reduce_node(
-        context,
-        ReduceKind.ANY,
-        x,
-        where_,
-        x.dtype,
-        lambda t: truth(t).fn("not"),
-        lambda t: t.fn("not"),
-    )
+    def negated(t: ScalarExpr) -> ScalarExpr:
+        return t.fn("not")
+
+    kind, where_ = ReduceKind.ANY, wrapped(dims, len(x.shape))
+    if context.target not in _ALL:
+        return reduce_node(context, kind, x, where_, x.dtype, holds)
+    return reduce_node(context, kind, x, where_, x.dtype, lambda t: negated(holds(t)), negated)
 
 
 @lowers(aten.linalg_vector_norm.default)
@@ -418,70 +347,29 @@ def mean_and_spread(
     return average, spread, count
 
 
-def _variance(
-    context: LoweringContext, x: Value, dims: Sequence[int] | None, correction: Number | None
-) -> tuple[Value, Value, Map]:
-    first = context.val[0] if isinstance(context.val, tuple | list) else context.val
+_ROOTS = (aten.std.correction, aten.std_mean.correction)
+
+
+@lowers(*_ROOTS, aten.var.correction, aten.var_mean.correction)
+def variance(
+    context: LoweringContext,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    correction: Number | None = None,
+    keepdim: bool = False,
+) -> Value | tuple[Value, Value]:
+    """``sum{k} (x[i, k] - mean[i])^2 / (n - correction)``, or the root of it; with the mean where
+    that is a result too."""
+    with_mean = isinstance(context.val, tuple | list)
+    first = context.element_context(0) if with_mean else context
     where_ = wrapped(dims, len(x.shape))
     average, spread, count = mean_and_spread(context, x, where_, compute_dtype(first.dtype))
     less = 1 if correction is None else correction
     freedom = max(count - (int(less) if less == int(less) else less), 0)
-    return average, spread, lambda t: t / freedom
+    is_root = context.target in _ROOTS
 
+    def divided(t: ScalarExpr) -> ScalarExpr:
+        return (t / freedom).fn("sqrt") if is_root else t / freedom
 
-@lowers(aten.var.correction)
-def var(
-    context: LoweringContext,
-    x: Value,
-    dims: Sequence[int] | None = None,
-    correction: Number | None = None,
-    keepdim: bool = False,
-) -> Value:
-    """``sum{k} (x[i, k] - mean[i])^2 / (n - correction)``."""
-    _, spread, divide = _variance(context, x, dims, correction)
-    return finish(context, spread, divide)
-
-
-@lowers(aten.std.correction)
-def std(
-    context: LoweringContext,
-    x: Value,
-    dims: Sequence[int] | None = None,
-    correction: Number | None = None,
-    keepdim: bool = False,
-) -> Value:
-    """The root of the variance."""
-    _, spread, divide = _variance(context, x, dims, correction)
-    return finish(context, spread, lambda t: divide(t).fn("sqrt"))
-
-
-@lowers(aten.var_mean.correction)
-def var_mean(
-    context: LoweringContext,
-    x: Value,
-    dims: Sequence[int] | None = None,
-    correction: Number | None = None,
-    keepdim: bool = False,
-) -> tuple[Value, Value]:
-    """Variance and mean, of one pass over the mean."""
-    average, spread, divide = _variance(context, x, dims, correction)
-    return (
-        finish(context.element_context(0), spread, divide),
-        finish(context.element_context(1), average),
-    )
-
-
-@lowers(aten.std_mean.correction)
-def std_mean(
-    context: LoweringContext,
-    x: Value,
-    dims: Sequence[int] | None = None,
-    correction: Number | None = None,
-    keepdim: bool = False,
-) -> tuple[Value, Value]:
-    """The root of the variance, and the mean."""
-    average, spread, divide = _variance(context, x, dims, correction)
-    return (
-        finish(context.element_context(0), spread, lambda t: divide(t).fn("sqrt")),
-        finish(context.element_context(1), average),
-    )
+    found = finish(first, spread, divided)
+    return (found, finish(context.element_context(1), average)) if with_mean else found

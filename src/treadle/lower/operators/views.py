@@ -140,16 +140,10 @@ def view(
     context: LoweringContext, x: Value, *args: object, **kwargs: object
 ) -> Value | tuple[Value, ...]:
     """A view of ``x``, or one for each piece."""
-    result = _replayed(context, _target(context), (x, *args), kwargs)
+    result = _replayed(context, context.target, (x, *args), kwargs)
     if isinstance(context.val, torch.Tensor):
         return _over(x, result)
     return tuple(_over(x, piece) for piece in result)
-
-
-def _target(context: LoweringContext) -> OpOverload:
-    target = context.node.target
-    assert isinstance(target, OpOverload)
-    return target
 
 
 @lowers(aten.as_strided.default)

@@ -49,6 +49,7 @@ from treadle.passes.chunks.rules import (
 )
 from treadle.util.errors import require
 from treadle.util.nested import leaves
+from treadle.util.reach import reached
 from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
@@ -228,18 +229,14 @@ class _Finder:
 
     def _needed(self, seeds: Iterable[fx.Node]) -> set[fx.Node]:
         """The members that seeds are made of, themselves included."""
-        needed: set[fx.Node] = set()
-        stack = list(seeds)
-        while stack:
-            node = stack.pop()
-            if node in needed:
-                continue
+
+        def parts(node: fx.Node) -> Iterator[fx.Node]:
             if node in self.found:
-                needed.add(node)
-                stack.extend(parts_of(self.found[node].form))
+                yield from parts_of(self.found[node].form)
             if node in self.exits:
-                stack.extend(parts_of(_template_of(self.exits[node])))
-        return needed
+                yield from parts_of(_template_of(self.exits[node]))
+
+        return {node for node in reached(seeds, parts) if node in self.found}
 
     def _is_read(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether something that is not ``inside`` reads a member that depends on the root."""

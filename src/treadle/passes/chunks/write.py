@@ -10,17 +10,18 @@ Sums are added up in 32 bits where values have 16, and rounded once, as one prod
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
 from treadle.graph.core.arguments import map_argument
-from treadle.graph.core.node_info import belong, info, set_value, tensor_of, with_info
+from treadle.graph.core.node_info import info, tensor_of, with_info
 from treadle.graph.core.operators import is_item
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
-from treadle.graph.core.values import compute, refresh
+from treadle.graph.core.values import emit, refresh
 from treadle.graph.rewrite.order import restore_order
 from treadle.passes.chunks.region import LossRegion, read_by_kernels, wide_dtype
 from treadle.passes.chunks.rows import (
@@ -181,7 +182,7 @@ class _Writer:
             if len(padded) != len(shape):
                 node = self._flat(root, node, padded)
             node = self._call(root, aten.expand.default, node, list(whole))
-        return self._flat(root, node, [_count(each.row_dims), *each.trailing])
+        return self._flat(root, node, [prod(each.row_dims), *each.trailing])
 
     def _flat(self, root: fx.Node, node: fx.Node, shape: Sequence[int]) -> fx.Node:
         """The elements in another shape, copied if they do not lie in order."""
@@ -276,7 +277,7 @@ class _Writer:
                 like = type_of(node)
                 value = bool(number) if like.dtype is torch.bool else number
                 named = {"dtype": like.dtype, "device": like.device}
-                return self._before(node, aten.full.default, list(like.shape), value, **named)
+                return emit(node, aten.full.default, list(like.shape), value, **named)
             case TotalWeight():
                 return self._weight(each)
 
@@ -288,15 +289,15 @@ class _Writer:
         like = type_of(next(iter(user for user in root.users if is_item(user))))
         dtype = wide_dtype(like.dtype)
         with self.graph.inserting_before(root):
-            counts = self._before(root, aten.ne.Scalar, each.target, each.ignore_index)
-            seen = self._before(root, aten._to_copy.default, counts, dtype=dtype)
+            counts = emit(root, aten.ne.Scalar, each.target, each.ignore_index)
+            seen = emit(root, aten._to_copy.default, counts, dtype=dtype)
             if each.weight is not None:
-                place = self._before(root, aten.mul.Tensor, each.target, counts)
-                found = self._before(root, aten.gather.default, each.weight, 0, place)
-                seen = self._before(root, aten.where.ScalarOther, counts, found, 0)
-            total = self._before(root, aten.sum.default, seen)
+                place = emit(root, aten.mul.Tensor, each.target, counts)
+                found = emit(root, aten.gather.default, each.weight, 0, place)
+                seen = emit(root, aten.where.ScalarOther, counts, found, 0)
+            total = emit(root, aten.sum.default, seen)
             if like.dtype != dtype:
-                total = self._before(root, aten._to_copy.default, total, dtype=like.dtype)
+                total = emit(root, aten._to_copy.default, total, dtype=like.dtype)
         self.weights[each] = total
         return total
 
@@ -318,20 +319,6 @@ class _Writer:
                 with_info(node, phase="backward")
 
     def _call(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = self._before(root, target, *args, **kwargs)
+        node = emit(root, target, *args, **kwargs)
         with_info(node, phase=self.phase, chunk=self.chunk)
         return node
-
-    def _before(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call in the phase of the node that it is made for."""
-        node = self.graph.call_function(target, args, kwargs)
-        belong(node, root)
-        set_value(node, compute(node))
-        return node
-
-
-def _count(sizes: Sequence[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count

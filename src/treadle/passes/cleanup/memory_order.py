@@ -11,7 +11,7 @@ from treadle.graph.core.node_info import tensor_of, value_of
 from treadle.graph.core.operators import OpOverload, arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import same_types
-from treadle.graph.core.values import inherit, refresh
+from treadle.graph.core.values import emit_ahead, refresh
 from treadle.graph.rewrite.passes import Contract, GraphPass
 
 aten = torch.ops.aten
@@ -59,22 +59,16 @@ def _replace(node: fx.Node) -> None:
     target = BERNOULLI if node.target is aten.bernoulli.p else FUNCTIONAL[node.target]  # type: ignore[index]
     layout = list(like.shape), list(like.stride()), like.dtype, like.device
     named = {"generator": given.pop("generator")}
-    graph = node.graph
-    with graph.inserting_before(node):
-        made = graph.call_function(target, (*layout, *given.values()), named)
-        inherit(made, node)
+    made = emit_ahead(node, node, target, *layout, *given.values(), **named)
     if not same_types(value_of(made), value_of(node)):
         made = _laid_out(made, node)
     node.replace_all_uses_with(made)
-    graph.erase_node(node)
-    refresh(graph, [made])
+    node.graph.erase_node(node)
+    refresh(made.graph, [made])
 
 
 def _laid_out(draw: fx.Node, old: fx.Node) -> fx.Node:
     """The numbers in the strides that ``old`` had, which its readers were traced with."""
     contiguous = tensor_of(old).is_contiguous()
     form = torch.contiguous_format if contiguous else torch.preserve_format
-    with draw.graph.inserting_before(old):
-        copy = draw.graph.call_function(aten.clone.default, (draw,), {"memory_format": form})
-        inherit(copy, old)
-    return copy
+    return emit_ahead(old, old, aten.clone.default, draw, memory_format=form)

@@ -8,7 +8,7 @@
     y = mm(x, t)                                                computes
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -17,6 +17,9 @@ from treadle.graph.analysis.alias import storages
 from treadle.graph.core.dim_maps import JOINS, MOVES
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import effects_of
+from treadle.graph.core.types import type_of
+from treadle.graph.core.values import emit_ahead
+from treadle.util.reach import reached
 
 aten = torch.ops.aten
 
@@ -38,11 +41,15 @@ def is_view(node: fx.Node) -> bool:
 
 def views_towards(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The views that ``nodes`` are, and those that they are views of."""
-    found: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found and is_view(node):
-            found.add(node)
-            pending += node.all_input_nodes
-    return found
+    views = filter(is_view, nodes)
+    return {*reached(views, lambda view: filter(is_view, view.all_input_nodes))}
+
+
+def reshaped_ahead(place: fx.Node, root: fx.Node, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """``node`` in another shape, if it is another, ahead of ``place``: a copy if it cannot be a
+    view. It belongs where ``root`` does."""
+    kind = type_of(node)
+    if kind.shape == tuple(shape):
+        return node
+    target = aten.view.default if kind.is_contiguous else aten.reshape.default
+    return emit_ahead(place, root, target, node, list(shape))

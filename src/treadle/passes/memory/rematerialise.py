@@ -12,6 +12,7 @@ from treadle.graph.core.values import compute, like
 from treadle.graph.core.verify import verify
 from treadle.passes.memory.cost import CALLS, Kind
 from treadle.passes.memory.order import Facts, Order, facts_of
+from treadle.util.reach import reached
 
 
 def rematerialise(step: StepGraph, saved: Collection[fx.Node]) -> StepGraph:
@@ -95,14 +96,9 @@ class _Writer:
 
     def _missing(self, i: int) -> list[int]:
         """What has to be computed again for ``i``, in forward order."""
-        found: set[int] = set()
-        stack = [i]
-        while stack:
-            each = stack.pop()
-            if each not in found and self._known(each) is None:
-                found.add(each)
-                stack.extend(self.facts.operands[each])
-        return sorted(found)
+        lost = [i] if self._known(i) is None else []
+        operands = self.facts.operands
+        return sorted(reached(lost, lambda i: (o for o in operands[i] if self._known(o) is None)))
 
 
 def _available(facts: Facts, saved: frozenset[int]) -> list[bool]:

@@ -25,6 +25,7 @@ from treadle.graph.core.node_info import copy_notes, info, set_value, value_of, 
 from treadle.graph.core.operators import has_effect
 from treadle.graph.core.values import compute
 from treadle.util.errors import PlanError
+from treadle.util.reach import reached
 
 Result = fx.Node | None
 
@@ -58,7 +59,7 @@ def split(
     effects = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
     second = [n for n in effects if n in late or info(n).phase == "backward"]
     first = [n for n in effects if n not in second]
-    ahead = _needed([*(node for node in returned[:results] if node is not None), *first, *saved])
+    ahead = _needed([*filter(None, returned[:results]), *first, *saved])
     late |= {n for n in graph.nodes if info(n).recomputed}
     late |= _needed([*filter(None, returned[results:]), *second]) - ahead - set(inputs)
     late -= {n for n in late if n.target is operator.getitem and n.args[0] in ahead}
@@ -120,14 +121,7 @@ def reordered(
 
 def _needed(nodes: Collection[fx.Node]) -> set[fx.Node]:
     """These and all that they are computed from."""
-    seen: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending.extend(node.all_input_nodes)
-    return seen
+    return {*reached(nodes, lambda node: node.all_input_nodes)}
 
 
 def _after(graph: fx.Graph, tangents: Collection[fx.Node]) -> set[fx.Node]:
@@ -186,7 +180,8 @@ def extract(
     for node in inputs:
         copies[node] = made.placeholder(node.name)
         copy_notes(copies[node], node)
-    wanted = _between(inputs, [*(node for node in outputs if node is not None), *effects])
+    aims = [*filter(None, outputs), *effects]
+    wanted = reached(aims, lambda node: () if node in copies else node.all_input_nodes)
     for node in graph.nodes:
         if node in copies or node not in wanted or node.op == "output":
             continue
@@ -203,15 +198,3 @@ def extract(
             )
     made.output(tuple(None if node is None else copies[node] for node in outputs))
     return made
-
-
-def _between(inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> set[fx.Node]:
-    stop, seen = set(inputs), set[fx.Node]()
-    pending = list(outputs)
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            if node not in stop:
-                pending.extend(node.all_input_nodes)
-    return seen

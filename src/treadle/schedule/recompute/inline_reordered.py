@@ -17,7 +17,6 @@ from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
 from treadle.loop.program import Buffer, Compute, Step
 from treadle.loop.simplify import simplify_array
 from treadle.loop.traverse import loads, map_expr
-from treadle.schedule.depend import read_buffers
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.recompute.sink_into_gather import formula_at, with_formulas
 from treadle.schedule.recompute.values import REORDERED, Values
@@ -119,7 +118,7 @@ class _Inliner:
             self._values.is_whole(step)
             and self._values.is_simple(step.template, REORDERED)
             and self._is_passing(name)
-            and all(self._is_in_memory(name, read) for read in read_buffers(step))
+            and all(self._is_in_memory(name, read) for read in step.reads)
         )
 
     def _is_passing(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from treadle.loop.program import Buffer, Compute, Step
-from treadle.schedule.depend import Dependencies, read_buffers
+from treadle.schedule.depend import Dependencies
 from treadle.schedule.fuse import MAX_BUFFERS, Group, flow_of
 from treadle.schedule.loop_nest import LoopNests, ScheduledOp
 from treadle.schedule.recompute.values import COPIED, Values
@@ -167,5 +167,5 @@ class KernelRecompute:
 def _loaded(group: Group, steps: tuple[Step, ...]) -> frozenset[str]:
     """What a group reads from memory."""
     if group.nest is None:
-        return frozenset(name for m in group.members for name in read_buffers(steps[m]))
+        return frozenset(name for m in group.members for name in steps[m].reads)
     return group.loaded

@@ -17,7 +17,6 @@ from treadle.algebra.extents import same
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, Compute, Step
-from treadle.schedule.depend import read_buffers
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.recompute.values import COPIED, Values
 
@@ -86,7 +85,7 @@ class _Duplicator:
             if not isinstance(step, Compute) or not self._is_candidate(step):
                 continue
             leaves: set[str] = set()
-            for name in read_buffers(step):
+            for name in step.reads:
                 mine = self._values.nbytes((step.output.buffer,))
                 if self._values.nbytes((name,)) * 4 >= mine:  # also a mask of bytes beside floats
                     leaves |= self._leaves.get(name, frozenset((name,)))
@@ -97,7 +96,7 @@ class _Duplicator:
         values, name = self._values, step.output.buffer
         if not values.may_vanish(name) or step.origin.chunk is not None:
             return False  # the operands of a chunk are gone after it
-        fixed = all(map(values.is_fixed, read_buffers(step)))  # a later copy reads the same
+        fixed = all(map(values.is_fixed, step.reads))  # a later copy reads the same
         return fixed and values.is_simple(step.template, COPIED) and not values.is_late(name)
 
     def _visit(self, i: int, step: Compute) -> None:
@@ -119,7 +118,7 @@ class _Duplicator:
         self._want(i, -1, step, wants)
 
     def _want(self, i: int, copy: int, step: Compute, nests: set[LoopNest]) -> None:
-        for name in read_buffers(step):
+        for name in step.reads:
             self._wants.setdefault(name, set()).update(nests)
             self._readers.setdefault(name, []).append((i, copy))
 

@@ -15,11 +15,20 @@ import torch
 
 from treadle.algebra.extents import same, sample_of
 from treadle.algebra.index import Axis, Index
-from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce, ReduceKind
+from treadle.loop.expr import (
+    Apply,
+    Array,
+    Const,
+    Expr,
+    Load,
+    Position,
+    Reduce,
+    ReduceKind,
+    identity,
+)
 from treadle.loop.program import Buffer, Compute, Step
 from treadle.loop.simplify import simplify
 from treadle.loop.traverse import conjuncts, loads, map_expr, substitute, substitute_index, walk
-from treadle.schedule.depend import read_buffers
 from treadle.schedule.recompute.values import GATHERED, Values
 
 _SHARE = 8
@@ -89,7 +98,7 @@ class _GatherSinker:
         if source is None or not self._values.is_whole(source):
             return None
         cheap = self._values.is_simple(source.template, GATHERED)
-        fixed = all(map(self._values.is_fixed, (name, *read_buffers(source))))
+        fixed = all(map(self._values.is_fixed, (name, *source.reads)))
         return source if cheap and fixed else None
 
     def _places(self, template: Array) -> int:
@@ -159,7 +168,7 @@ def _masked(expr: Expr, mask: Expr) -> Expr:
             case _:
                 return node
 
-    zero = Const(torch.zeros((), dtype=expr.dtype).item(), expr.dtype)
+    zero = identity(ReduceKind.SUM, expr.dtype)
     return Apply("where", (mask, map_expr(expr, guarded), zero), expr.dtype)
 
 

@@ -19,7 +19,6 @@ from treadle.loop.expr import Apply, Array, Reduce
 from treadle.loop.functions import EXPENSIVE
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step, TensorRef
 from treadle.loop.traverse import walk
-from treadle.schedule.depend import read_buffers, written_buffers
 
 _NEAR = 48  # steps; a reader further away finds the value stored
 _SMALL = 4
@@ -61,12 +60,12 @@ class Values:
         self.writers: dict[str, list[int]] = {}
         self.readers: dict[str, list[int]] = {}
         for i, step in enumerate(steps):
-            for name in written_buffers(step):
+            for name in step.writes:
                 self.writers.setdefault(name, []).append(i)
-            for name in read_buffers(step):
+            for name in step.reads:
                 self.readers.setdefault(name, []).append(i)
             if isinstance(step, Call):
-                self.pinned.update(read_buffers(step))
+                self.pinned.update(step.reads)
 
     def source(self, name: str) -> Compute | None:
         """The formula that a buffer is filled with; ``None`` if a call or no step does it."""

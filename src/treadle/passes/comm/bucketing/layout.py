@@ -24,15 +24,13 @@ from math import prod
 import torch
 from torch import fx
 
-from treadle.compat.operators.schemas import OpOverload
-from treadle.graph.analysis.alias import read_by_strides, storages
-from treadle.graph.core.arguments import Argument
+from treadle.graph.analysis.alias import read_by_strides, storages, views_of
 from treadle.graph.core.collectives import Collective, CollectiveKind
 from treadle.graph.core.node_info import tensor_of, value_of
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import tensors_in, type_of
-from treadle.graph.core.values import inherit
-from treadle.passes.comm.blocks import is_view
+from treadle.graph.core.values import emit_ahead
+from treadle.passes.comm.blocks import reshaped_ahead
 from treadle.passes.comm.bucketing.candidates import JoinCandidate
 
 aten = torch.ops.aten
@@ -41,12 +39,10 @@ aten = torch.ops.aten
 def packed(members: Sequence[JoinCandidate]) -> fx.Node:
     """What one collective sends for ``members``, right ahead of the last of them."""
     last = members[-1].start
-    graph, rows = last.graph, _rows_to_send(members[-1].collective)
-    with graph.inserting_before(last):
-        pieces = [_row_by_row(each, rows) for each in members]
-        joined = graph.call_function(aten.cat.default, (pieces, len(rows)))
-        inherit(joined, last)
-        return _viewed(joined, [type_of(joined).numel], last)
+    rows = _rows_to_send(members[-1].collective)
+    pieces = [_row_by_row(each, rows, last) for each in members]
+    joined = emit_ahead(last, last, aten.cat.default, pieces, len(rows))
+    return reshaped_ahead(last, last, joined, [type_of(joined).numel])
 
 
 def unpacked(
@@ -55,43 +51,20 @@ def unpacked(
     """The result of each of ``members`` in that of the one collective, all of them right behind
     ``waited``. ``given_away``: the storages of which the caller gets views."""
     rows = _rows_received(members[-1].collective)
-    made = _Appended(waited)
-    table = made.view(waited, [*rows, type_of(waited).numel // prod(rows)], waited)
+    place = waited.next
+    table = reshaped_ahead(place, waited, waited, [*rows, type_of(waited).numel // prod(rows)])
     results: list[fx.Node] = []
     start = 0
     for each in members:
         kind = type_of(each.wait)
         stop = start + kind.numel // prod(rows)
-        piece = made.call(aten.slice.Tensor, each.wait, table, len(rows), start, stop)
+        piece = emit_ahead(place, each.wait, aten.slice.Tensor, table, len(rows), start, stop)
         if rows or _needs_own_memory(each.wait, given_away):
             form = {"memory_format": torch.contiguous_format}
-            piece = made.call(aten.clone.default, each.wait, piece, **form)
-        results.append(made.view(piece, list(kind.shape), each.wait))
+            piece = emit_ahead(place, each.wait, aten.clone.default, piece, **form)
+        results.append(reshaped_ahead(place, each.wait, piece, list(kind.shape)))
         start = stop
     return results
-
-
-class _Appended:
-    """Nodes one behind the other."""
-
-    def __init__(self, behind: fx.Node) -> None:
-        self._last = behind
-
-    def call(
-        self, target: OpOverload, root: fx.Node, *args: Argument, **kwargs: Argument
-    ) -> fx.Node:
-        """``target(*args)``, which belongs where ``root`` does."""
-        graph = self._last.graph
-        with graph.inserting_after(self._last):
-            self._last = graph.call_function(target, args, kwargs)
-        inherit(self._last, root)
-        return self._last
-
-    def view(self, node: fx.Node, shape: list[int], root: fx.Node) -> fx.Node:
-        """``node`` in another shape, if it is another."""
-        if type_of(node).shape == tuple(shape):
-            return node
-        return self.call(aten.view.default, root, node, shape)
 
 
 def _rows_to_send(member: Collective) -> list[int]:
@@ -105,22 +78,12 @@ def _rows_received(member: Collective) -> list[int]:
     return [ranks] if ranks > 1 else []
 
 
-def _row_by_row(member: JoinCandidate, rows: Sequence[int]) -> fx.Node:
+def _row_by_row(member: JoinCandidate, rows: Sequence[int], place: fx.Node) -> fx.Node:
     """Its input in the shape ``[*rows, n]``, a view where it can be one. What that is may have
     changed since ``member`` was found: another bucket may have replaced it."""
     given = arguments(member.start)["input"]
-    return _viewed(given, [*rows, type_of(given).numel // prod(rows)], member.start)
-
-
-def _viewed(node: fx.Node, shape: list[int], root: fx.Node) -> fx.Node:
-    """``node`` in another shape, if it is another; a copy if it cannot be a view."""
-    kind = type_of(node)
-    if kind.shape == tuple(shape):
-        return node
-    target = aten.view.default if kind.is_contiguous else aten.reshape.default
-    made = node.graph.call_function(target, (node, shape))
-    inherit(made, root)
-    return made
+    shape = [*rows, type_of(given).numel // prod(rows)]
+    return reshaped_ahead(place, member.start, given, shape)
 
 
 def _needs_own_memory(node: fx.Node, given_away: frozenset[int]) -> bool:
@@ -129,15 +92,5 @@ def _needs_own_memory(node: fx.Node, given_away: frozenset[int]) -> bool:
     elsewhere then, or sees its bytes as another dtype, which has to fit where it begins."""
     if storages(value_of(node)) & given_away or read_by_strides(node):
         return True
-    return any(tensor.dtype is not tensor_of(node).dtype for tensor in _shown(node))
-
-
-def _shown(node: fx.Node) -> list[torch.Tensor]:
-    """What the views of ``node`` are."""
-    found: dict[fx.Node, None] = {}
-    pending = [node]
-    while pending:
-        views = [user for user in pending.pop().users if user not in found and is_view(user)]
-        found |= dict.fromkeys(views)
-        pending += views
-    return [tensor for each in found for tensor in tensors_in(value_of(each))]
+    shown = (tensor for each in views_of(node) for tensor in tensors_in(value_of(each)))
+    return any(tensor.dtype is not tensor_of(node).dtype for tensor in shown)

@@ -16,15 +16,18 @@ from treadle.graph.analysis.dataflow import ancestors, list_call, operands
 from treadle.graph.analysis.update_blocks import (
     UpdateBlock,
     UpdateBlocks,
+    is_late,
     made_of_scalars,
     update_blocks,
 )
 from treadle.graph.core.collectives import collective_of, is_wait
+from treadle.graph.core.dim_maps import dim_map
 from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import effects_of, is_item, operation_name
 from treadle.graph.core.signature import Output, Role, StepGraph
-from treadle.graph.core.types import is_tensor, type_of
+from treadle.graph.rewrite.matching import NoMatch
 from treadle.util.errors import TreadleError
+from treadle.util.reach import reached
 
 _STAYS = frozenset({Role.PARAMETER, Role.STATE, Role.BUFFER})
 """Inputs that are the same tensors at the next call."""
@@ -137,7 +140,7 @@ def _reduction_of(gradient: fx.Node) -> set[fx.Node]:
     result, views and scaling is between them; else none."""
     path: list[fx.Node] = []
     node = gradient
-    while node.op == "call_function" and not _is_late(node):
+    while node.op == "call_function" and not is_late(node):
         path.append(node)
         if collective_of(node) is not None:
             return set(path)
@@ -152,10 +155,14 @@ def _reduction_of(gradient: fx.Node) -> set[fx.Node]:
 
 def _keeps_elements(node: fx.Node) -> bool:
     """Whether each element of the result is made of one of the operand."""
-    operand = node.all_input_nodes[0]
     if is_wait(node) or is_item(node):
         return True
-    return is_tensor(node) and is_tensor(operand) and type_of(node).numel == type_of(operand).numel
+    try:
+        known = dim_map(node)
+    except NoMatch:
+        return False
+    dims = [*known.results, *(each for _, each in known.operands)]
+    return len({frozenset(known.table.factors(each)) for each in dims}) == 1
 
 
 def _with_communication(
@@ -173,28 +180,17 @@ def _with_communication(
     for node in step.graph.nodes:
         if node in found and (_starts_early(node) or not started.isdisjoint(node.all_input_nodes)):
             started.add(node)
-    return {node for node in found if node in nodes or _is_late(node) or node in started}
+    return {node for node in found if node in nodes or is_late(node) or node in started}
 
 
 def _connected(nodes: set[fx.Node], start: Iterable[fx.Node]) -> set[fx.Node]:
     """Those of ``nodes`` that ``start`` is made of, and ``start``."""
-    found = set(start)
-    worklist = list(found)
-    while worklist:
-        for each in worklist.pop().all_input_nodes:
-            if each in nodes and each not in found:
-                found.add(each)
-                worklist.append(each)
-    return found
+    return {*reached(start, lambda node: (o for o in node.all_input_nodes if o in nodes))}
 
 
 def _starts_early(node: fx.Node) -> bool:
     """Whether it starts a collective within the backward pass."""
-    return collective_of(node) is not None and not _is_late(node)
-
-
-def _is_late(node: fx.Node) -> bool:
-    return info(node).phase == "optimizer"
+    return collective_of(node) is not None and not is_late(node)
 
 
 class _Check:

@@ -7,7 +7,12 @@ from typing import Any
 from torch import fx
 
 from treadle.graph.analysis.dataflow import ancestors, is_list_call
-from treadle.graph.analysis.update_blocks import UpdateBlock, made_of_scalars, update_blocks
+from treadle.graph.analysis.update_blocks import (
+    UpdateBlock,
+    is_late,
+    made_of_scalars,
+    update_blocks,
+)
 from treadle.graph.core.arguments import map_nodes
 from treadle.graph.core.node_info import copy_notes, info, set_value
 from treadle.graph.core.operators import may_recompute, operation_name
@@ -107,9 +112,9 @@ def _elements(blocks: Iterable[UpdateBlock]) -> dict[fx.Node, set[int]]:
     """By operation on lists the elements that the updates are made of."""
     found: dict[fx.Node, set[int]] = {}
     roots = [node for block in blocks for node in (*block.nodes, *block.gradients)]
-    for node in ancestors(roots, _is_late):
+    for node in ancestors(roots, is_late):
         for each in node.all_input_nodes:
-            if is_list_call(each) and _is_late(each):
+            if is_list_call(each) and is_late(each):
                 at: Any = node.args[1]
                 found.setdefault(each, set()).add(at)
     return found
@@ -161,7 +166,7 @@ def _nodes_of(step: StepGraph, parameters: Iterable[str]) -> set[fx.Node]:
     wanted = set(parameters)
     blocks = [each for each in update_blocks(step).blocks if each.name in wanted]
     roots = [node for block in blocks for node in (*block.nodes, *block.gradients)]
-    found = {node for node in ancestors(roots, _is_late) if _is_late(node)}
+    found = {node for node in ancestors(roots, is_late) if is_late(node)}
     return found | {each for node in found for each in node.all_input_nodes if is_list_call(each)}
 
 
@@ -188,7 +193,3 @@ def _made_twice(step: StepGraph, nodes: list[fx.Node], readers: set[fx.Node]) ->
     for node in nodes:
         for user in [each for each in node.users if each in readers and each not in copies]:
             user.args, user.kwargs = map_nodes(other, user.args), map_nodes(other, user.kwargs)
-
-
-def _is_late(node: fx.Node) -> bool:
-    return node.op == "call_function" and info(node).phase == "optimizer"

@@ -11,8 +11,8 @@ from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.operators import arguments, set_argument
 from treadle.graph.core.types import type_of
-from treadle.graph.core.values import inherit
-from treadle.passes.comm.blocks import views_towards
+from treadle.graph.core.values import emit_ahead, inherit
+from treadle.passes.comm.blocks import reshaped_ahead, views_towards
 from treadle.passes.comm.overlap.pipeline_sites import (
     LEFT,
     GatherSite,
@@ -63,10 +63,7 @@ class _Calls:
 
     def call(self, target: Any, root: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
         """``target(*args)``, which belongs where ``root`` does."""
-        with self._place.graph.inserting_before(self._place):
-            made = self._place.graph.call_function(target, args, kwargs)
-        inherit(made, root)
-        return made
+        return emit_ahead(self._place, root, target, *args, **kwargs)
 
     def like(self, root: fx.Node, changes: Mapping[str, fx.Node]) -> fx.Node:
         """What ``root`` calls, with other arguments."""
@@ -79,11 +76,7 @@ class _Calls:
 
     def shaped(self, node: fx.Node, shape: Sequence[int], root: fx.Node) -> fx.Node:
         """``node`` in another shape, if it is another; a copy if it cannot be a view."""
-        kind = type_of(node)
-        if kind.shape == tuple(shape):
-            return node
-        target = aten.view.default if kind.is_contiguous else aten.reshape.default
-        return self.call(target, root, node, list(shape))
+        return reshaped_ahead(self._place, root, node, shape)
 
     def part(self, node: fx.Node, dim: int, piece: int, pieces: int, root: fx.Node) -> fx.Node:
         """One of so many equal parts of a dim."""

@@ -10,6 +10,7 @@ is gathered and multiplied by itself, and a part of the rows that every rank get
 reduced by itself. What a product sums over is never cut: that would round otherwise.
 """
 
+from abc import ABC
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -39,11 +40,11 @@ LEFT: Mapping[object, str] = {
 """Products of matrices, and what their left factor is called."""
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
-class GatherSite:
-    """``chain``: the moves from the ``wait`` to what the ``products`` read. ``local``: the factors
-    of what this rank gives; ``rows`` and ``columns``: those of what the products read."""
+class _Site(ABC):
+    """``chain``: the moves between the ``products`` and the collective. ``rows`` and ``columns``:
+    the factors of what the products read of a gather, or give to a scatter; ``local``: those of
+    what this rank gives, or gets."""
 
     collective: Collective
     wait: fx.Node
@@ -54,6 +55,12 @@ class GatherSite:
     ranks: Factors
     rows: Factors
     columns: Factors
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class GatherSite(_Site):
+    """Products of what is gathered."""
 
     @property
     def operand(self) -> fx.Node:
@@ -68,20 +75,8 @@ class GatherSite:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ScatterSite:
-    """``products``: one, or several of which each adds the one before it to its own. ``chain``: the
-    moves from the last of them to what is sent. ``rows`` and ``columns``: the factors of the
-    products' results; ``local``: those of what this rank gets."""
-
-    collective: Collective
-    wait: fx.Node
-    chain: tuple[fx.Node, ...]
-    products: tuple[fx.Node, ...]
-    moves: FactorTable
-    local: Factors
-    ranks: Factors
-    rows: Factors
-    columns: Factors
+class ScatterSite(_Site):
+    """One product that is scattered, or several of which each adds the one before it to its own."""
 
 
 PipelineSite: TypeAlias = GatherSite | ScatterSite
@@ -144,15 +139,8 @@ def sites_in(graph: fx.Graph) -> tuple[list[PipelineSite], dict[fx.Node, str]]:
 def row_arguments(product: fx.Node) -> list[str]:
     """The arguments of which a row of the result needs one row: the left factor, and what is added
     to each row or scales it by another number. ``NoMatch`` where that is not known."""
-    if product.target is not aten._scaled_mm.default:
-        known = dim_map(product)
-        return [name for name, dims in known.operands if dims[:1] == known.result[:1]]
-    given, rows = arguments(product), type_of(product).shape[0]
-    scale, result = type_of(given["scale_a"]), given["scale_result"]
-    each = scale.shape == (rows, 1)
-    simple = (scale.numel == 1 or each) and (result is None or type_of(result).numel == 1)
-    require(simple, NoMatch, f"{product} scales blocks of its rows: {scale}")
-    return ["self"] + ["scale_a"] * (each and rows > 1)
+    known = dim_map(product)
+    return [name for name, dims in known.operands if dims[:1] == known.result[:1]]
 
 
 # --- gathers --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from treadle.graph.core.arguments import map_nodes
 from treadle.graph.core.collectives import Collective
 from treadle.graph.core.operators import may_recompute
 from treadle.graph.core.types import is_tensor, type_of
-from treadle.graph.core.values import inherit, refresh
+from treadle.graph.core.values import emit, refresh
 from treadle.passes.comm.overlap.kept_order import is_fence
 from treadle.passes.comm.sharding.row_parts import Combined, Emit
 from treadle.passes.comm.sharding.row_rules import OwnRows, use_of
@@ -82,14 +82,8 @@ class RowComputation:
     @contextmanager
     def _ahead_of(self, place: fx.Node, root: fx.Node) -> Iterator[Emit]:
         """What makes new nodes ahead of ``place``, which belong where ``root`` does."""
-
-        def emit(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-            made = self.graph.call_function(target, args, kwargs)
-            inherit(made, root)
-            return made
-
         with self.graph.inserting_before(place):
-            yield emit
+            yield partial(emit, root)
 
     def _put(self, node: fx.Node, value: fx.Node) -> None:
         """Who reads ``node`` reads ``value``."""

@@ -26,6 +26,7 @@ from treadle.passes.comm.sharding.row_computation import RowComputation
 from treadle.passes.comm.sharding.row_rules import ByElement, OwnRows, use_of
 from treadle.passes.comm.sharding.same_values import may_differ
 from treadle.util.errors import require
+from treadle.util.reach import reached
 from treadle.util.refusals import NoMatch, attempt
 
 
@@ -85,10 +86,10 @@ def _reductions_to_scatter(step: StepGraph) -> _Found:
 
 
 def _found(graph: fx.Graph, waits: Mapping[fx.Node, Collective], apart: Set[fx.Node]) -> _Found:
-    reached = _reached(waits)
+    by_element = _reached_by_element(waits)
     needs = _Needs(apart)
     for node in reversed(graph.nodes):
-        if node in reached:
+        if node in by_element:
             needs.note(node)
     for wait in waits:
         if needs.rows.get(wait, wait) is None:
@@ -96,7 +97,7 @@ def _found(graph: fx.Graph, waits: Mapping[fx.Node, Collective], apart: Set[fx.N
     goes = {wait: each for wait, each in waits.items() if wait not in needs.whole}
     rows: dict[fx.Node, OwnRows] = {}
     for node in graph.nodes:
-        if node not in reached or node in needs.whole:
+        if node not in by_element or node in needs.whole:
             continue
         given = [rows[each] for each in operands(node) if each in rows]
         known = needs.rows[node] if node in goes else next(iter(given), None)
@@ -155,15 +156,9 @@ class _Needs:
                 return None
 
 
-def _reached(roots: Iterable[fx.Node]) -> set[fx.Node]:
+def _reached_by_element(roots: Iterable[fx.Node]) -> set[fx.Node]:
     """``roots``, and what is computed of them element by element."""
-    found, pending = set(roots), list(roots)
-    while pending:
-        node = pending.pop()
-        new = [each for each in readers(node) if each not in found and _is_by_element(each, node)]
-        found.update(new)
-        pending += new
-    return found
+    return {*reached(roots, lambda node: (r for r in readers(node) if _is_by_element(r, node)))}
 
 
 def _is_by_element(reader: fx.Node, node: fx.Node) -> bool:
