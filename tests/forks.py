@@ -23,7 +23,7 @@ import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import conftest, treadle.runtime.kernels.build
 from treadle.runtime.kernels.compilers import find_cxx
 from treadle.util.data_stack import call_with_room
-from treadle.util.software import own_digest
+from treadle.util.package import own_digest
 
 own_digest()  # of the files of the package, which every compile asks for
 find_cxx("")  # as it is asked in programs: what is known of ``find_cxx()`` would not be found

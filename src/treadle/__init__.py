@@ -23,7 +23,7 @@ from treadle.util.errors import (
     TreadleError,
     VerifyError,
 )
-from treadle.util.software import VERSION
+from treadle.util.package import VERSION
 
 __version__ = VERSION
 

@@ -19,7 +19,7 @@ from treadle.runtime.execute.bindings import spec_bytes
 from treadle.runtime.store.artifact import Artifact, Launch
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
-from treadle.util.software import VERSION
+from treadle.util.package import VERSION
 
 T = TypeVar("T")
 _PHASES = ("forward", "backward", "optimizer")

@@ -12,7 +12,7 @@ import torch
 from treadle.runtime.kernels.compilers import cpu_identity
 from treadle.runtime.store.cache import content_key
 from treadle.targets.registry import target_for
-from treadle.util.software import own_digest
+from treadle.util.package import own_digest
 
 _LIBRARIES = ("numpy", "scipy", "triton", "ortools")
 """Packages whose version may change a plan or a kernel."""

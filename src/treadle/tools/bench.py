@@ -29,8 +29,8 @@ from treadle.tools.commands import Budget, compiled, progress
 from treadle.tools.entry_point import EntryPoint, TrainingJob
 from treadle.util.errors import PlanError, TreadleError
 from treadle.util.files import check_output, write_output
+from treadle.util.package import VERSION
 from treadle.util.sizes import format_bytes
-from treadle.util.software import VERSION
 
 EAGER, OURS, TORCH = "eager", "treadle", "torch.compile"
 WARMUP = 3

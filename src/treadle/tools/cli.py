@@ -19,8 +19,8 @@ from treadle.targets.registry import model_for
 from treadle.tools.commands import compiled, observed, write_report
 from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
 from treadle.util.errors import TreadleError
+from treadle.util.package import VERSION
 from treadle.util.sizes import format_bytes, parse_bytes
-from treadle.util.software import VERSION
 
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
