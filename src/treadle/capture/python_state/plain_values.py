@@ -1,7 +1,12 @@
 """Values of Python's that say everything about themselves: what they are, which are the same."""
 
+from typing import Any, TypeGuard
+
 import numpy as np
 import torch
+
+WholeNumber = int | np.integer[Any]
+RealNumber = WholeNumber | float | np.floating[Any]
 
 PLAIN = frozenset(
     {
@@ -22,12 +27,12 @@ PlainFact = tuple[type, object]
 """What a plain value is: its type, and what tells it from others of that type."""
 
 
-def is_real(value: object) -> bool:
+def is_real(value: object) -> TypeGuard[RealNumber]:
     """Exactly a number of Python's or of NumPy's, and no truth value."""
     return type(value) in NUMBERS
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[WholeNumber]:
     """Exactly a whole number of Python's or of NumPy's."""
     return type(value) in WHOLE_NUMBERS
 

@@ -17,7 +17,7 @@ from typing import Any, final
 
 from treadle.capture.python_state.changes import Change
 from treadle.capture.python_state.object_graph import Location, Node, Watched, first_of_each
-from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.python_state.plain_values import RealNumber, is_real
 from treadle.capture.python_state.reads import Reads
 from treadle.capture.symbolic.arrays.arrays import (
     ArrayLeaf,
@@ -63,7 +63,7 @@ class ChangingNumbers:
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
         """While inside, numbers stand in that are what will be there."""
-        undo: list[tuple[Location, Any]] = []
+        undo: list[tuple[Location, RealNumber | NdArray]] = []
         try:
             for place in self._places:
                 value = place.get()
@@ -75,16 +75,17 @@ class ChangingNumbers:
             for place, value in reversed(undo):
                 place.put(value)
 
-    def _standing_in(self, place: Location, value: Any) -> "Number | ArrayLeaf":
+    def _standing_in(self, place: Location, value: RealNumber | NdArray) -> "Number | ArrayLeaf":
         found = _InPlace(place, place.holder, (place.owner, place.name))
         self._found.append(found)
         self._uses.decisions.labels[found.key] = place.label
-        if is_real(value):
-            return Number(value, found, frozenset({found.key}), self._uses, scales=True)
-        made = ArrayLeaf(value, found, frozenset(), self._uses)
-        made = self.arrays.setdefault(id(value), made)  # an array in two places is one
-        made.roots |= {found.key}
-        return made
+        if is_numeric(value):
+            leaf = ArrayLeaf(value, found, frozenset(), self._uses)
+            leaf = self.arrays.setdefault(id(value), leaf)  # an array in two places is one
+            leaf.roots |= {found.key}
+            return leaf
+        assert is_real(value)
+        return Number(value, found, frozenset({found.key}), self._uses, scales=True)
 
     def read(self, reads: Reads) -> None:
         """What has to be at a call as it is now: what arrays are, and which are the same."""

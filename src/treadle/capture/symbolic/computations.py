@@ -15,11 +15,11 @@ class Computation:
     """``function`` of what the parts are at a call. A part that several others are computed of is
     computed once, and a long chain is no deep recursion."""
 
-    function: Callable[..., Any]
-    parts: Sequence[Callable[[], Any]]
+    function: Callable[..., object]
+    parts: Sequence[Callable[[], object]]
 
     def __call__(self) -> Any:
-        known: dict[int, Any] = {}
+        known: dict[int, object] = {}
         waiting = [self]
         while waiting:
             each = waiting[-1]
@@ -39,7 +39,7 @@ class Computation:
 class NumberDecision:
     """What Python asked of numbers, and what came out. ``label``: the user's words for them."""
 
-    compute: Callable[[], Any]
+    compute: Callable[[], object]
     outcome: object
     roots: frozenset[Key]
     label: str
@@ -77,7 +77,7 @@ class Decisions:
         return self._numbered.setdefault(parts, len(self._numbered))
 
     def add(
-        self, key: int, compute: Callable[[], Any], outcome: object, roots: frozenset[Key]
+        self, key: int, compute: Callable[[], object], outcome: object, roots: frozenset[Key]
     ) -> None:
         """The run goes on with ``outcome`` of the question ``key``, which ``compute`` asks
         again."""

@@ -19,7 +19,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
-from typing import Any, TypeGuard, final
+from typing import Any, NoReturn, TypeGuard, final
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
@@ -34,6 +34,7 @@ from treadle.capture.explain_errors import (
 )
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
+from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
     GraphForm,
@@ -51,7 +52,6 @@ from treadle.capture.symbolic.numbers import (
     computation,
     dtype_beside,
     is_number,
-    is_stand_in,
     lead_of,
     made_now,
 )
@@ -187,7 +187,7 @@ class DeferredNumbers:
         """A number that sizes decide which values decide."""
         return self.item(tensor_of_number(size))
 
-    def tolist(self, tensor: Tensor) -> Any:
+    def tolist(self, tensor: Tensor) -> object:
         """``tensor.tolist()``: nested lists of numbers."""
         if not tensor.ndim:
             return self.item(tensor)
@@ -216,7 +216,7 @@ class DeferredNumber(Number):
     def __init__(
         self,
         kind: type,
-        compute: Callable[[], Any],
+        compute: Callable[[], object],
         deferred: DeferredNumbers,
         parts: tuple[int, ...],
         in_graph: Callable[[], Tensor] | None,
@@ -229,11 +229,11 @@ class DeferredNumber(Number):
         self.base: DeferredNumber = self
         self.ahead = 0
 
-    def plain(self) -> Any:
+    def plain(self) -> NoReturn:
         """TR-102: there is no number yet."""
         raise self.deferred.refuse()
 
-    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Number:
+    def combined(self, function: Callable[..., PlainNumber], operands: Sequence[object]) -> Number:
         """``function`` of numbers, of which one at least is deferred; so is the result."""
         if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
             return self
@@ -252,11 +252,11 @@ class DeferredNumber(Number):
             made.base, made.ahead = known[0].base, known[0].ahead + distance
         return made
 
-    def applied(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def applied(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
         """A number again, whatever it is."""
         return self.combined(function, operands)
 
-    def decided(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def decided(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
         """A number again, until somebody asks whether it is true."""
         return self.combined(function, operands)
 
@@ -274,12 +274,12 @@ class DeferredNumber(Number):
             answer = self.deferred.decide(self.in_graph(), sys._getframe(1))
         return self.plain() if answer is None else answer
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if hasattr(type(self.value), name):
             return self.plain()
         raise AttributeError(name)
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return self.plain()
 
 
@@ -300,11 +300,11 @@ class DeferredText(Text):
         self.deferred = deferred
         self.parts = parts
 
-    def plain(self) -> Any:
+    def plain(self) -> NoReturn:
         """TR-102: there is no text yet."""
         raise self.deferred.refuse()
 
-    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def combined(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """``function`` of values, of which this text is one: known later, if it is a text.
         Another text than this one may raise nothing, where this one does."""
         try:
@@ -322,9 +322,9 @@ class DeferredTensor:
     compute: Callable[[], Tensor]
     deferred: DeferredNumbers
     parts: tuple[int, ...]
-    roots: frozenset[Any] = frozenset()
+    roots: frozenset[object] = frozenset()
 
-    def plain(self) -> Any:
+    def plain(self) -> NoReturn:
         """TR-102: there is no tensor yet."""
         raise self.deferred.refuse()
 
@@ -335,7 +335,7 @@ STAND_INS.update(LATER)
 Deferred = DeferredNumber | DeferredText | DeferredTensor
 
 
-def text_of(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+def text_of(function: Callable[..., object], operands: Sequence[object]) -> object:
     """``function`` of values, some of which stand in: a text that stands in, if it gives one."""
     later = [each for each in operands if is_known_later(each)]
     if not later:
@@ -347,7 +347,7 @@ def text_of(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     return DeferredText(like, computation(function, operands), later[0].deferred, parts)
 
 
-def number_of(function: Callable[[Any], Any], text: Text) -> Number:
+def number_of(function: Callable[[str], PlainNumber], text: Text) -> Number:
     """``len``, ``float`` or ``int`` of a text that stands in: a number that does so."""
     compute = computation(function, (text,))
     if type(text) is not DeferredText:
@@ -359,14 +359,15 @@ def number_of(function: Callable[[Any], Any], text: Text) -> Number:
     return DeferredNumber(kind, compute, text.deferred, text.parts, None)
 
 
-def whole_tensor(tensor: Tensor) -> Any:
+def whole_tensor(tensor: Tensor) -> object:
     """What stands in for it until the launch is over."""
     return handle_torch_function(whole_tensor, (tensor,), tensor)
 
 
-def _uses_of(operands: Sequence[Any]) -> Uses:
-    given: Sequence[Any] = [each for each in operands if is_stand_in(each)]
-    return given[0].uses
+def _uses_of(operands: Sequence[object]) -> Uses:
+    return next(
+        operand.uses for operand in operands if isinstance(operand, Number | Text | ArrayLeaf)
+    )
 
 
 def _is_tensor(value: Deferred) -> bool:
@@ -379,8 +380,8 @@ def is_known_later(value: object) -> TypeGuard[Deferred]:
 
 
 def _graph_form(
-    function: Callable[..., Any],
-    operands: Sequence[Any],
+    function: Callable[..., object],
+    operands: Sequence[object],
     deferred: DeferredNumbers,
     form: GraphForm,
 ) -> Callable[[], Tensor]:
@@ -404,7 +405,9 @@ def _graph_form(
     return compute
 
 
-def _usable_graph_form(function: Callable[..., Any], operands: Sequence[Any]) -> GraphForm | None:
+def _usable_graph_form(
+    function: Callable[..., object], operands: Sequence[object]
+) -> GraphForm | None:
     """The form of ``function``, if the operands are in the graph, to the last bit where that may
     decide."""
     form = graph_form(function, operands)
@@ -414,13 +417,13 @@ def _usable_graph_form(function: Callable[..., Any], operands: Sequence[Any]) ->
     return None if form.is_stepped and not all(each.is_exact for each in known) else form
 
 
-def number_in(tensor: Tensor) -> Any:
+def number_in(tensor: Tensor) -> object:
     """The number that a tensor is; the tensor, where Python says that it is none."""
     return tensor.item() if tensor.numel() == 1 else tensor
 
 
-def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
-    def call(*args: Any, **kwargs: Any) -> object:
+def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
         args = tuple(number_in(each) if isinstance(each, Tensor) else each for each in args)
         numbers = all(is_number(each) or is_real(each) for each in (*args, *kwargs.values()))
         if numbers and any(map(is_number, args)):
@@ -438,7 +441,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
 _ISCLOSE = math.isclose
 
 
-def _tolerances(*, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> tuple[Any, Any]:
+def _tolerances(*, rel_tol: object = 1e-9, abs_tol: object = 0.0) -> tuple[object, object]:
     """Those of ``math.isclose``."""
     return rel_tol, abs_tol
 
@@ -446,7 +449,7 @@ def _tolerances(*, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> tuple[Any, Any]:
 MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print)
 CONVERSIONS: tuple[Callable[..., object], ...] = (float, int, len)
 """What takes or gives no number but a real one, of tensors too."""
-OF_NUMBERS: Mapping[Callable[..., Any], Callable[..., object]] = {
+OF_NUMBERS: Mapping[Callable[..., object], Callable[..., object]] = {
     each: _of_numbers(each) for each in vars(math).values() if isinstance(each, BuiltinFunctionType)
 }
 """The functions of ``math``, which take real numbers alone, and what gives numbers that stand in of
@@ -463,11 +466,12 @@ def is_deferred(value: object) -> TypeGuard[DeferredNumber]:
     return type(value) is DeferredNumber
 
 
-def _distance(function: Callable[..., Any], operands: Sequence[Any]) -> int | None:
+def _distance(function: Callable[..., object], operands: Sequence[object]) -> int | None:
     """By how much ``function`` moves the one number among whole ones that is deferred, if it does
     no more."""
-    plain = [each for each in operands if not is_number(each)]
-    if len(operands) != 2 or len(plain) != 1 or not all(isinstance(e, int) for e in operands):
+    whole = [operand for operand in operands if isinstance(operand, int)]
+    plain = [number for number in whole if not is_number(number)]
+    if len(operands) != 2 or len(whole) != 2 or len(plain) != 1:
         return None
     if function is operator.add:
         return int(plain[0])
@@ -481,7 +485,7 @@ def _kind(dtype: torch.dtype) -> type:
     return float if dtype.is_floating_point else int
 
 
-def _kind_of_result(function: Callable[..., Any], operands: Sequence[Any]) -> type:
+def _kind_of_result(function: Callable[..., object], operands: Sequence[object]) -> type:
     """By samples in the place of numbers that are not known."""
     error: Exception | None = None
     for sample in (1, 2, 0.5, 0):
@@ -514,7 +518,9 @@ def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _give_comparisons() -> None:
-    def compared(function: Callable[..., object]) -> Callable[[DeferredNumber, object], object]:
+    def compared(
+        function: Callable[..., PlainNumber],
+    ) -> Callable[[DeferredNumber, object], object]:
         def call(self: DeferredNumber, other: object) -> object:
             return self.derived(function, other)
 

@@ -16,10 +16,14 @@ import numpy as np
 
 from treadle.capture.python_state.code.bytecode import Instructions
 from treadle.capture.python_state.plain_values import is_real
-from treadle.capture.symbolic.numbers import Number, is_number, value_now
+from treadle.capture.symbolic.numbers import (
+    Number,
+    PlainNumber,
+    SourcePosition,
+    is_number,
+    value_now,
+)
 
-SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
-"""Where an expression stands: its file, first and last line, first and last column."""
 _KINDS = frozenset({list, tuple, dict, np.ndarray})
 
 
@@ -40,7 +44,7 @@ class _Lookup:
     container: Any
     kind: type
 
-    def __call__(self, key: Any) -> Any:
+    def __call__(self, key: object) -> object:
         return self.container[key]
 
     def __hash__(self) -> int:
@@ -53,7 +57,7 @@ class _Lookup:
             and other.kind is self.kind
         )
 
-    def has(self, key: Any) -> bool:
+    def has(self, key: object) -> bool:
         """Whether there is such a number."""
         try:
             return type(self.container[key]) is self.kind
@@ -68,16 +72,16 @@ class _Has:
 
     lookup: _Lookup
 
-    def __call__(self, key: Any) -> bool:
+    def __call__(self, key: object) -> bool:
         return self.lookup.has(key)
 
 
-def looked_up(container: Any, key: Any) -> Any:
+def looked_up(container: Any, key: object) -> object:
     """``container[key]``. What it raises, eager raises as well."""
     return container[key]
 
 
-def entry(container: Any, key: Any) -> Any:
+def entry(container: Any, key: object) -> object:
     """``container[key]``."""
     if type(key) is not Number or type(container) not in _KINDS:
         return looked_up(container, key)
@@ -94,7 +98,7 @@ def entry(container: Any, key: Any) -> Any:
     return key.derived(lookup)
 
 
-def _among(container: Any, key: Number, kind: type) -> Any:
+def _among(container: Any, key: Number, kind: type) -> object:
     """An entry of a list that the step makes of numbers which stand in, all of type ``kind``."""
     values = container if type(container) in (list, tuple) else ()
     if not values or not all(type(value_now(each)) is kind for each in values):
@@ -114,5 +118,5 @@ class _IsWithin:
         return -self.count <= at < self.count
 
 
-def _picked(at: int, *values: Any) -> Any:
+def _picked(at: int, *values: PlainNumber) -> PlainNumber:
     return values[at]

@@ -21,7 +21,7 @@ class HeldFunction:
 
     holder: Any
     key: Any
-    function: Callable[..., Any]
+    function: Callable[..., object]
 
     @property
     def identity(self) -> tuple[int, object]:
@@ -30,7 +30,7 @@ class HeldFunction:
 
 
 def held_functions(
-    objects: Iterable[object], functions: Mapping[Callable[..., Any], object]
+    objects: Iterable[object], functions: Mapping[Callable[..., object], object]
 ) -> Iterator[HeldFunction]:
     """Where objects, lists and dicts have one of ``functions``."""
     known = {id(each): each for each in functions}
@@ -42,7 +42,9 @@ def held_functions(
                 yield from _within(holder, known)
 
 
-def _within(holder: Any, known: Mapping[int, Callable[..., Any]]) -> Iterator[HeldFunction]:
+def _within(
+    holder: dict[Any, Any] | list[Any], known: Mapping[int, Callable[..., object]]
+) -> Iterator[HeldFunction]:
     pairs = enumerate(holder) if isinstance(holder, list) else holder.items()
     for key, value in list(pairs):
         if id(value) in known:
@@ -51,7 +53,7 @@ def _within(holder: Any, known: Mapping[int, Callable[..., Any]]) -> Iterator[He
 
 @contextlib.contextmanager
 def instead_of(
-    places: Iterable[HeldFunction], functions: Mapping[Callable[..., Any], object]
+    places: Iterable[HeldFunction], functions: Mapping[Callable[..., object], object]
 ) -> Iterator[None]:
     """While inside, others stand in these places, as far as nothing else does."""
     put: list[HeldFunction] = []

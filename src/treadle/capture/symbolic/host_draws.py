@@ -51,9 +51,9 @@ def put_states(kept: Sequence[object]) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    named: dict[str, Any]
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    named: dict[str, object]
     where: str
 
 
@@ -143,18 +143,18 @@ class HostDraws:
     def _root(self, at: int) -> tuple[str, int, int]:
         return "draw", id(self), at
 
-    def _recording(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, original: Callable[..., Any]) -> Callable[..., object]:
         is_choice = any(original == each.choice for each in SHARED_GENERATORS)
 
-        def call(*args: Any, **named: Any) -> Any:
+        def call(*args: object, **named: object) -> object:
             if code_owner(sys._getframe(1).f_code.co_filename) < CodeOwner.INSTALLED:
                 return original(*args, **named)
             return drawn(*args, **named)
 
-        def drawn(*args: Any, **named: Any) -> Any:
+        def drawn(*args: object, **named: object) -> Any:
             args, named = plain(args), plain(named)
             if is_choice and len(args) == 1 and not named:
-                (entries,) = args
+                entries: Any = args[0]
                 if not all(map(is_real, entries)):  # an index takes as much of the stream
                     return entries[operator.index(drawn(range(len(entries))))]
             self.begins()

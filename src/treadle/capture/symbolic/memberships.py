@@ -29,7 +29,7 @@ class _NotKnown(Exception):
 class Membership:
     """Whether a number is one of ``values``."""
 
-    values: frozenset[Any]
+    values: frozenset[object]
 
     def __call__(self, number: object) -> bool:
         return number in self.values
@@ -46,7 +46,7 @@ def membership_asked(frame: FrameType, number: object) -> Membership | None:
         left, _ = _operand(steps, before, frame)
     except _NotKnown:
         return None
-    kind: Any = type(container)
+    kind: object = type(container)
     if left is not number or not issubclass(kind, dict | set | frozenset):
         return None
     if kind.__contains__ not in _LOOKS or not all(map(is_plain, container)):

@@ -31,9 +31,8 @@ from torch import Tensor
 from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
-from treadle.capture.symbolic.entries import SourcePosition
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
-from treadle.capture.symbolic.numbers import Text, is_number
+from treadle.capture.symbolic.numbers import SourcePosition, Text, is_number
 from treadle.capture.symbolic.source_rewriting import called_functions, rewritten_source
 from treadle.capture.symbolic.texts.texts import TEXTS
 from treadle.compat.fake import class_of, is_traced
@@ -118,11 +117,11 @@ class NumberCalls:
 
 def _all_instead() -> dict[int, Callable[..., object]]:
     """What is called in the place of functions and types, by their ids."""
-    found: dict[int, Callable[..., Any]] = {id(each): _conversion(each) for each in CONVERSIONS}
+    found: dict[int, Callable[..., object]] = {id(each): _conversion(each) for each in CONVERSIONS}
     others = (*OF_NUMBERS.items(), *TEXTS.items(), *LEGACY.items())
     found |= {id(each): instead for each, instead in others}
 
-    def mapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
+    def mapped(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         return map(found.get(id(function), function), *args, **kwargs)
 
     return found | {id(map): mapped, id(type): _type}
@@ -135,10 +134,10 @@ def _type(*args: Any, **kwargs: Any) -> object:
     return type(*args, **kwargs)
 
 
-def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
+def _conversion(kind: Callable[..., Any]) -> Callable[..., object]:
     thread = threading.get_ident()
 
-    def call(*args: Any, **kwargs: Any) -> object:
+    def call(*args: object, **kwargs: object) -> object:
         if len(args) == 1 and not kwargs and works_for(thread):
             (value,) = args
             if isinstance(value, Tensor) and kind is not len:
@@ -193,7 +192,7 @@ class _Scope:
         cell = self.cells.get(name)
         known = self.asked if cell is None else id(_content(cell)) in self.instead
 
-        def call(*args: Any, **kwargs: Any) -> object:
+        def call(*args: object, **kwargs: object) -> object:
             function: Any = variables(sys._getframe(1))[name]
             return self.instead.get(id(function), function)(*args, **kwargs)
 
@@ -210,7 +209,7 @@ def _content(cell: CellType) -> object:
 def _rewritten(code: CodeType, scope: _Scope, given: dict[str, Callable[..., object]]) -> CodeType:
     """``code`` and what is defined in it, with our calls. ``given``: those that it finds by name,
     which are added."""
-    constants: list[Any] = [
+    constants: list[object] = [
         _rewritten(each, scope.within(each), given) if isinstance(each, CodeType) else each
         for each in code.co_consts
     ]

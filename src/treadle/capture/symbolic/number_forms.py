@@ -42,7 +42,7 @@ class GraphForm:
     is_stepped: bool = False
 
 
-def graph_form(function: object, operands: Sequence[Any]) -> GraphForm | None:
+def graph_form(function: object, operands: Sequence[object]) -> GraphForm | None:
     """That of a function of numbers."""
     if function is operator.pow and not any(isinstance(each, float) for each in operands):
         return None  # a negative exponent would make a float of whole numbers

@@ -76,12 +76,12 @@ def _parts(entry: object) -> tuple[object, ...]:
     return (entry,)
 
 
-def number_index(x: Tensor, entries: Sequence[Any]) -> NumberIndex:
+def number_index(x: Tensor, entries: Sequence[object]) -> NumberIndex:
     """What stands in becomes tensors where it can; else what it stands for, on which the graph then
     depends."""
     entries = [_of_array(each) for each in entries]
     key = tuple(part.key if is_number(part) else id(part) for e in entries for part in _parts(e))
-    found: list[Any] = []
+    found: list[object] = []
     moved: dict[int, Tensor] = {}
     for entry, dim in zip(entries, _dims(entries, x.ndim), strict=True):
         position = None
@@ -93,7 +93,7 @@ def number_index(x: Tensor, entries: Sequence[Any]) -> NumberIndex:
     return NumberIndex(tuple(found), moved, key)
 
 
-def _of_array(entry: Any) -> Any:
+def _of_array(entry: object) -> object:
     """An index that is an array, as a tensor: whole numbers, or a mask."""
     if not is_array(entry):
         return entry
@@ -104,13 +104,13 @@ def _of_array(entry: Any) -> Any:
     return tensor if tensor.dtype is torch.bool else tensor.to(torch.int64)
 
 
-def _literal(entry: Any) -> Any:
+def _literal(entry: object) -> object:
     if type(entry) is slice:
         return slice(*map(plain, (entry.start, entry.stop, entry.step)))
     return plain(entry)
 
 
-def _dims(entries: Sequence[Any], ndim: int) -> list[int | None]:
+def _dims(entries: Sequence[object], ndim: int) -> list[int | None]:
     """Of a tensor of ``ndim`` dims, which one each entry is about."""
     taken = [_dims_taken(each) for each in entries]
     rest = max(ndim - sum(taken), 0)
@@ -122,7 +122,7 @@ def _dims(entries: Sequence[Any], ndim: int) -> list[int | None]:
     return found
 
 
-def _dims_taken(entry: Any) -> int:
+def _dims_taken(entry: object) -> int:
     if entry is None or entry is ... or isinstance(entry, bool):
         return 0
     if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
@@ -130,9 +130,9 @@ def _dims_taken(entry: Any) -> int:
     return 1
 
 
-def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, Any]:
+def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, object]:
     """Where an entry begins at a call, if that moves; and the entry for what was picked."""
-    size: Any = x.shape[dim] if dim < x.ndim else None
+    size: object = x.shape[dim] if dim < x.ndim else None
     numbers = [part for part in _parts(entry) if is_number(part)]
     if any(map(is_deferred, numbers)):
         return _deferred(entry, size, x)
@@ -146,7 +146,7 @@ def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, Any]:
     return _of_slice(entry, numbers, size, x)
 
 
-def _deferred(entry: Any, size: Any, x: Tensor) -> tuple[Tensor | None, Any]:
+def _deferred(entry: object, size: object, x: Tensor) -> tuple[Tensor | None, object]:
     """Of numbers that the step reads from tensors. That they are within bounds, and that a slice of
     a length that is known is not cut off, is taken for granted."""
     if type(size) is not int:
@@ -170,7 +170,7 @@ def _deferred(entry: Any, size: Any, x: Tensor) -> tuple[Tensor | None, Any]:
 
 def _of_slice(
     entry: slice, numbers: Sequence[Number], size: int, x: Tensor
-) -> tuple[Tensor | None, Any]:
+) -> tuple[Tensor | None, object]:
     start, stop, step = entry.start, entry.stop, entry.step
     if is_number(step):
         return None, entry
@@ -181,7 +181,7 @@ def _of_slice(
         return range(*slice(ends[0], ends[1], step).indices(size))
 
     count = lead_of(numbers).decided(lambda *values: len(places(*values)), numbers)
-    if not is_number(start) or not count:
+    if not is_number(start) or not isinstance(count, int) or not count:
         return None, slice(value_now(start), value_now(stop), step)
     first = Number.of(lambda *values: places(*values).start, numbers)
     span = torch.arange(count, device=x.device) * (step or 1)

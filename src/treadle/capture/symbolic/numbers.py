@@ -14,21 +14,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from treadle.capture.explain_errors import users_frames
-from treadle.capture.python_state.plain_values import is_real, is_whole
+from treadle.capture.python_state.plain_values import RealNumber, is_real, is_whole
 from treadle.capture.symbolic.computations import Computation, Decisions, Key
 from treadle.compat.tracing import outside_modes
 from treadle.compat.unsized import is_unsized
 
 T = TypeVar("T")
-PlainNumber = bool | int | float | np.integer[Any] | np.floating[Any]
+PlainNumber = bool | RealNumber
+SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
+"""Where an expression stands: its file, first and last line, first and last column."""
 _LARGEST = 1 << 53
 """Up to this every whole number is a float64."""
 
@@ -42,7 +44,8 @@ class Uses:
     needed: set[Key] = field(default_factory=set[Key])
     decisions: Decisions = field(default_factory=Decisions)
     inputs: dict[int, "Number"] = field(default_factory=dict[int, "Number"])
-    arrays: dict[int, Any] = field(default_factory=dict[int, Any])  # likewise, of NumPy's
+    # likewise, of NumPy's
+    arrays: dict[int, Any] = field(default_factory=dict[int, Any])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     entries: dict[tuple[int, torch.device], Tensor] = field(
         default_factory=dict[tuple[int, torch.device], Tensor]
@@ -50,15 +53,16 @@ class Uses:
     asked: dict[CodeType, tuple[CodeType, ...]] = field(
         default_factory=dict[CodeType, tuple[CodeType, ...]]
     )  # by code that asked for a real number, the codes of the frames that ran, innermost first
-    places: set[Any] = field(default_factory=set[Any])  # where an entry was looked for
-    place_asked: Callable[[FrameType], Any] = lambda _: None  # where a frame looks for one
+    # where an entry was looked for, and where a frame looks for one
+    places: set[SourcePosition] = field(default_factory=set[SourcePosition])
+    place_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
-    looked_at: list[Any] = field(default_factory=list[Any])  # those arrays
+    looked_at: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # those arrays
     whole: set[Key] = field(default_factory=set[Key])  # arrays whose numbers may not
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
     of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
-    mode: Callable[[], AbstractContextManager[Any]] | None = None  # in which tensors are traced
+    mode: Callable[[], AbstractContextManager[object]] | None = None  # in which tensors are traced
     membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
         None
     )  # whether a frame asks if a number is in a set
@@ -96,7 +100,7 @@ class Number:
     def __init__(
         self,
         value: PlainNumber,
-        compute: Callable[[], Any],
+        compute: Callable[[], object],
         roots: frozenset[Key],
         uses: Uses,
         *,
@@ -127,33 +131,33 @@ class Number:
         """Whether it may become an input of the graph."""
         return self._scales
 
-    def plain(self) -> Any:
+    def plain(self) -> PlainNumber:
         """The value, on which the graph depends from now on."""
         if not self._uses.ours:
             self._uses.needed |= self.roots
         return self.value
 
-    def real(self) -> Any:
+    def real(self) -> PlainNumber:
         """The value, for a function that takes nothing else."""
         value = self.plain()
         if self._scales:
             self._uses.note_asked()
         return value
 
-    def shown(self) -> Any:
+    def shown(self) -> PlainNumber:
         """The value, for a function that gives nothing but a text of Python's."""
         value = self.plain()
         self._uses.note_asked()
         return value
 
     def derived(
-        self, function: Callable[..., Any], *rest: Any, reflected: bool = False
+        self, function: Callable[..., Any], *rest: object, reflected: bool = False
     ) -> "Number":
         """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
         return Number.of(function, (*rest, self) if reflected else (self, *rest))
 
     @staticmethod
-    def of(function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
+    def of(function: Callable[..., PlainNumber], operands: Sequence[object]) -> "Number":
         """``function`` of numbers, some of which stand in."""
         numbers = [each for each in operands if is_number(each)]
         of_size = numbers[0].uses.of_size
@@ -164,7 +168,9 @@ class Number:
             return NotImplemented
         return lead_of(numbers).combined(function, operands)
 
-    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
+    def combined(
+        self, function: Callable[..., PlainNumber], operands: Sequence[object]
+    ) -> "Number":
         """``function`` of numbers, of which this is one."""
         numbers = [each for each in operands if is_number(each)]
         return Number(
@@ -176,7 +182,7 @@ class Number:
             key=self._uses.decisions.key_of(function, *map(_key, operands)),
         )
 
-    def applied(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def applied(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
         """``function``, which may give anything, of numbers, of which this is one."""
         found = function(*map(value_now, operands))
         if is_real(found):
@@ -185,7 +191,7 @@ class Number:
             return self.decided(function, operands)
         return function(*map(_value, operands))
 
-    def decided(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def decided(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
         """``function`` of such numbers, which is the same at every call that the graph serves."""
         outcome = function(*map(value_now, operands))
         if not self._uses.ours:
@@ -235,7 +241,7 @@ class Number:
 
     # every answer is one that the graph depends on
     def __bool__(self) -> bool:
-        return self.decided(bool, (self,))
+        return bool(self.decided(bool, (self,)))
 
     def __float__(self) -> float:
         return float(self.real())
@@ -245,7 +251,8 @@ class Number:
 
     def __index__(self) -> int:
         self._uses.note_place(sys._getframe(1))  # pyright: ignore
-        return operator.index(self.real())
+        value: Any = self.real()  # of one that is no whole number, an error of Python's
+        return operator.index(value)
 
     def __hash__(self) -> int:
         frame = sys._getframe(1)  # pyright: ignore
@@ -265,10 +272,11 @@ class Number:
     def __format__(self, spec: str) -> str:
         return format(self.shown(), spec)
 
-    def is_integer(self) -> Any:
+    def is_integer(self) -> object:
         """Whether it is a whole number: a decision."""
         if not isinstance(self.value, float):
-            return self.plain().is_integer()
+            value: Any = self.plain()
+            return value.is_integer()
         return self.applied(float.is_integer, (self,))
 
     def __round__(self, *digits: object) -> "Number":
@@ -283,15 +291,15 @@ class Number:
     def __ceil__(self) -> "Number":
         return self.derived(math.ceil)
 
-    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+    def __divmod__(self, other: Any) -> tuple[object, object]:
         return self // other, self % other
 
-    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+    def __rdivmod__(self, other: Any) -> tuple[object, object]:
         return other // self, other % self
 
     def __array_ufunc__(
-        self, function: Callable[..., Any], how: str, *inputs: Any, **options: object
-    ) -> Any:
+        self, function: Callable[..., object], how: str, *inputs: object, **options: object
+    ) -> object:
         """NumPy's functions of numbers: numbers again, where nothing else is asked for."""
         if how == "__call__" and not options and all(is_number(e) or is_real(e) for e in inputs):
             return lead_of(inputs).applied(function, inputs)
@@ -306,10 +314,10 @@ class Number:
     def __deepcopy__(self, memo: object) -> "Number":
         return self
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return type(self.plain()), (self.value,)
 
-    def _cast(self, dtype: Any) -> Any:
+    def _cast(self, dtype: DTypeLike) -> object:
         return self.applied(np.dtype(plain(dtype)).type, (self,))
 
     def __getattr__(self, name: str) -> Any:
@@ -320,7 +328,7 @@ class Number:
         return getattr(self.plain(), name)
 
 
-def _item(value: np.generic) -> Any:
+def _item(value: np.generic) -> object:
     """Python's number."""
     return value.item()
 
@@ -345,7 +353,9 @@ _SCALING: dict[object, Callable[..., Tensor]] = {
 def _give_arithmetic() -> None:
     """``a + 1``, ``1 + a`` and the others: numbers again, and tensors beside tensors."""
 
-    def both(function: Callable[..., Any], reflected: bool) -> Callable[[Number, object], object]:
+    def both(
+        function: Callable[..., PlainNumber], reflected: bool
+    ) -> Callable[[Number, object], object]:
         def call(self: Number, other: object) -> object:
             if isinstance(other, Tensor):
                 pair = (other, self) if reflected else (self, other)
@@ -392,11 +402,11 @@ _give_comparisons()
 class StandIn(Protocol):
     """Stands for a value of Python's, which ``compute`` gives at a call."""
 
-    value: Any
-    compute: Callable[[], Any]
+    value: object
+    compute: Callable[[], object]
     roots: frozenset[Key]
 
-    def plain(self) -> Any:
+    def plain(self) -> object:
         """The value, on which the graph depends from now on."""
 
 
@@ -431,26 +441,26 @@ class Text:
             self._uses.note_asked()
         return self.value
 
-    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def combined(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """``function`` of values, of which this text is one: a text again, if it is one."""
         return combined_text(function, operands, self._uses)
 
-    def __add__(self, other: object) -> Any:
+    def __add__(self, other: object) -> object:
         return self.combined(operator.add, (self, other))
 
-    def __radd__(self, other: object) -> Any:
+    def __radd__(self, other: object) -> object:
         return self.combined(operator.add, (other, self))
 
-    def __mul__(self, times: object) -> Any:
+    def __mul__(self, times: object) -> object:
         return self.combined(operator.mul, (self, times))
 
     __rmul__ = __mul__
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, at: object) -> object:
         parts = (at.start, at.stop, at.step) if isinstance(at, slice) else (at,)
         return self.combined(_entry, (self, isinstance(at, slice), *parts))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         method = getattr(str, name, None)
         if method is None or name.startswith("__"):
             return getattr(self.plain(), name)
@@ -462,11 +472,13 @@ class Text:
     def __deepcopy__(self, memo: object) -> "Text":
         return self
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return str, (self.plain(),)
 
 
-def combined_text(function: Callable[..., Any], operands: Sequence[Any], uses: Uses) -> Any:
+def combined_text(
+    function: Callable[..., object], operands: Sequence[object], uses: Uses
+) -> object:
     """``function`` of values, of which some stand in: a text that stands in, if it gives one."""
     found = made_now(function, operands)
     if type(found) is not str:
@@ -476,7 +488,7 @@ def combined_text(function: Callable[..., Any], operands: Sequence[Any], uses: U
     return Text(found, computation(function, operands), roots, uses)
 
 
-def made_now(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+def made_now(function: Callable[..., object], operands: Sequence[object]) -> object:
     """``function`` of what stands in this run. What it raises, eager raises as well."""
     return function(*map(value_now, operands))
 
@@ -512,7 +524,7 @@ def is_number(value: object) -> TypeGuard[Number]:
     return issubclass(type(value), Number)
 
 
-def lead_of(operands: Sequence[Any]) -> Number:
+def lead_of(operands: Sequence[object]) -> Number:
     """The number that says what becomes of several: one of another kind, if there is any."""
     numbers = [each for each in operands if is_number(each)]
     return next((each for each in numbers if type(each) is not Number), numbers[0])
@@ -523,7 +535,7 @@ def is_stand_in(value: object) -> TypeGuard[StandIn]:
     return type(value) in STAND_INS
 
 
-def is_exact(value: Any) -> bool:
+def is_exact(value: object) -> bool:
     """Whether a float64, as which numbers are given to the graph, is equal to this one."""
     return not is_whole(value) or abs(int(value)) <= _LARGEST
 
@@ -541,18 +553,18 @@ def dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> 
     return beside if beside in (torch.float32, torch.float64) else None
 
 
-def value_now(operand: Any) -> Any:
+def value_now(operand: object) -> object:
     """What a stand-in is in this run, which the graph does not depend on by this."""
     return operand.value if is_stand_in(operand) else operand
 
 
-def computation(function: Callable[..., Any], operands: Sequence[Any]) -> Computation:
+def computation(function: Callable[..., object], operands: Sequence[object]) -> Computation:
     """``function`` of what the operands are at a call."""
     parts = [each.compute if is_stand_in(each) else _always(each) for each in operands]
     return Computation(function, parts)
 
 
-def _key(operand: Any) -> Key:
+def _key(operand: object) -> Key:
     return operand.key if is_number(operand) else (type(operand), repr(operand))
 
 
@@ -560,30 +572,39 @@ def _always(value: T) -> Callable[[], T]:
     return lambda: value
 
 
-def _value(other: object) -> Any:
+def _value(other: object) -> object:
     return other.plain() if is_stand_in(other) else other
 
 
-def plain(tree: Any) -> Any:
+@overload
+def plain(tree: Number) -> PlainNumber: ...
+@overload
+def plain(tree: T) -> T: ...
+def plain(tree: object) -> object:
     """Lists, tuples and dicts with the values of what stands in for them."""
     if is_stand_in(tree):
         return tree.plain()
-    if type(tree) in (list, tuple):
-        return type(tree)(map(plain, tree))
+    if type(tree) is list:
+        return list(map(plain, tree))
+    if type(tree) is tuple:
+        return tuple(map(plain, tree))
     if type(tree) is dict:
-        return {key: plain(each) for key, each in tree.items()}
+        return {key: plain(value) for key, value in tree.items()}
     return tree
 
 
-def _first(tree: Any) -> Number | None:
+def _first(tree: object) -> Number | None:
     """The first number that stands in, in lists, tuples and dicts."""
     if is_number(tree):
         return tree
-    parts = tree.values() if type(tree) is dict else tree if type(tree) in (list, tuple) else ()
-    return next((found for each in parts if (found := _first(each)) is not None), None)
+    if type(tree) is dict:
+        return _first(list(tree.values()))
+    if type(tree) is not list and type(tree) is not tuple:
+        return None
+    return next((number for part in tree if (number := _first(part)) is not None), None)
 
 
-def as_key(key: Any) -> Any:
+def as_key(key: object) -> object:
     """A key of a dict without what stands in, on which the graph depends since it was hashed; the
     very key where nothing does."""
     inside = type(key) is tuple and any(as_key(each) is not each for each in key)

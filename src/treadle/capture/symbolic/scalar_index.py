@@ -66,7 +66,7 @@ class ScalarIndices:
         return lambda x, _, value: self._set_in(x[view], left, value, place)
 
     def _set_in(
-        self, x: Tensor, entries: list[Any], value: object, place: tuple[object, ...]
+        self, x: Tensor, entries: list[object], value: object, place: tuple[object, ...]
     ) -> None:
         """Of a view, by what of an index it was not made by."""
         left = tuple(slice(None) if each is None else each for each in entries)
@@ -88,17 +88,17 @@ class ScalarIndices:
         self._copies.append((found, found._version, here(), place))
         return found
 
-    def _get_numbers(self, x: Tensor, entries: Any) -> Tensor:
+    def _get_numbers(self, x: Tensor, entries: object) -> Tensor:
         index = number_index(x, entries if isinstance(entries, tuple) else (entries,))
         found = index.get(x)
         if index.moved:
             self._copies.append((found, found._version, here(), (id(x), *index.key)))
         return found
 
-    def _set_numbers(self, x: Tensor, entries: Any, value: Any) -> None:
+    def _set_numbers(self, x: Tensor, entries: object, value: Any) -> None:
         index = number_index(x, entries if isinstance(entries, tuple) else (entries,))
         if is_number(value):
-            made: Any = value.tensor(x, copied=True)
+            made: object = value.tensor(x, copied=True)
             value = made.to(x.dtype) if isinstance(made, Tensor) else made
         value = plain(value)
         if not index.moved:
@@ -128,7 +128,12 @@ class ScalarIndices:
         return found
 
     def _set(
-        self, x: Tensor, index: tuple[Any, ...], dim: int, value: object, place: tuple[object, ...]
+        self,
+        x: Tensor,
+        index: tuple[object, ...],
+        dim: int,
+        value: object,
+        place: tuple[object, ...],
     ) -> None:
         """``x[i] += v`` writes to a copy, and then puts it back where it is from."""
         self._copies = [e for e in self._copies if not (e[0] is value and e[3] == place)]

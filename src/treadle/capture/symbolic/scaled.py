@@ -6,9 +6,9 @@ then depends.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def scaled(
     name = getattr(func, "__name__", "")
     if func in INDEXING:
         return func, args, dict(kwargs)  # see ``ScalarIndices``
-    index = _as_index(*cast(Any, args)) if name == "narrow" and not kwargs else None
+    index = _as_index(*args) if name == "narrow" and not kwargs else None
     if index is not None:
         return Tensor.__getitem__, index, {}
     if name.startswith("_foreach_"):
@@ -40,10 +40,10 @@ def scaled(
             func, args, kwargs
         )
     if name in _BINARY and not kwargs.keys() - {"rounding_mode"}:
-        args = _promoted(name, args)
-        tensor = next((each for each in args if isinstance(each, Tensor)), None)
-        if tensor is not None and not _is_whole_power(name, args):
-            return func, tuple(beside(tensor, each) for each in args), dict(kwargs)
+        operands = _promoted(name, args)
+        tensor = next((each for each in operands if isinstance(each, Tensor)), None)
+        if tensor is not None and not _is_whole_power(name, operands):
+            return func, tuple(beside(tensor, each) for each in operands), dict(kwargs)
     if name in _MAKERS and not kwargs.get("requires_grad"):
         return _made(func, args, kwargs)
     if _is_written_in_python(func):
@@ -58,7 +58,7 @@ def scaled(
     return _as_it_is(func, args, kwargs)
 
 
-def _as_index(x: Any, dim: Any, start: Any, length: Any) -> tuple[Any, ...] | None:
+def _as_index(x: Any, dim: Any, start: object, length: object) -> tuple[object, ...] | None:
     """Of ``narrow`` the tensor and an index, where only the place is a number that stands in."""
     inside = type(dim) is int and 0 <= dim < x.ndim and type(length) is int
     if not inside or not is_number(start) or not is_whole(start.value):
@@ -176,11 +176,11 @@ _TAKE_DATA = frozenset({"tensor", "as_tensor", "scalar_tensor", "new_tensor", "n
 
 
 def _kind_of(
-    func: Callable[..., Any], args: tuple[Any, ...], value: PlainNumber | list[Any]
+    func: Callable[..., Any], args: Sequence[object], value: PlainNumber | list[object]
 ) -> dict[str, Any]:
     """Dtype and device of a tensor that ``func`` makes of a number: of NumPy's the dtype is theirs,
     of a tensor's method both are that one's."""
-    if args:
+    if args and isinstance(args[0], Tensor):
         return {"dtype": args[0].dtype, "device": args[0].device}
     with outside_modes():
         return {"dtype": func(value).dtype}
@@ -211,7 +211,9 @@ def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[st
     return call, rest, named
 
 
-def _of_array(func: Callable[..., Any], array: ArrayLeaf, values: list[Any]) -> Callable[..., Any]:
+def _of_array(
+    func: Callable[..., object], array: ArrayLeaf, values: list[object]
+) -> Callable[..., object]:
     """``func`` of lists of numbers, which are ``values`` in this run."""
 
     def call(*args: Tensor, **named: Any) -> Tensor:
@@ -221,7 +223,7 @@ def _of_array(func: Callable[..., Any], array: ArrayLeaf, values: list[Any]) -> 
     return call
 
 
-def _values(nest: Any) -> list[Any]:
+def _values(nest: Any) -> list[object]:
     """What lists hold in this run."""
     return [_values(each) if type(each) in (list, tuple) else value_now(each) for each in nest]
 

@@ -13,7 +13,7 @@ hands on to the function that it stands for has no number that stands in: that w
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,18 @@ ScaledFunction = Callable[..., Tensor]
 Operand = Tensor | Number | PlainNumber
 
 
-def beside(tensor: Tensor, value: object) -> Any:
+def beside(tensor: Tensor, value: Operand) -> Tensor | float:
     """A number that stands in as a tensor for arithmetic with ``tensor``; others as they are."""
-    return value.tensor(tensor) if is_number(value) else value
+    by = value.tensor(tensor) if is_number(value) else value
+    return cast("Tensor | float", by)  # PyTorch takes NumPy's numbers, its annotations do not
 
 
-def _as(tensor: Tensor, value: object) -> Any:
+def _itself(value: Operand) -> float:
+    """The number itself, on which the graph then depends, as PyTorch takes it."""
+    return cast(float, plain(value))
+
+
+def _as(tensor: Tensor, value: Operand) -> Tensor | float:
     """Likewise, with the dtype of ``tensor``."""
     by = beside(tensor, value)
     return by.to(tensor.dtype) if isinstance(by, Tensor) else by
@@ -45,13 +51,13 @@ _BELOW, _ABOVE = (torch.lt, torch.gt) if _TIES_PASS else (torch.le, torch.ge)
 
 
 def _add(input: Tensor, other: Operand, *, alpha: Operand = 1) -> Tensor:
-    other = beside(input, other)
-    return input + other * beside(other if isinstance(other, Tensor) else input, alpha)
+    by = beside(input, other)
+    return input + by * beside(by if isinstance(by, Tensor) else input, alpha)
 
 
 def _sub(input: Tensor, other: Operand, *, alpha: Operand = 1) -> Tensor:
-    other = beside(input, other)
-    return input - other * beside(other if isinstance(other, Tensor) else input, alpha)
+    by = beside(input, other)
+    return input - by * beside(by if isinstance(by, Tensor) else input, alpha)
 
 
 def _lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
@@ -86,7 +92,7 @@ def _clamp_max(input: Tensor, max: Operand) -> Tensor:
 def _where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
     tensor = input if isinstance(input, Tensor) else other
     if not isinstance(tensor, Tensor):
-        return torch.where(condition, plain(input), plain(other))
+        return torch.where(condition, _itself(input), _itself(other))
     return torch.where(condition, beside(tensor, input), beside(tensor, other))
 
 
@@ -198,11 +204,13 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _attention(query: Tensor, *args: Any, scale: Operand | None = None, **kwargs: Any) -> Tensor:
+def _attention(
+    query: Tensor, *args: object, scale: Operand | None = None, **kwargs: object
+) -> Tensor:
     """A scale of the scores is one of the queries."""
     if is_number(scale):
         query, scale = (query * beside(query, scale)).to(query.dtype), 1.0
-    attend: Any = F.scaled_dot_product_attention
+    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
     return attend(query, *plain(args), scale=scale, **plain(kwargs))
 
 
@@ -265,7 +273,7 @@ def _cross_entropy(
 ) -> Tensor:
     """The loss is linear in the share that all classes get."""
 
-    def loss(share: Any) -> Tensor:
+    def loss(share: float) -> Tensor:
         return F.cross_entropy(
             input,
             target,
@@ -276,11 +284,11 @@ def _cross_entropy(
         )
 
     if not is_number(label_smoothing):
-        return loss(label_smoothing)
+        return loss(_itself(label_smoothing))
     if label_smoothing.decided(_is_nothing, (label_smoothing,)):
         return loss(0.0)
     if not label_smoothing.decided(_is_share, (label_smoothing,)):
-        return loss(plain(label_smoothing))
+        return loss(_itself(label_smoothing))
     usual, even = loss(0.0), loss(1.0)
     by = beside(usual, label_smoothing)
     return usual * (1 - by) + even * by
@@ -297,15 +305,17 @@ def _is_share(value: PlainNumber) -> bool:
 # -- others -----------------------------------------------------------------------------------
 
 
-def _pad(input: Tensor, pad: Any, mode: str = "constant", value: Operand | None = None) -> Tensor:
+def _pad(
+    input: Tensor, pad: list[int], mode: str = "constant", value: Operand | None = None
+) -> Tensor:
     if mode != "constant" or not is_number(value):
-        return F.pad(input, plain(pad), mode, plain(value))
+        return F.pad(input, plain(pad), mode, None if value is None else _itself(value))
     added, pad = torch.zeros_like(input, dtype=torch.bool), plain(pad)
     usual = torch.constant_pad_nd(input, pad, 0)
     return torch.where(torch.constant_pad_nd(added, pad, 1), beside(usual, value), usual)
 
 
-def _constant_pad(input: Tensor, pad: Any, value: Operand = 0) -> Tensor:
+def _constant_pad(input: Tensor, pad: list[int], value: Operand = 0) -> Tensor:
     return _pad(input, pad, "constant", value)
 
 
@@ -330,7 +340,7 @@ def _batch_norm(
 
 def _drawn_normal(input: Tensor, mean: Operand = 0.0, std: Operand = 1.0, **rest: Any) -> Tensor:
     if is_number(std) and not std.decided(operator.ge, (std, 0)):
-        return input.normal_(0.0, plain(std), **rest)  # an error of PyTorch's
+        return input.normal_(0.0, _itself(std), **rest)  # an error of PyTorch's
     input.normal_(**rest)
     return input.mul_(beside(input, std)).add_(beside(input, mean))
 
@@ -339,12 +349,12 @@ def _drawn_uniform(input: Tensor, low: Any = 0.0, high: Any = 1.0, **rest: Any) 
     low, high = rest.pop("from", low), rest.pop("to", high)
     number = next(each for each in (low, high) if is_number(each))
     if not number.decided(operator.le, (low, high)):
-        return input.uniform_(plain(low), plain(high), **rest)  # an error of PyTorch's
+        return input.uniform_(_itself(low), _itself(high), **rest)  # an error of PyTorch's
     input.uniform_(**rest)
     return input.mul_(beside(input, high - low)).add_(beside(input, low))
 
 
-def _normal(mean: Any, std: Any = 1.0, *size: Any, **rest: Any) -> Tensor:
+def _normal(mean: Operand, std: Operand = 1.0, *size: Any, **rest: Any) -> Tensor:
     """Of a tensor of means or deviations the shape, of two numbers the one that is given."""
     shaped = next((each for each in (mean, std) if isinstance(each, Tensor)), None)
     if shaped is None:
@@ -352,11 +362,11 @@ def _normal(mean: Any, std: Any = 1.0, *size: Any, **rest: Any) -> Tensor:
     else:
         drawn = torch.empty_like(shaped).normal_(**rest)
     if is_number(std) and not std.decided(operator.ge, (std, 0)):
-        return drawn.normal_(0.0, plain(std))  # an error of PyTorch's
+        return drawn.normal_(0.0, _itself(std))  # an error of PyTorch's
     return drawn.mul(beside(drawn, std)).add(beside(drawn, mean))
 
 
-def _linspace(start: Any, end: Any, steps: int, **rest: Any) -> Tensor:
+def _linspace(start: Operand, end: Operand, steps: int, **rest: Any) -> Tensor:
     """From both ends to the middle, as PyTorch counts."""
     steps = plain(steps)
     at = torch.arange(steps, **plain(rest))

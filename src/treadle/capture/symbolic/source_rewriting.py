@@ -23,15 +23,15 @@ import linecache
 import operator
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any, final
+from typing import final
 
 from treadle.capture.symbolic import entries
 from treadle.capture.symbolic.arrays import legacy_tensors
-from treadle.capture.symbolic.entries import SourcePosition
+from treadle.capture.symbolic.numbers import SourcePosition
 from treadle.capture.symbolic.texts import texts
 from treadle.capture.symbolic.texts.text_code import TEXT_METHODS, codes_within, makes_texts
 
-_CALLED: dict[str, Callable[..., Any]] = {
+_CALLED: dict[str, Callable[..., object]] = {
     f"str (treadle {each.__name__})": each
     for each in (
         texts.joined,
@@ -50,7 +50,7 @@ _FUTURE = functools.reduce(
 
 
 def rewritten_source(
-    code: CodeType, variables: dict[str, Any], places: frozenset[SourcePosition] = frozenset()
+    code: CodeType, variables: dict[str, object], places: frozenset[SourcePosition] = frozenset()
 ) -> CodeType:
     """``code`` with our calls, which stand among ``called_functions()``; itself where it has none.
     ``variables``: its globals; ``places``: where entries are looked for."""
@@ -62,7 +62,7 @@ def rewritten_source(
     return _codes(source, file, code.co_flags & _FUTURE, places).get(code, code)
 
 
-def called_functions() -> dict[str, Callable[..., Any]]:
+def called_functions() -> dict[str, Callable[..., object]]:
     """By their names what rewritten code calls."""
     return _CALLED
 

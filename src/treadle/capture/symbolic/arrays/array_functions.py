@@ -79,8 +79,8 @@ def are_nests(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
 
 
 def of_nests(
-    function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
-) -> Any:
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
     """``function`` of nests, of whose kinds its result's kind follows, where they can be taken
     apart; else of the values themselves."""
     nest = (*args, *kwargs.values())
@@ -89,7 +89,7 @@ def of_nests(
         return function(*plain(tuple(args)), **plain(dict(kwargs)))
     count = len(args)
 
-    def call(*values: object) -> Any:
+    def call(*values: object) -> object:
         own = _filled(nest, iter(values))
         return function(*own[:count], **dict(zip(kwargs, own[count:], strict=True)))
 
@@ -104,8 +104,8 @@ def makers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
     return [(module, name, _maker(getattr(module, name))) for module, name in found]
 
 
-def _maker(original: Callable[..., Any]) -> Callable[..., object]:
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _maker(original: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
         stand_ins = list(_stand_ins((*args, *kwargs.values())))
         if stand_ins and not any(map(_is_known_later, stand_ins)):
             return of_nests(original, args, kwargs)
@@ -129,8 +129,12 @@ def array_of(nest: object) -> ArrayLeaf | None:
 
 
 def _asked(
-    self: object, function: Callable[..., Any], types: object, args: Any, kwargs: Any
-) -> Any:
+    self: object,
+    function: Callable[..., object],
+    types: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> object:
     """``__array_function__``."""
     if function in FUNCTIONS_OF_KINDS:
         return of_nests(function, args, kwargs)

@@ -144,7 +144,7 @@ class ArrayLeaf:
         compute = self.compute
         return ArrayLeaf(function(self.value), lambda: function(compute()), self.roots, self._uses)
 
-    def computed(self, function: Callable[..., Any], *operands: Any) -> Any:
+    def computed(self, function: Callable[..., object], *operands: object) -> object:
         """``function`` of operands, of which this is one."""
         return computed(function, *operands)
 
@@ -169,11 +169,11 @@ class ArrayLeaf:
             self._made = held_input(made)
         return self._made.detach()
 
-    def astype(self, *args: Any, **kwargs: Any) -> Any:
+    def astype(self, *args: Any, **kwargs: Any) -> object:
         """With numbers of another dtype."""
         return self.derived(lambda value: value.astype(*args, **kwargs))
 
-    def reshape(self, *args: Any, **kwargs: Any) -> Any:
+    def reshape(self, *args: Any, **kwargs: Any) -> object:
         """In another shape."""
         return self.derived(lambda value: value.reshape(*args, **kwargs))
 
@@ -181,25 +181,23 @@ class ArrayLeaf:
         """Of memory of its own."""
         return self.derived(lambda value: value.copy(*args, **kwargs))
 
-    def item(self, *at: Any) -> Any:
+    def item(self, *at: object) -> object:
         """One of its numbers, as Python's."""
         return self.computed(lambda value: value.item(*at), self)
 
-    def tolist(self) -> Any:
+    def tolist(self) -> object:
         """Nested lists of its numbers."""
-        return (
-            [e.item() if is_number(e) else e.tolist() for e in self]
-            if self.value.ndim
-            else self.item()
-        )
+        if not self.value.ndim:
+            return self.item()
+        return [part.item() if is_number(part) else part.tolist() for part in self]
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, at: Any) -> object:
         parts: tuple[object, ...] = at if type(at) is tuple else (at,)
         if not all(map(_is_place, parts)):
             return self.plain()[plain(at)]
         whole = type(at) is tuple
 
-        def taken(value: NdArray, *parts: Any) -> Any:
+        def taken(value: NdArray, *parts: Any) -> object:
             return value[parts if whole else parts[0]]
 
         return self.computed(taken, self, *parts)
@@ -210,8 +208,8 @@ class ArrayLeaf:
         return iter([self[at] for at in range(len(self.value))])
 
     def __array_ufunc__(
-        self, function: Callable[..., Any], how: str, *inputs: Any, **options: Any
-    ) -> Any:
+        self, function: Callable[..., object], how: str, *inputs: object, **options: object
+    ) -> object:
         """NumPy's functions of each number, and sums and the like of them."""
         call = getattr(function, how)
         simple = how in _UFUNC_FORMS and all(map(_is_option, options.values()))
@@ -231,7 +229,7 @@ class ArrayLeaf:
     def __deepcopy__(self, memo: object) -> "ArrayLeaf":
         return self.copy()
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         return self.plain().__reduce_ex__(protocol)
 
     @classmethod
@@ -245,7 +243,7 @@ class ArrayLeaf:
         """So that it is an operand, and no sequence whose items are asked for."""
         return func(*plain(args), **plain(dict(kwargs or {})))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in KIND:
             return getattr(self.value, name)
         if name == "T":
@@ -254,7 +252,7 @@ class ArrayLeaf:
             return functools.partial(self._called, name)
         return getattr(self.plain(), name)
 
-    def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _called(self, name: str, *args: object, **kwargs: object) -> object:
         if not all(map(_is_option, (*args, *kwargs.values()))):
             return getattr(self.plain(), name)(*plain(args), **plain(kwargs))
         return self.computed(lambda value: getattr(value, name)(*args, **kwargs), self)
@@ -275,7 +273,7 @@ METHODS = frozenset({
 """Those of which the kind of the result follows from kinds alone."""
 
 
-def computed(function: Callable[..., Any], *operands: Any) -> Any:
+def computed(function: Callable[..., object], *operands: object) -> object:
     """``function`` of operands, of which some stand in, and whose kinds say the kind of the result:
     an array or a number that stands in again, or a decision."""
     operands = tuple(e.plain() if is_number(e) and not e.scales else e for e in operands)
@@ -305,11 +303,13 @@ def computed(function: Callable[..., Any], *operands: Any) -> Any:
     return function(*map(plain, operands))
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
-def _with_options(function: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
+def _with_options(
+    function: Callable[..., object], options: Mapping[str, object], *args: object
+) -> object:
     return function(*args, **options)
 
 
@@ -339,8 +339,10 @@ COMPARISONS = {name: getattr(operator, name) for name in ["eq", "ne", "lt", "le"
 
 
 def _give_answers() -> None:
-    def binary(function: Callable[..., Any], reflected: bool) -> Callable[[ArrayLeaf, Any], object]:
-        def call(self: ArrayLeaf, other: Any) -> object:
+    def binary(
+        function: Callable[..., object], reflected: bool
+    ) -> Callable[[ArrayLeaf, object], object]:
+        def call(self: ArrayLeaf, other: object) -> object:
             pair = (other, self) if reflected else (self, other)
             if _is_operand(other):
                 return self.computed(function, *pair)

@@ -11,11 +11,12 @@ on its numbers while the step is captured is TR-102.
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, SupportsIndex, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, SupportsIndex, final
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from treadle.capture.python_state.plain_values import is_plain, is_real
@@ -50,7 +51,7 @@ class DeferredArray:
     def __init__(
         self,
         value: NdArray,
-        compute: Callable[[], Any],
+        compute: Callable[[], object],
         deferred: DeferredNumbers,
         parts: tuple[int, ...],
     ) -> None:
@@ -58,17 +59,17 @@ class DeferredArray:
         self.compute = compute
         self.deferred = deferred
         self.parts = parts
-        self.roots: frozenset[Any] = frozenset()
+        self.roots: frozenset[object] = frozenset()
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
         return np.ndarray
 
-    def plain(self) -> Any:
+    def plain(self) -> NoReturn:
         """TR-102: there is no array yet."""
         raise self.deferred.refuse()
 
-    def computed(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def computed(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """``function`` of operands, of which this is one, and whose kinds say the kind of the
         result: an array or a number that is known later."""
         with np.errstate(all="ignore"):
@@ -82,18 +83,18 @@ class DeferredArray:
             return DeferredNumber(type(found), compute, self.deferred, known, None)
         return self.plain()
 
-    def tolist(self) -> Any:
+    def tolist(self) -> object:
         """Nested lists of its numbers."""
         if self.value.ndim < 2:
             found = [self.item(at) for at in range(self.value.size)]
             return found if self.value.ndim else found[0]
         return [each.tolist() for each in self]
 
-    def item(self, *at: int) -> Any:
+    def item(self, *at: int) -> object:
         """One of its numbers, as Python's."""
         return self.computed(lambda value: value.item(*at), (self,))
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, at: object) -> object:
         parts: tuple[object, ...] = at if type(at) is tuple else (at,)
         if not all(type(each) in _PLACES for each in parts):
             return self.plain()
@@ -108,35 +109,39 @@ class DeferredArray:
         return len(self.value)
 
     def __array_ufunc__(
-        self, function: Callable[..., Any], how: str, *inputs: Any, **options: Any
-    ) -> Any:
+        self, function: Callable[..., object], how: str, *inputs: object, **options: object
+    ) -> object:
         """NumPy's functions of each number."""
         if how != "__call__" or options or not all(map(_is_operand, inputs)):
             return self.plain()
         return self.computed(function, inputs)
 
     def __array_function__(
-        self, function: Callable[..., Any], types: object, args: Any, kwargs: Any
-    ) -> Any:
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> object:
         """Other functions of NumPy's."""
         simple = function in FUNCTIONS_OF_KINDS and not any(map(is_stand_in, kwargs.values()))
         if not simple or not all(_is_operand(each) or is_plain(each) for each in args):
             return self.plain()
         return self.computed(functools.partial(function, **kwargs), args)
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_: object, **__: object) -> object:
         return self.plain()
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> object:
         return self.computed(np.copy, (self,))
 
-    def __deepcopy__(self, memo: object) -> Any:
+    def __deepcopy__(self, memo: object) -> object:
         return self.computed(np.copy, (self,))
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         return self.plain()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in KIND:
             return getattr(self.value, name)
         if name == "T":
@@ -147,7 +152,7 @@ class DeferredArray:
             return self.plain()
         raise AttributeError(name)
 
-    def _called(self, name: str, *args: Any, **named: Any) -> Any:
+    def _called(self, name: str, *args: object, **named: object) -> object:
         if any(map(is_stand_in, (*args, *named.values()))):
             return self.plain()
         return self.computed(lambda value: getattr(value, name)(*args, **named), (self,))
@@ -157,7 +162,7 @@ _PLACES = (int, slice, type(None), type(...))
 _OF_KINDS = frozenset({"astype", "copy", "reshape"})
 
 
-def _of_kind(shape: Sequence[int], dtype: Any) -> NdArray:
+def _of_kind(shape: Sequence[int], dtype: DTypeLike) -> NdArray:
     """Of no memory."""
     return np.broadcast_to(np.ones((), dtype), tuple(shape))
 
@@ -169,8 +174,8 @@ def _is_operand(value: object) -> bool:
 
 
 def _give_operators() -> None:
-    def binary(function: Callable[..., Any], reflected: bool) -> Callable[..., object]:
-        def call(self: DeferredArray, other: Any) -> object:
+    def binary(function: Callable[..., object], reflected: bool) -> Callable[..., object]:
+        def call(self: DeferredArray, other: object) -> object:
             if not _is_operand(other):
                 return self.plain()
             return self.computed(function, (other, self) if reflected else (self, other))
@@ -192,7 +197,7 @@ def _give_operators() -> None:
         setattr(DeferredArray, f"__{name}__", _asked)
 
 
-def _asked(self: DeferredArray, *_: object) -> Any:
+def _asked(self: DeferredArray, *_: object) -> NoReturn:
     return self.plain()
 
 
@@ -201,7 +206,7 @@ LATER.add(DeferredArray)
 STAND_INS.add(DeferredArray)
 
 
-def array_of(deferred: DeferredNumbers, tensor: Tensor, memory: frozenset[int | None]) -> Any:
+def array_of(deferred: DeferredNumbers, tensor: Tensor, memory: frozenset[int | None]) -> object:
     """``tensor.numpy()``: of the memory of a tensor of this run, as it is when the step is done.
     TR-102 where somebody else may write to that, of which ``memory`` are the keys."""
     shape = tuple(tensor.shape)

@@ -16,7 +16,7 @@ from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.texts.text_code import codes_within
 
 
-def _made(kind: Any, *args: Any, **kwargs: Any) -> Any:
+def _made(kind: Any, *args: object, **kwargs: object) -> object:
     """``kind(*args)``: of an array its memory, if it is of that dtype."""
     if len(args) == 1 and not kwargs and (is_array(args[0]) or array_of(args[0]) is not None):
         return torch.as_tensor(args[0], dtype=_dtype_of(kind), device=_device_of(kind))
@@ -31,20 +31,20 @@ def _device_of(kind: Any) -> str:
     return "cuda" if kind.__module__ == "torch.cuda" else "cpu"
 
 
-def _classes() -> dict[Any, Callable[..., Any]]:
+def _classes() -> dict[Any, Callable[..., object]]:
     names = ("Half", "BFloat16", "Float", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
     kinds = [getattr(m, f"{each}Tensor", None) for m in (torch, torch.cuda) for each in names]
     found = [torch.Tensor, *(each for each in kinds if each is not None)]
     return {each: functools.partial(_made, each) for each in found}
 
 
-LEGACY: Mapping[Any, Callable[..., Any]] = _classes()
+LEGACY: Mapping[Any, Callable[..., object]] = _classes()
 """What is called in the place of each of them."""
 
 NAMES = frozenset(each.__name__ for each in LEGACY)
 
 
-def maker(function: Any) -> Any:
+def maker(function: object) -> object:
     """What is called in the place of ``function``; itself, if it is another."""
     try:
         return LEGACY.get(function, function)

@@ -17,7 +17,7 @@ from treadle.capture.python_state.plain_values import is_real
 _OPTIONS = {"dtype", "device"}
 
 
-def of_listed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+def of_listed(args: Sequence[object], kwargs: Mapping[str, Any]) -> Tensor | None:
     """What ``torch.tensor`` makes of such lists; ``None`` for anything else. As PyTorch's it has no
     gradient, and is on the host where nobody says otherwise."""
     if len(args) != 1 or kwargs.keys() - _OPTIONS or not _is_list(args[0]):
@@ -49,14 +49,14 @@ def _is_number(leaf: object) -> bool:
     return type(leaf) is bool or (is_real(leaf) and type(leaf) in (int, float))
 
 
-def _dtype(leaf: Any) -> torch.dtype:
+def _dtype(leaf: object) -> torch.dtype:
     if isinstance(leaf, Tensor):
         return leaf.dtype
     whole = torch.bool if type(leaf) is bool else torch.int64
     return torch.get_default_dtype() if type(leaf) is float else whole
 
 
-def _stacked(nest: Any, dtype: torch.dtype, device: Any) -> Tensor:
+def _stacked(nest: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     if _is_list(nest):
         return torch.stack([_stacked(each, dtype, device) for each in nest])
     if isinstance(nest, Tensor):

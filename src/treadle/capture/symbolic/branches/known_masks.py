@@ -10,7 +10,7 @@ that make such a mask are run, once, on the CPU: none of them reads an input or 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
@@ -42,14 +42,15 @@ class KnownMasks:
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # of constants that were made here
 
     def instead_of(
-        self, func: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Callable[..., object] | None:
         """What to call in place of ``func``; ``None``: ``func`` itself."""
         if func in (Tensor.__getitem__, Tensor.__setitem__) and not kwargs:
             return self._by_index(func, *args)
         if func in _SELECT and len(args) == 2 and not kwargs:
-            same = isinstance(args[1], Tensor) and args[0].shape == args[1].shape
-            return self._picked if same and self._know(args[1:]) else None
+            x, mask = args
+            same = isinstance(x, Tensor) and isinstance(mask, Tensor) and x.shape == mask.shape
+            return self._picked if same and self._know((mask,)) else None
         if func in _NONZERO and len(args) == 1 and kwargs.keys() <= {"as_tuple"}:
             return self._nonzero if self.values(args[0]) is not None else None
         if func is torch.where and len(args) == 1 and not kwargs:
@@ -57,7 +58,7 @@ class KnownMasks:
         return None
 
     def _by_index(
-        self, func: Callable[..., object], x: Any, index: Any, *value: Any
+        self, func: Callable[..., object], x: object, index: object, *value: object
     ) -> Callable[..., object] | None:
         entries = index if isinstance(index, tuple) else (index,)
         if not any(map(_is_mask, entries)) or not self._know(entries):
@@ -71,24 +72,23 @@ class KnownMasks:
         masks = [each for each in entries if _is_mask(each)]
         return bool(masks) and all(self.values(each) is not None for each in masks)
 
-    def _picked(self, x: Tensor, index: Any) -> Tensor:
+    def _picked(self, x: Tensor, index: object) -> Tensor:
         entries = index if isinstance(index, tuple) else (index,)
-        if len(entries) == 1 and entries[0].shape == x.shape[: entries[0].ndim]:
-            (at,) = self._found(
-                entries[0], x.device, lambda mask: (mask.flatten().nonzero()[:, 0],)
-            )
-            return x.flatten(0, entries[0].ndim - 1)[at]
+        mask = entries[0]
+        if len(entries) == 1 and _is_mask(mask) and mask.shape == x.shape[: mask.ndim]:
+            (at,) = self._found(mask, x.device, lambda mask: (mask.flatten().nonzero()[:, 0],))
+            return x.flatten(0, mask.ndim - 1)[at]
         return x[self._numbered(x, entries)]
 
-    def _put(self, x: Tensor, index: Any, value: Tensor) -> None:
+    def _put(self, x: Tensor, index: object, value: Tensor) -> None:
         x[self._numbered(x, index if isinstance(index, tuple) else (index,))] = value
 
-    def _numbered(self, x: Tensor, entries: Iterable[Any]) -> tuple[Any, ...]:
+    def _numbered(self, x: Tensor, entries: Iterable[object]) -> tuple[Any, ...]:
         """An index without masks."""
-        found: list[Any] = []
-        for each in entries:
-            found += self._places(each, x.device) if _is_mask(each) else [each]
-        return tuple(found)
+        plain_entries: list[object] = []
+        for entry in entries:
+            plain_entries += self._places(entry, x.device) if _is_mask(entry) else [entry]
+        return tuple(plain_entries)
 
     def _places(self, mask: Tensor, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Where it is true, in each of its dims."""
@@ -115,11 +115,11 @@ class KnownMasks:
         self._known |= {id(one): (one, each) for one, each in zip(traced, known, strict=True)}
         return traced
 
-    def values(self, tensor: Any) -> Tensor | None:
+    def values(self, tensor: object) -> Tensor | None:
         """What is in a traced tensor at this point of the step, on the CPU; ``None`` if that is not
         made of constants alone, or is large."""
         trace = TraceInProgress()
-        node = trace.find(tensor)
+        node = trace.find(tensor) if isinstance(tensor, Tensor) else None
         known = {trace.find(each): values for each, values in self._known.values()}
         if node is None:
             return None
@@ -138,7 +138,7 @@ class KnownMasks:
         return found[node]
 
     def _needed(
-        self, trace: TraceInProgress, node: fx.Node, known: dict[Any, Tensor]
+        self, trace: TraceInProgress, node: fx.Node, known: Mapping[fx.Node | None, Tensor]
     ) -> list[fx.Node] | None:
         """The nodes that decide what is in ``node``, in their order: those it is computed from, and
         those that wrote to the memory of one of them."""
@@ -171,7 +171,7 @@ class KnownMasks:
         return all(type(size) is int and size <= _MOST_ELEMENTS for size in sizes)
 
 
-def _is_mask(value: object) -> bool:
+def _is_mask(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dtype in _MASKS and bool(value.ndim)
 
 
@@ -189,7 +189,7 @@ def _writers(graph: fx.Graph, memory: set[int | None]) -> list[fx.Node]:
     return found
 
 
-def _run(node: fx.Node, found: dict[fx.Node, Any]) -> Any:
+def _run(node: fx.Node, found: dict[fx.Node, object]) -> object:
     """A node's operation on the CPU."""
     given, spec = flatten((node.args, node.kwargs))
     given = [found[each] if isinstance(each, fx.Node) else each for each in given]

@@ -13,14 +13,14 @@ Indices of whole numbers of the batch are checked before the step, by
 not checked.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
 from treadle.graph.analysis.index_bounds import IndexBound, unchecked_index_bounds, unmoved
+from treadle.graph.core.arguments import Argument
 from treadle.graph.core.node_info import copy_notes, info, known_value, set_value, tensor_of
 from treadle.graph.core.operators import OpOverload, arguments
 from treadle.graph.custom_ops.expect import expect
@@ -57,8 +57,8 @@ Requirement = tuple[tuple[object, ...], Callable[["_Writer"], fx.Node]]
 """What is required, and how it is written into the graph."""
 
 
-def _of_index_bounds(found: Any) -> Iterator[Requirement]:
-    for each in found:
+def _of_index_bounds(unproved: Iterable[IndexBound]) -> Iterator[Requirement]:
+    for each in unproved:
         if each.user.target in _UNSAFE:
             continue  # PyTorch's own, made to fit
         low, high, bounds = each.low, each.high, range_of(each.value)
@@ -91,7 +91,7 @@ class _Writer:
     def __init__(self, graph: fx.Graph, user: fx.Node) -> None:
         self._graph, self._user = graph, user
 
-    def call(self, target: Any, *args: Any) -> fx.Node:
+    def call(self, target: OpOverload, *args: Argument) -> fx.Node:
         node = self._graph.call_function(target, args)
         copy_notes(node, self._user)
         set_value(node, target(*(_value(each) for each in args)))
@@ -155,9 +155,9 @@ _KEEPS = frozenset({
 """The result has some of the numbers of the first operand."""
 
 
-def range_of(node: Any) -> Range | None:
+def range_of(node: Argument) -> Range | None:
     """The least and the greatest number that may be in a value; ``None``: any, or NaN."""
-    if type(node) in (int, float):
+    if type(node) is int or type(node) is float:
         return node, node
     if not isinstance(node, fx.Node):
         return None
@@ -167,7 +167,7 @@ def range_of(node: Any) -> Range | None:
         return 0, 1
     if not isinstance(node.target, OpOverload):
         return _of_part(node)
-    return _of_operation(node)
+    return _of_operation(node, node.target.overloadpacket)
 
 
 def _of_part(node: fx.Node) -> Range | None:
@@ -184,9 +184,8 @@ def _of_part(node: fx.Node) -> Range | None:
     return range_of(given["self"]) if packet in _KEEPS else None
 
 
-def _of_operation(node: fx.Node) -> Range | None:
-    target: Any = node.target
-    packet, given = target.overloadpacket, arguments(node)
+def _of_operation(node: fx.Node, packet: object) -> Range | None:
+    given = arguments(node)
     if packet in _FILLED:
         return range_of(given["fill_value"]) if "fill_value" in given else _FILLED[packet]
     if packet in _PLACES:
@@ -213,7 +212,7 @@ def _of_operation(node: fx.Node) -> Range | None:
     return None
 
 
-def _clamped(given: Any) -> Range | None:
+def _clamped(given: Mapping[str, Argument]) -> Range | None:
     low, high = given.get("min"), given.get("max")
     inner = range_of(given["self"])
     low = low if type(low) is int else None if inner is None else inner[0]

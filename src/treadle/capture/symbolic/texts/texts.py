@@ -45,14 +45,14 @@ class Shown:
         return format(self.text, spec)
 
 
-def taken(tree: object) -> tuple[list[Any], TreeSpec]:
+def taken(tree: object) -> tuple[list[object], TreeSpec]:
     """What is in lists, tuples and dicts, as it is now, with what stands in for tensors."""
     plain = replaced(tree, lambda node: as_plain(node) if is_recorded(node) else None)
     leaves, spec = flatten_containers(plain)
     return [_taken(each) for each in leaves], spec
 
 
-def _taken(leaf: Any) -> Any:
+def _taken(leaf: object) -> object:
     if isinstance(leaf, Tensor):
         return whole_tensor(leaf)
     if is_stand_in(leaf) or not is_heap(type(leaf)):
@@ -64,7 +64,7 @@ def _has_stand_ins(leaves: Iterable[object]) -> bool:
     return any(is_stand_in(each) or isinstance(each, Tensor) for each in leaves)
 
 
-def made_by(function: Callable[..., Any], *given: Any) -> Any:
+def made_by(function: Callable[..., object], *given: object) -> object:
     """``function``, which makes a text, of what may stand in."""
     if not _has_stand_ins(flatten_containers(given)[0]):
         return function(*given)
@@ -77,14 +77,14 @@ def made_by(function: Callable[..., Any], *given: Any) -> Any:
 class _Rebuilt:
     """``function`` of the leaves of its arguments."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     spec: TreeSpec
 
-    def __call__(self, *leaves: Any) -> Any:
+    def __call__(self, *leaves: object) -> object:
         return self.function(*unflatten(list(leaves), self.spec))
 
 
-def formatted(value: Any, spec: Any = "") -> Any:
+def formatted(value: object, spec: Any = "") -> object:
     """``format(value, spec)``."""
     if isinstance(value, Tensor):
         if not value.ndim:
@@ -95,7 +95,7 @@ def formatted(value: Any, spec: Any = "") -> Any:
     return made_by(format, value, spec)
 
 
-def shown(value: Any) -> Any:
+def shown(value: object) -> object:
     """``str(value)``."""
     if isinstance(value, Text):
         return value
@@ -116,23 +116,23 @@ class _OfTensor:
         return f"{head}grad_fn=<{self.operation}>{tail}"
 
 
-def _represented(value: Any) -> Any:
+def _represented(value: object) -> object:
     return shown(value) if isinstance(value, Tensor) else made_by(repr, value)
 
 
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+_CONVERSIONS: dict[str, Callable[[object], object]] = {
     "s": shown,
     "r": _represented,
     "a": functools.partial(made_by, ascii),
 }
 
 
-def piece(value: Any, conversion: str, spec: Any) -> Any:
+def piece(value: object, conversion: str, spec: object) -> object:
     """``{value!conversion:spec}`` of an f-string."""
     return formatted(_CONVERSIONS[conversion](value) if conversion else value, spec)
 
 
-def joined(*pieces: Any) -> Any:
+def joined(*pieces: Any) -> object:
     """The pieces of an f-string, one after the other."""
     return text_of(_concatenated, pieces) if any(map(is_stand_in, pieces)) else "".join(pieces)
 
@@ -141,17 +141,17 @@ def _concatenated(*pieces: str) -> str:
     return "".join(pieces)
 
 
-def modulo(left: Any, right: Any) -> Any:
+def modulo(left: Any, right: Any) -> object:
     """``left % right``, where that may be a text of ``right``."""
     is_text = type(left) is str or isinstance(left, Text)
     return made_by(_modulo, left, right) if is_text else left % right
 
 
-def _modulo(left: Any, right: Any) -> Any:
+def _modulo(left: Any, right: object) -> object:
     return left % right
 
 
-def method(owner: Any, name: str) -> Any:
+def method(owner: object, name: str) -> object:
     """``owner.name``, where that may be a method of texts which takes others, or of a stream which
     takes texts: what is written is printed."""
     if name == "write" and isinstance(owner, io.TextIOBase):
@@ -163,12 +163,12 @@ def method(owner: Any, name: str) -> Any:
     return functools.partial(_called, owner, name)
 
 
-def _write(stream: io.TextIOBase, text: Any) -> Any:
+def _write(stream: io.TextIOBase, text: Any) -> object:
     print(text, end="", file=stream)
     return number_of(len, text) if isinstance(text, Text) else len(text)
 
 
-def _join(separator: Any, texts: Iterable[Any]) -> Any:
+def _join(separator: object, texts: Iterable[object]) -> object:
     return made_by(_joined_by, separator, list(texts))
 
 
@@ -176,18 +176,18 @@ def _joined_by(separator: str, texts: Sequence[str]) -> str:
     return separator.join(texts)
 
 
-def _called(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    def call(owner: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _called(owner: object, name: str, *args: object, **kwargs: object) -> object:
+    def call(owner: str, args: Sequence[object], kwargs: dict[str, object]) -> object:
         return getattr(owner, name)(*args, **kwargs)
 
     return made_by(call, owner, args, kwargs)
 
 
-def _printed(*args: Any, **named: Any) -> None:
+def _printed(*args: object, **named: Any) -> None:
     print(*args, **named)
 
 
-TEXTS: dict[Callable[..., Any], Callable[..., Any]] = {
+TEXTS: dict[Callable[..., object], Callable[..., object]] = {
     str: shown,
     repr: _CONVERSIONS["r"],
     ascii: _CONVERSIONS["a"],
