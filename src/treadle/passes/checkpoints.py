@@ -81,7 +81,9 @@ def _forget(step: StepGraph) -> int:
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
-    return node.target, repr(map_nodes(lambda each: alike.get(each, each), arguments(node)))
+    return node.target, repr(
+        map_nodes(lambda argument: alike.get(argument, argument), arguments(node))
+    )
 
 
 @dataclass(frozen=True)

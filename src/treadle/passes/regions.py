@@ -95,18 +95,18 @@ class ContractRegions(GraphPass):
     def run(self, step: StepGraph) -> int:
         rules = {node: rule for node in step.graph.nodes if (rule := self._rule(node))}
         names = {node: rule.compiler for node, rule in rules.items()}
-        found = [
+        regions = [
             region
             for region in regions_of(step.graph, {}, names)
             if region.compiler not in (NATIVE, EAGER) and region.operations >= max(self.smallest, 1)
         ]
-        for region in found:
+        for region in regions:
             contract(
-                step, region, ahead=any(rules[each].ahead for each in region.nodes if each in rules)
+                step, region, ahead=any(rules[node].ahead for node in region.nodes if node in rules)
             )
-        if found:
+        if regions:
             restore_order(step.graph)
-        return len(found)
+        return len(regions)
 
     def _rule(self, node: fx.Node) -> RegionRule | None:
         rule = rule_of(node, self.rules)
@@ -121,12 +121,14 @@ def _fits(node: fx.Node) -> bool:
         return False
     if effects_of(node):
         return False
-    given = [each for operand in node.all_input_nodes for each in _values(known_value(operand))]
-    made = list(_values(known_value(node)))
+    operands = [
+        value for operand in node.all_input_nodes for value in _values(known_value(operand))
+    ]
+    results = list(_values(known_value(node)))
     return (
-        bool(given)
-        and all(isinstance(each, Tensor) for each in (*given, *made))
-        and all(is_dense(each.shape, each.stride()) for each in tensors_in(value_of(node)))
+        bool(operands)
+        and all(isinstance(value, Tensor) for value in (*operands, *results))
+        and all(is_dense(tensor.shape, tensor.stride()) for tensor in tensors_in(value_of(node)))
     )
 
 
@@ -172,8 +174,8 @@ def _is_outside(own: frozenset[fx.Node], user: fx.Node) -> bool:
 def _like(values: list[Any]) -> list[Tensor]:
     """New tensors of these types, in the mode that is on."""
     return [
-        torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device)
-        for each in values
+        torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        for tensor in values
     ]
 
 

@@ -23,7 +23,7 @@ _passes: list[tuple[str, GraphPass]] = []
 _meanings: dict[OpOverload, Meaning] = {}
 
 
-def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
+def register_pass(graph_pass: GraphPass, *, stage: str = "extend") -> None:
     """Run ``each`` on every step that is compiled or planned from now on, at the end of ``stage``:
 
     - ``extend``: on what was captured, once no-ops, repetitions and dead code are gone; before
@@ -37,20 +37,20 @@ def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
     there, as nothing could tell whether the code of the pass is what it was.
     ``LoweringError`` TR-307 for what is no pass or no stage, or is registered there.
     """
-    given: Any = each  # users' code is not always typed
+    value: Any = graph_pass  # users' code is not always typed
     if stage not in STAGES:
         raise LoweringError(
             f"there is no stage {stage!r} for passes",
             code="TR-307",
             remedy=f"one of {', '.join(STAGES)}",
         )
-    if not isinstance(given, GraphPass) or (stage, each) in _passes:
+    if not isinstance(value, GraphPass) or (stage, graph_pass) in _passes:
         raise LoweringError(
-            f"{each!r} is no GraphPass, or is registered already",
+            f"{graph_pass!r} is no GraphPass, or is registered already",
             code="TR-307",
             remedy="register an instance of a subclass of treadle.GraphPass, once",
         )
-    _passes.append((stage, each))
+    _passes.append((stage, graph_pass))
 
 
 def register_lowering(op: OpOverload, meaning: Meaning) -> None:
@@ -60,8 +60,8 @@ def register_lowering(op: OpOverload, meaning: Meaning) -> None:
     ``LoweringError`` TR-307 for what is no operation (``torch.ops.library.name.overload``), or has
     a meaning already; at compile time, if the meaning's type is not the operation's.
     """
-    given: Any = op
-    if not isinstance(given, OpOverload) or not callable(meaning) or op in _meanings:
+    value: Any = op
+    if not isinstance(value, OpOverload) or not callable(meaning) or op in _meanings:
         raise LoweringError(
             f"{op!r} is no operation with an overload, or has a meaning already",
             code="TR-307",
@@ -73,12 +73,12 @@ def register_lowering(op: OpOverload, meaning: Meaning) -> None:
 def registered(stage: str) -> tuple[GraphPass, ...]:
     """The passes for what is registered now and runs at a stage; none if nothing is."""
     expansion = (ExpandRegistered(),) if _meanings and stage == "extend" else ()
-    return (*expansion, *(each for where, each in _passes if where == stage))
+    return (*expansion, *(graph_pass for where, graph_pass in _passes if where == stage))
 
 
 def registered_late() -> tuple[GraphPass, ...]:
     """Users' passes that run after the cache has been asked: what they make is not kept there."""
-    return tuple(each for where, each in _passes if where != "extend")
+    return tuple(graph_pass for where, graph_pass in _passes if where != "extend")
 
 
 @dataclass(frozen=True)
@@ -92,29 +92,29 @@ class ExpandRegistered(GraphPass):
     contract = Contract()
 
     def run(self, step: StepGraph) -> int:
-        found = [
+        calls = [
             node
             for node in step.graph.nodes
             if node.target in _meanings and not info(node).eager  # its kernel was chosen
         ]
-        for node in found:
+        for node in calls:
             put_in_place(node, _meaning_of(node))
-        return len(found)
+        return len(calls)
 
 
 def _meaning_of(node: fx.Node) -> fx.Graph:
     assert isinstance(node.target, OpOverload)
     graph = traced_call(node, _meanings[node.target]).graph
-    for each in graph.nodes:
-        fault = _fault(each, node)
+    for call in graph.nodes:
+        fault = _fault(call, node)
         if fault:
             raise _unfit(node, fault)
     (output,) = graph.find_nodes(op="output")
     result: object = output.args[0]
-    new = [each for value in _listed(result) for each in tensors_in(_val(value))]
+    new = [tensor for value in _listed(result) for tensor in tensors_in(_val(value))]
     old = tensors_in(value_of(node))
-    if [_kind(each) for each in new] != [_kind(each) for each in old]:
-        shown = [", ".join(map(show_type, each)) for each in (new, old)]
+    if [_kind(tensor) for tensor in new] != [_kind(tensor) for tensor in old]:
+        shown = [", ".join(map(show_type, results)) for results in (new, old)]
         raise _unfit(node, f"gives {shown[0]} instead of {shown[1]}")
     return graph
 
@@ -131,13 +131,13 @@ def _kind(value: Any) -> tuple[object, ...]:
     return value.dtype, tuple(value.shape), value.device
 
 
-def _fault(each: fx.Node, node: fx.Node) -> str:
+def _fault(call: fx.Node, node: fx.Node) -> str:
     """What keeps a node out of a meaning, in words."""
-    if each.op == "get_attr":
+    if call.op == "get_attr":
         return "makes a tensor from numbers (use torch.full)"
-    if each.op == "call_function" and (is_mutable(each) or is_random(each)):
-        return f"writes or draws: {each.target}"
-    if each.target is node.target:
+    if call.op == "call_function" and (is_mutable(call) or is_random(call)):
+        return f"writes or draws: {call.target}"
+    if call.target is node.target:
         return "calls the operation itself"
     return ""
 

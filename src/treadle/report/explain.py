@@ -196,7 +196,7 @@ def _memory(report: StepReport) -> str:
             for each in memory.variants[:12]
         ]
     rows = [
-        replace(row, each=replace(row.each, where=short_line(row.each.where)))
+        replace(row, decision=replace(row.decision, where=short_line(row.decision.where)))
         for row in memory.decisions[:12]
     ]
     return "\n".join(lines + [f"  {shown(row)}" for row in rows])

@@ -23,7 +23,7 @@ _BY_STRIDES = frozenset({
 
 def storages(value: object) -> frozenset[int]:
     """Identities of the storages behind a ``val``; comparable while the values live."""
-    return frozenset(storage_of(each) for each in tensors_in(value))
+    return frozenset(storage_of(tensor) for tensor in tensors_in(value))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Aliases:
 
     def base(self, node: fx.Node) -> fx.Node | None:
         """The placeholder or constant whose bytes ``node`` shows, if any."""
-        return next((self.fixed[each] for each in self.of[node] if each in self.fixed), None)
+        return next(
+            (self.fixed[storage] for storage in self.of[node] if storage in self.fixed), None
+        )
 
     def is_view_of_input(self, node: fx.Node) -> bool:
         """Whether it shows bytes of an input or constant, and is not that itself."""
@@ -54,8 +56,8 @@ class Aliases:
         """Nodes that share bytes, in order of first definition; loners form groups of one."""
         members: defaultdict[int, list[fx.Node]] = defaultdict(list)
         for node, held in self.of.items():
-            for each in held:
-                members[each].append(node)
+            for storage in held:
+                members[storage].append(node)
         return tuple(map(tuple, members.values()))
 
 
@@ -72,12 +74,12 @@ def views_of(node: fx.Node) -> list[fx.Node]:
 
 def leaves_step(node: fx.Node) -> bool:
     """Whether the bytes of ``node`` are returned, by itself or through its views."""
-    return any(user.op == "output" for each in views_of(node) for user in each.users)
+    return any(user.op == "output" for current in views_of(node) for user in current.users)
 
 
 def read_by_strides(node: fx.Node) -> bool:
     """Whether a reader of ``node``, or of a view of it, counts in its storage."""
-    return any(user.target in _BY_STRIDES for each in views_of(node) for user in each.users)
+    return any(user.target in _BY_STRIDES for current in views_of(node) for user in current.users)
 
 
 def analyse(step: StepGraph) -> Aliases:
@@ -86,8 +88,8 @@ def analyse(step: StepGraph) -> Aliases:
     holders = [node for node in of if node.op in ("placeholder", "get_attr")]
     fixed: dict[int, fx.Node] = {}
     for node in holders:
-        for each in of[node]:
-            fixed.setdefault(each, node)
+        for storage in of[node]:
+            fixed.setdefault(storage, node)
     returned = _union(of[node] for node in step.returned if node is not None)
     return Aliases(of, fixed, returned)
 

@@ -37,16 +37,18 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
     if call is None:
         return tuple(node.all_input_nodes)
     at: Any = node.args[1]
-    given = (*call.args, *call.kwargs.values())
-    found = [each[at] if isinstance(each, list | tuple) else each for each in given]
-    return tuple(dict.fromkeys(each for each in found if isinstance(each, fx.Node)))
+    args = (*call.args, *call.kwargs.values())
+    arguments = [
+        argument[at] if isinstance(argument, list | tuple) else argument for argument in args
+    ]
+    return tuple(dict.fromkeys(argument for argument in arguments if isinstance(argument, fx.Node)))
 
 
 def readers_of(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Who computes with elements of ``node``: its users, and instead of one that they are shown
     ``through``, a view, its users."""
     shown = reached([node], lambda each: filter(through, each.users))
-    found = (user for each in shown for user in each.users if not through(user))
+    found = (user for item in shown for user in item.users if not through(user))
     return list(dict.fromkeys(found))
 
 
@@ -64,4 +66,4 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
         if not is_list_call(user):
             yield user
             continue
-        yield from (each for each in user.users if node in operands(each))
+        yield from (reader for reader in user.users if node in operands(reader))

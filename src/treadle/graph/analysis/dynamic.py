@@ -104,7 +104,7 @@ class Symbols:
             return int(expr)
         if expr.is_Symbol:
             return self._sizes[str(expr)]
-        parts = [self._from(each) for each in expr.args] if not expr.is_Pow else []
+        parts = [self._from(argument) for argument in expr.args] if not expr.is_Pow else []
         name = type(expr).__name__
         combine = self._combines(name)
         if combine is not None:
@@ -132,7 +132,7 @@ class Symbols:
         for relation in relations:
             if type(relation).__name__ not in _RELATIONS:
                 raise LoweringError(f"the step asks whether {relation}", code="TR-305")
-            left, right = (self._from(each) for each in relation.args)
+            left, right = (self._from(argument) for argument in relation.args)
             _RELATIONS[type(relation).__name__](self.guards, left, right)
         for symbol, other in env.replacements.items():
             self.guards.equal(self._from(symbol), self._from(other))
@@ -187,17 +187,17 @@ def _twin_and_symbols(value: Tensor) -> tuple[Tensor, Symbols] | None:
 def twin_of(value: Value) -> Value:
     """The fake value with symbols, of a value or a tuple of them; itself where it has none."""
     if isinstance(value, tuple | list):
-        return type(value)(twin_of(each) for each in value)
-    found = _twin_and_symbols(value) if isinstance(value, Tensor) else None
-    return value if found is None else found[0]
+        return type(value)(twin_of(item) for item in value)
+    known = _twin_and_symbols(value) if isinstance(value, Tensor) else None
+    return value if known is None else known[0]
 
 
 def pair(value: Any, twin: Any) -> None:
     """From now on ``twin`` is the twin of ``value``; both may be tuples. What has no symbols is
     no twin."""
     if isinstance(value, tuple | list):
-        for each, other in zip(value, twin, strict=True):
-            pair(each, other)
+        for item, other in zip(value, twin, strict=True):
+            pair(item, other)
     elif isinstance(value, Tensor) and isinstance(twin, FakeTensor):
         mode = _sample_mode_of(value)
         if mode is not None and twin.fake_mode is mode.symbols.mode:
@@ -206,28 +206,28 @@ def pair(value: Any, twin: Any) -> None:
 
 def layout_of(value: Tensor) -> Layout:
     """Shape and strides, with a ``Size`` wherever the call decides."""
-    found = _twin_and_symbols(value)
-    if found is None:
+    known = _twin_and_symbols(value)
+    if known is None:
         return tuple(value.shape), tuple(value.stride())
-    twin, symbols = found
+    twin, symbols = known
     return tuple(map(symbols.size, twin.shape)), tuple(map(symbols.size, twin.stride()))
 
 
 def offset_of(value: Tensor) -> int:
     """The place of the first element in its storage, in elements."""
-    found = _twin_and_symbols(value)
-    if found is None:
+    known = _twin_and_symbols(value)
+    if known is None:
         return int(value.storage_offset())
-    twin, symbols = found
+    twin, symbols = known
     return symbols.size(twin.storage_offset())
 
 
 def symbols_of(values: object) -> Symbols | None:
     """The symbols behind the first value that has a twin."""
     for value in _tensors(values):
-        found = _twin_and_symbols(value)
-        if found is not None:
-            return found[1]
+        known = _twin_and_symbols(value)
+        if known is not None:
+            return known[1]
     return None
 
 
@@ -248,8 +248,8 @@ def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, Mapping):
         yield from _tensors(tuple(value.values()))
 
@@ -269,14 +269,14 @@ def in_mode(mode: FakeTensorMode) -> Iterator[None]:
 
 def twin_result(node: fx.Node) -> object:
     """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
-    symbols = symbols_of([value_of(each) for each in node.all_input_nodes])
+    symbols = symbols_of([value_of(operand) for operand in node.all_input_nodes])
     if symbols is None:
         return None
 
     def traced(leaf: object) -> object:
         return symbols.symint(leaf) if isinstance(leaf, Size) else without_generator(leaf)
 
-    args, kwargs = given_of(node, lambda each: twin_of(value_of(each)), traced)
+    args, kwargs = given_of(node, lambda operand: twin_of(value_of(operand)), traced)
     assert callable(node.target), node
     with in_mode(symbols.mode):
         return node.target(*args, **kwargs)
@@ -338,9 +338,9 @@ def _sample(node: fx.Node, mode: SampleMode) -> Any:
 def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> fx.Graph:
     """A copy of a graph of samples, which ``symbols`` are behind, for other samples of its dims."""
     mode = SampleMode(symbols.with_samples(sizes))
-    made = fx.Graph(owning_module=graph.owning_module)
-    made.output(made.graph_copy(graph, {}))
-    for new, old in zip(made.nodes, graph.nodes, strict=True):
+    new_graph = fx.Graph(owning_module=graph.owning_module)
+    new_graph.output(new_graph.graph_copy(graph, {}))
+    for new, old in zip(new_graph.nodes, graph.nodes, strict=True):
         new.args, new.kwargs = map_argument(
             lambda x: with_dims(x, sizes) if isinstance(x, Size) else x, (new.args, new.kwargs)
         )
@@ -350,7 +350,7 @@ def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> f
             set_value(new, twin)
             set_value(new, _sample(new, mode))
             pair(value_of(new), twin)
-    return made
+    return new_graph
 
 
 def dims_of_graph(graph: fx.Graph) -> list[Dim]:

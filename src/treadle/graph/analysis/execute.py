@@ -18,14 +18,14 @@ def run_step(step: StepGraph, inputs: Sequence[Tensor]) -> list[Tensor | None]:
     Values are dropped after their last use, so that the peak is that of the order.
     """
     returned = set(step.returned)
-    values = {node: each for node, each in values_of(step, inputs) if node in returned}
-    return [None if each is None else values[each] for each in step.returned]
+    values = {node: value for node, value in values_of(step, inputs) if node in returned}
+    return [None if node is None else values[node] for node in step.returned]
 
 
 def values_of(step: StepGraph, inputs: Sequence[Tensor]) -> Iterator[tuple[fx.Node, Any]]:
     """Each node with its value, in order; those of operations are computed when they are asked
     for."""
-    last_use = {each: node for node in step.graph.nodes for each in node.all_input_nodes}
+    last_use = {operand: node for node in step.graph.nodes for operand in node.all_input_nodes}
     values: dict[fx.Node, Any] = dict(zip(step.placeholders, inputs, strict=True))
     yield from values.items()
     for node in step.graph.nodes:
@@ -37,9 +37,9 @@ def values_of(step: StepGraph, inputs: Sequence[Tensor]) -> Iterator[tuple[fx.No
             case "call_function":
                 with torch.no_grad():
                     values[node] = _call(node, values)
-                for each in node.all_input_nodes:
-                    if last_use[each] is node:
-                        del values[each]
+                for operand in node.all_input_nodes:
+                    if last_use[operand] is node:
+                        del values[operand]
             case other:
                 raise ValueError(f"{node} is a {other}, not an operation")
         yield node, values[node]

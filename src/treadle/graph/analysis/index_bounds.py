@@ -58,44 +58,44 @@ class IndexBound:
 
 def index_bounds_in(graph: fx.Graph) -> list[IndexBound]:
     """Every check that the graph needs, each once."""
-    found: dict[tuple[object, ...], IndexBound] = {}
+    bounds: dict[tuple[object, ...], IndexBound] = {}
     for node in graph.nodes:
-        for each in index_bounds_of(node):
-            if _is_of_whole_numbers(each.value):
-                found.setdefault((each.value, each.low, each.high, each.ignored), each)
-    return list(found.values())
+        for bound in index_bounds_of(node):
+            if _is_of_whole_numbers(bound.value):
+                bounds.setdefault((bound.value, bound.low, bound.high, bound.ignored), bound)
+    return list(bounds.values())
 
 
 def unchecked_index_bounds(graph: fx.Graph) -> list[IndexBound]:
     """Those that only a run of the step can check: floating-point or random numbers decide."""
-    every = [each for node in graph.nodes for each in index_bounds_of(node)]
-    return [each for each in every if not _is_of_whole_numbers(each.value)]
+    every = [bound for node in graph.nodes for bound in index_bounds_of(node)]
+    return [bound for bound in every if not _is_of_whole_numbers(bound.value)]
 
 
 def index_bounds_of(node: fx.Node) -> Iterator[IndexBound]:
     """What a node looks up."""
     if not isinstance(node.target, OpOverload):
         return
-    packet, given = node.target.overloadpacket, arguments(node)
+    packet, args = node.target.overloadpacket, arguments(node)
     if packet is aten.embedding:
-        yield from _lookup(node, given["indices"], _extent(given["weight"], 0))
+        yield from _lookup(node, args["indices"], _extent(args["weight"], 0))
     elif packet is aten.take:
-        extent = tensor_of(given["self"]).numel()
-        yield from _lookup(node, given["index"], extent, wraps=True)
+        extent = tensor_of(args["self"]).numel()
+        yield from _lookup(node, args["index"], extent, wraps=True)
     elif packet is aten.multi_margin_loss:
-        yield from _lookup(node, given["target"], _shape(given["self"])[-1])
+        yield from _lookup(node, args["target"], _shape(args["self"])[-1])
     elif packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
-        classes = _extent(given["self"], min(1, len(_shape(given["self"])) - 1))
-        yield from _lookup(node, given["target"], classes, ignored=given["ignore_index"])
+        classes = _extent(args["self"], min(1, len(_shape(args["self"])) - 1))
+        yield from _lookup(node, args["target"], classes, ignored=args["ignore_index"])
     elif packet in _ALONG_A_DIM:
-        shape = _shape(given["self"])
-        extent = shape[given["dim"]] if shape else 1
-        yield from _lookup(node, given["index"], extent, wraps=packet is aten.index_fill)
+        shape = _shape(args["self"])
+        extent = shape[args["dim"]] if shape else 1
+        yield from _lookup(node, args["index"], extent, wraps=packet is aten.index_fill)
     elif packet in (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put):
-        for dim, index in enumerate(given["indices"]):
+        for dim, index in enumerate(args["indices"]):
             if index is None or tensor_of(index).dtype in (torch.bool, torch.uint8):
                 continue
-            yield from _lookup(node, index, _extent(given["self"], dim), wraps=True)
+            yield from _lookup(node, index, _extent(args["self"], dim), wraps=True)
 
 
 def _lookup(
@@ -124,18 +124,18 @@ def _is_whole(node: fx.Node) -> bool:
 
 def _is_of_whole_numbers(node: fx.Node) -> bool:
     """Whether nothing but integers, and no random number, decides the value."""
-    for each in _cone(node):
-        called = each.op == "call_function" and isinstance(each.target, OpOverload)
-        if not _is_whole(each) or is_random(each) or is_mutable(each):
+    for ancestor in _cone(node):
+        called = ancestor.op == "call_function" and isinstance(ancestor.target, OpOverload)
+        if not _is_whole(ancestor) or is_random(ancestor) or is_mutable(ancestor):
             return False
-        if each.op != "placeholder" and not called:
+        if ancestor.op != "placeholder" and not called:
             return False
     return True
 
 
 def _cone(node: fx.Node) -> list[fx.Node]:
     """``node`` and all that it is computed from."""
-    return list(reached([node], lambda each: each.all_input_nodes))
+    return list(reached([node], lambda current: current.all_input_nodes))
 
 
 def _is_on_host(node: fx.Node) -> bool:
@@ -155,14 +155,14 @@ def _asked_before(graph: fx.Graph, bounds: Sequence[IndexBound]) -> list[IndexBo
         else:
             cones.append(set(_cone(condition)))
     return [
-        each
-        for each in bounds
-        if any(each.user not in cone and cone & _inputs_of(each.value) for cone in cones)
+        bound
+        for bound in bounds
+        if any(bound.user not in cone and cone & _inputs_of(bound.value) for cone in cones)
     ]
 
 
 def _inputs_of(node: fx.Node) -> set[fx.Node]:
-    return {each for each in _cone(node) if each.op == "placeholder"}
+    return {ancestor for ancestor in _cone(node) if ancestor.op == "placeholder"}
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -196,7 +196,7 @@ class _Part:
     ) -> None:
         self._step, self._sizes = step, sizes
         self._bounds, self._waits = bounds, waits
-        needed = {node for each in bounds for node in _cone(each.value)}
+        needed = {node for bound in bounds for node in _cone(bound.value)}
         self._inputs = {n: at for at, n in enumerate(step.placeholders) if n in needed}
         self._made: list[_Replayed] = []
         for node in step.graph.nodes if bounds else ():
@@ -214,32 +214,32 @@ class _Part:
             return
         values = {node: inputs[at] for node, at in self._inputs.items()}
         with torch.no_grad():
-            for each in self._made:
-                each.run(values)
-            for each, waits in zip(self._bounds, self._waits, strict=True):
-                low, high = at(each.low, self._sizes), at(each.high, self._sizes)
-                self._require(each, values[each.value], low, high, waits=waits)
+            for node in self._made:
+                node.run(values)
+            for bound, waits in zip(self._bounds, self._waits, strict=True):
+                low, high = at(bound.low, self._sizes), at(bound.high, self._sizes)
+                self._require(bound, values[bound.value], low, high, waits=waits)
 
     def _require(
-        self, each: IndexBound, value: Tensor, low: int, high: int, *, waits: bool
+        self, bound: IndexBound, value: Tensor, low: int, high: int, *, waits: bool
     ) -> None:
         if value.numel() == 0:
             return
         if not waits:
-            _assert_on_device(each, value, low, high)
-        elif not _is_inside(value, low, high, each.ignored):
-            raise self._error(each, value, low, high)
+            _assert_on_device(bound, value, low, high)
+        elif not _is_inside(value, low, high, bound.ignored):
+            raise self._error(bound, value, low, high)
 
-    def _error(self, each: IndexBound, value: Tensor, low: int, high: int) -> BadIndex:
+    def _error(self, bound: IndexBound, value: Tensor, low: int, high: int) -> BadIndex:
         inputs = self._step.signature.inputs
-        names = [inputs[self._inputs[n]].name for n in _cone(each.value) if n in self._inputs]
-        smallest, largest = (int(found) for found in torch.aminmax(value))
-        spared = "" if each.ignored is None else f" (or {each.ignored})"
+        names = [inputs[self._inputs[n]].name for n in _cone(bound.value) if n in self._inputs]
+        smallest, largest = (int(extreme) for extreme in torch.aminmax(value))
+        spared = "" if bound.ignored is None else f" (or {bound.ignored})"
         return BadIndex(
-            f"an index in {', '.join(names) or 'the step'} is out of range: {each.operation} takes "
+            f"an index in {', '.join(names) or 'the step'} is out of range: {bound.operation} takes "
             f"{low} to {high}{spared}, and was given {smallest} to {largest}",
             code="TR-407",
-            where=each.origin,
+            where=bound.origin,
             remedy="correct the batch; nothing was changed, and the step can go on with the next",
         )
 
@@ -249,15 +249,15 @@ class IndexCheck:
 
     def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
         bounds = index_bounds_in(step.graph)
-        waited = {each for each in bounds if _is_on_host(each.value)}
+        waited = {bound for bound in bounds if _is_on_host(bound.value)}
         waited |= set(_asked_before(step.graph, bounds))
         kinds: dict[str, list[IndexBound]] = {"fixed": [], "before": [], "launched": []}
-        for each in bounds:
-            apart = each in waited or not _can_be_launched(each.value)
-            kinds["fixed" if _is_fixed(each) else "before" if apart else "launched"].append(each)
+        for bound in bounds:
+            apart = bound in waited or not _can_be_launched(bound.value)
+            kinds["fixed" if _is_fixed(bound) else "before" if apart else "launched"].append(bound)
 
         def part(kind: str) -> _Part:
-            waits = [each in waited for each in kinds[kind]]
+            waits = [bound in waited for bound in kinds[kind]]
             return _Part(step, kinds[kind], waits, sizes or {})
 
         self._fixed: _Part | None = part("fixed")
@@ -281,9 +281,9 @@ class IndexCheck:
         self._launched.check(inputs)
 
 
-def _is_fixed(each: IndexBound) -> bool:
+def _is_fixed(bound: IndexBound) -> bool:
     """Whether no input has a say: a range of positions, as long as the shapes make it."""
-    return all(node.op != "placeholder" for node in _cone(each.value))
+    return all(node.op != "placeholder" for node in _cone(bound.value))
 
 
 def _can_be_launched(value: fx.Node) -> bool:
@@ -299,7 +299,9 @@ def _can_be_launched(value: fx.Node) -> bool:
 
 
 def _reads_masks(node: fx.Node) -> bool:
-    return any(tensor_of(each).dtype in (torch.bool, torch.uint8) for each in node.all_input_nodes)
+    return any(
+        tensor_of(operand).dtype in (torch.bool, torch.uint8) for operand in node.all_input_nodes
+    )
 
 
 def _is_inside(value: Tensor, low: int, high: int, ignored: int | None) -> bool:
@@ -327,8 +329,8 @@ def _all_inside(value: Tensor, low: int, high: int, ignored: int) -> bool:
     return bool((((value >= low) & (value <= high)) | (value == ignored)).all())
 
 
-def _assert_on_device(each: IndexBound, value: Tensor, low: int, high: int) -> None:
+def _assert_on_device(bound: IndexBound, value: Tensor, low: int, high: int) -> None:
     inside = (value >= low) & (value <= high)
-    if each.ignored is not None:
-        inside |= value == each.ignored
-    aten._assert_async.msg(inside.all(), f"TR-407: {each.operation} takes {low} to {high}")
+    if bound.ignored is not None:
+        inside |= value == bound.ignored
+    aten._assert_async.msg(inside.all(), f"TR-407: {bound.operation} takes {low} to {high}")

@@ -23,9 +23,9 @@ class JoinedBytes:
         self._alive = [known_value(node) for node in graph.nodes]  # storages are told by address
         (output,) = graph.find_nodes(op="output")
         self._returned = set(output.all_input_nodes)
-        self._held = {each for node in self._returned for each in storages(value_of(node))}
+        self._held = {storage for node in self._returned for storage in storages(value_of(node))}
         holders = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
-        self._fixed = {each for node in holders for each in storages(value_of(node))}
+        self._fixed = {storage for node in holders for storage in storages(value_of(node))}
         self._joined: dict[int, int] = {}
 
     def require_no_new(self, replaced: Sequence[Replaced]) -> None:

@@ -68,37 +68,37 @@ def piece_of(node: fx.Node) -> Piece | None:
     maker, at = node.args
     if not isinstance(maker, fx.Node) or maker.target not in SPLITS or not isinstance(at, int):
         return None
-    given = arguments(maker)
-    source = given["self"]
+    args = arguments(maker)
+    source = args["self"]
     extents = split_extents(maker)
-    dim, at = given["dim"] % type_of(source).ndim, at % len(extents)
+    dim, at = args["dim"] % type_of(source).ndim, at % len(extents)
     start = sum(extents[:at])
     return Piece(source, dim, start, start + extents[at])
 
 
 def split_extents(split: fx.Node) -> list[int]:
     """How long each result of a split is along its dim."""
-    given = arguments(split)
-    source = type_of(given["self"])
-    dim = given["dim"] % source.ndim
-    sizes: Any = given.get("split_sizes", given.get("split_size"))
+    args = arguments(split)
+    source = type_of(args["self"])
+    dim = args["dim"] % source.ndim
+    sizes: Any = args.get("split_sizes", args.get("split_size"))
     if isinstance(sizes, list | tuple):
         return list(sizes)
     count = len(value_of(split))
-    if "chunks" in given:
-        sizes = ceil_div(source.shape[dim], given["chunks"])
+    if "chunks" in args:
+        sizes = ceil_div(source.shape[dim], args["chunks"])
     return [*[sizes] * (count - 1), source.shape[dim] - sizes * (count - 1)]
 
 
 def _sliced(node: fx.Node) -> Piece | None:
-    given = arguments(node)
-    source = given["self"]
-    if not is_tensor(source) or given["step"] != 1:
+    args = arguments(node)
+    source = args["self"]
+    if not is_tensor(source) or args["step"] != 1:
         return None
-    dim = given["dim"] % type_of(source).ndim
+    dim = args["dim"] % type_of(source).ndim
     extent, length = type_of(source).shape[dim], type_of(node).shape[dim]
     try:
-        start = first_of(given["start"], extent)
+        start = first_of(args["start"], extent)
     except VerifyError:  # it depends on sizes
         return None
     return Piece(source, dim, start, start + length)
@@ -115,21 +115,21 @@ def first_of(start: int | None, extent: int) -> int:
 
 def selected_of(node: fx.Node) -> Selected | None:
     """Which index of which value ``node`` is; ``None`` if it is none."""
-    given: dict[str, Any] = arguments(node) if node.target is aten.select.int else {}
+    args: dict[str, Any] = arguments(node) if node.target is aten.select.int else {}
     if node.target is operator.getitem:
         maker, at = node.args
         if not isinstance(maker, fx.Node) or maker.target is not aten.unbind.int:
             return None
-        given = {**arguments(maker), "index": at}
-    if not given or not is_tensor(given["self"]):
+        args = {**arguments(maker), "index": at}
+    if not args or not is_tensor(args["self"]):
         return None
-    source = type_of(given["self"])
-    dim, index = given["dim"] % source.ndim, given["index"]
+    source = type_of(args["self"])
+    dim, index = args["dim"] % source.ndim, args["index"]
     try:
         index = index + source.shape[dim] if is_negative(index) else index
     except VerifyError:
         return None
-    return Selected(given["self"], dim, index)
+    return Selected(args["self"], dim, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ class Joined:
     def starts(self) -> tuple[int, ...]:
         """Where each operand begins, and where the last one ends."""
         places = [0]
-        for each in self.operands:
-            places.append(places[-1] + type_of(each).shape[self.dim])
+        for operand in self.operands:
+            places.append(places[-1] + type_of(operand).shape[self.dim])
         return tuple(places)
 
 
@@ -154,11 +154,11 @@ def joined_of(node: fx.Node) -> Joined | None:
     skips one, as it does with the empty vectors of old."""
     if node.target is not aten.cat.default:
         return None
-    given, result = arguments(node), type_of(node)
-    operands = tuple(given["tensors"])
-    if not all(_is_joined(type_of(each), result) for each in operands):
+    args, result = arguments(node), type_of(node)
+    operands = tuple(args["tensors"])
+    if not all(_is_joined(type_of(operand), result) for operand in operands):
         return None
-    return Joined(node, operands, given["dim"] % result.ndim)
+    return Joined(node, operands, args["dim"] % result.ndim)
 
 
 def _is_joined(operand: TensorType, result: TensorType) -> bool:
@@ -172,7 +172,7 @@ def is_empty(node: fx.Node, dim: int) -> bool:
 
 def joined_source(tensors: Sequence[fx.Node], dim: int) -> fx.Node:
     """The value that a cat of pieces is all of; ``NoMatch`` if there is none."""
-    pieces = [piece_of(each) for each in tensors]
+    pieces = [piece_of(tensor) for tensor in tensors]
     first, last = pieces[0], pieces[-1]
     require(first is not None, NoMatch, f"{tensors[0]} is no piece")
     assert first is not None
@@ -188,7 +188,7 @@ def joined_source(tensors: Sequence[fx.Node], dim: int) -> fx.Node:
 
 def stacked_source(tensors: Sequence[fx.Node], dim: int) -> fx.Node:
     """The value that a stack of what was selected is all of; ``NoMatch`` if there is none."""
-    chosen = [selected_of(each) for each in tensors]
+    chosen = [selected_of(tensor) for tensor in tensors]
     first = chosen[0]
     require(first is not None, NoMatch, f"{tensors[0]} is not selected from anything")
     assert first is not None

@@ -68,10 +68,10 @@ def ddmin(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     parts = 2
     while len(kept) > 1:
         bounds = [len(kept) * i // parts for i in range(parts + 1)]
-        chunks = [range(*each) for each in itertools.pairwise(bounds)]
-        found = _first_failing(kept, chunks, fails)
-        if found is not None:
-            kept, parts = found[0], max(2, min(found[1], parts - 1))
+        chunks = [range(*bound_pair) for bound_pair in itertools.pairwise(bounds)]
+        first_failing = _first_failing(kept, chunks, fails)
+        if first_failing is not None:
+            kept, parts = first_failing[0], max(2, min(first_failing[1], parts - 1))
         elif parts >= len(kept):
             break
         else:
@@ -88,7 +88,7 @@ def _first_failing(
         if fails(part):
             return part, 2
     for chunk in chunks if len(chunks) > 2 else ():  # of two parts each is the other's rest
-        rest = [each for i, each in enumerate(kept) if i not in chunk]
+        rest = [item for i, item in enumerate(kept) if i not in chunk]
         if fails(rest):
             return rest, len(chunks)
     return None
@@ -136,25 +136,25 @@ class _Search:
         text = show(candidate, exact=True)
         if text not in self._known:
             self.tries += 1
-            made = self._read(text)
-            self._known[text] = made is not None and self._fails(made)
-            if made is not None and self._known[text]:
-                self._tell(made)
+            accepted = self._read(text)
+            self._known[text] = accepted is not None and self._fails(accepted)
+            if accepted is not None and self._known[text]:
+                self._tell(accepted)
         return self._known[text]
 
-    def _tell(self, found: StepGraph) -> None:
-        count = count_of(found)
+    def _tell(self, step: StepGraph) -> None:
+        count = count_of(step)
         if count < self._smallest:
             self._smallest = count
-            self._heard(self.move, found, self.tries)
+            self._heard(self.move, step, self.tries)
 
     def _read(self, text: str) -> StepGraph | None:
         """The step of a text; ``None`` for one that would not be right by itself."""
         try:
-            made = parse(text)
+            parsed = parse(text)
         except (ParseError, VerifyError):
             return None
-        return made if _is_sound(made) or not self._sound else None
+        return parsed if _is_sound(parsed) or not self._sound else None
 
     def take(self, candidate: StepGraph | None) -> bool:
         """Go on with ``candidate``, if it fails."""
@@ -168,10 +168,10 @@ class _Search:
 def _is_sound(step: StepGraph) -> bool:
     """Whether no result shows the bytes of an input that is written: when it is, is not said."""
     written = {
-        each
+        storage
         for _, output in step.outputs()
         if output.writes is not None
-        for each in storages(value_of(step.placeholders[output.writes]))
+        for storage in storages(value_of(step.placeholders[output.writes]))
     }
     results = (
         node for node, output in step.outputs() if output.writes is None and node is not None
@@ -190,16 +190,16 @@ def _fewer_operations(search: _Search) -> None:
 
 
 def _units(step: StepGraph) -> list[Unit]:
-    made: dict[fx.Node, list[fx.Node]] = {}
+    units: dict[fx.Node, list[fx.Node]] = {}
     for node in step.graph.nodes:
         if node.op not in ("call_function", "get_attr"):
             continue
         maker = node.args[0] if node.target is operator.getitem else None
-        if isinstance(maker, fx.Node) and maker in made:
-            made[maker].append(node)
+        if isinstance(maker, fx.Node) and maker in units:
+            units[maker].append(node)
         else:
-            made[node] = [node]
-    return [tuple(each) for each in made.values()]
+            units[node] = [node]
+    return [tuple(unit) for unit in units.values()]
 
 
 def _with_operations(step: StepGraph, units: Sequence[Unit]) -> StepGraph | None:
@@ -226,13 +226,13 @@ def _with_operations(step: StepGraph, units: Sequence[Unit]) -> StepGraph | None
     if not returned:
         return None
     graph.output(tuple(returned))
-    made = StepGraph(graph, Signature(tuple(inputs), tuple(outputs)))
-    return _without_unread(made)
+    candidate = StepGraph(graph, Signature(tuple(inputs), tuple(outputs)))
+    return _without_unread(candidate)
 
 
 def _needed(step: StepGraph, kept: set[fx.Node]) -> list[fx.Node]:
     """The values that ``kept`` read and that nothing gives any more."""
-    read = {each for node in kept for each in node.all_input_nodes}
+    read = {operand for node in kept for operand in node.all_input_nodes}
     return [n for n in step.graph.nodes if n in read and n not in kept and n.op != "placeholder"]
 
 
@@ -290,18 +290,18 @@ def _with_results(step: StepGraph, places: Sequence[int]) -> StepGraph | None:
     """Only these results and writes."""
     if not places:
         return None
-    made = step.copy()
-    output = made.graph.output_node()
-    output.args = (tuple(made.returned[at] for at in places),)
+    smaller = step.copy()
+    output = smaller.graph.output_node()
+    output.args = (tuple(smaller.returned[at] for at in places),)
     outputs = tuple(step.signature.outputs[at] for at in places)
-    made.signature = replace(step.signature, outputs=outputs)
-    return _without_unread(made)
+    smaller.signature = replace(step.signature, outputs=outputs)
+    return _without_unread(smaller)
 
 
 def _fewer_writes(search: _Search) -> None:
     """What is written is returned instead: all of it, or one by one."""
     writes = [
-        at for at, each in enumerate(search.step.signature.outputs) if each.writes is not None
+        at for at, output in enumerate(search.step.signature.outputs) if output.writes is not None
     ]
     if writes and search.take(_returning(search.step, writes)):
         return
@@ -310,13 +310,13 @@ def _fewer_writes(search: _Search) -> None:
 
 
 def _returning(step: StepGraph, places: Sequence[int]) -> StepGraph:
-    made = step.copy()
+    candidate = step.copy()
     outputs = [
         replace(output, writes=None) if at in places else output
         for at, output in enumerate(step.signature.outputs)
     ]
-    made.signature = replace(step.signature, outputs=tuple(outputs))
-    return made
+    candidate.signature = replace(step.signature, outputs=tuple(outputs))
+    return candidate
 
 
 # inputs
@@ -331,20 +331,29 @@ def _simpler_operands(search: _Search) -> None:
 
 
 def _merged(step: StepGraph, at: int) -> StepGraph | None:
-    made = step.copy()
-    node = made.placeholders[at]
-    first = next((each for each in made.placeholders if type_of(each) == type_of(node)), node)
+    merged = step.copy()
+    node = merged.placeholders[at]
+    first = next(
+        (
+            placeholder
+            for placeholder in merged.placeholders
+            if type_of(placeholder) == type_of(node)
+        ),
+        node,
+    )
     if first is node:
         return None
     node.replace_all_uses_with(first)
-    return _without_unread(made)
+    return _without_unread(merged)
 
 
 def _smaller_sizes(search: _Search) -> None:
     """Each size, the largest first, is 1, 2, or half of it, wherever it is written."""
     for size in sizes_of(search.step):
-        smaller = sorted({each for each in (1, 2, size // 2) if each < size})
-        any(search.take(resized(search.step, size, each)) for each in smaller)
+        smaller = sorted(
+            {smaller_size for smaller_size in (1, 2, size // 2) if smaller_size < size}
+        )
+        any(search.take(resized(search.step, size, smaller_size)) for smaller_size in smaller)
 
 
 _MOVES: tuple[tuple[str, Callable[[_Search], None]], ...] = (

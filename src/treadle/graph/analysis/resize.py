@@ -20,27 +20,27 @@ from treadle.graph.core.values import compute
 
 def sizes_of(step: StepGraph) -> list[int]:
     """The sizes of the inputs that are larger than one, the largest first."""
-    found = {size for node in step.placeholders for size in type_of(node).shape}
-    return sorted((size for size in found if size > 1), reverse=True)
+    sizes = {size for node in step.placeholders for size in type_of(node).shape}
+    return sorted((size for size in sizes if size > 1), reverse=True)
 
 
 def resized(step: StepGraph, old: int, new: int) -> StepGraph | None:
     """``new`` for ``old`` in the shapes of inputs and in lists of numbers among arguments, with
     every value computed again; ``None`` where some operation does not take that."""
-    made = step.copy()
-    for node in made.graph.nodes:
+    candidate = step.copy()
+    for node in candidate.graph.nodes:
         if node.op == "get_attr":
             continue
         if node.op == "placeholder":
             set_value(node, _input(value_of(node), old, new))
         elif node.op == "call_function":
-            node.args = tuple(_argument(each, old, new) for each in node.args)
+            node.args = tuple(_argument(argument, old, new) for argument in node.args)
             try:
                 with without_words():
                     set_value(node, compute(node))
             except Exception:  # of any operation's: it does not take that, which is the answer
                 return None
-    return made
+    return candidate
 
 
 def _input(value: Any, old: int, new: int) -> Any:
@@ -56,7 +56,7 @@ def _input(value: Any, old: int, new: int) -> Any:
         return value.new_empty_strided(shape, strides)
 
 
-def _argument(given: Any, old: int, new: int) -> Any:
-    if not isinstance(given, tuple | list):
-        return given
-    return map_argument(lambda each: new if type(each) is int and each == old else each, given)
+def _argument(value: Any, old: int, new: int) -> Any:
+    if not isinstance(value, tuple | list):
+        return value
+    return map_argument(lambda leaf: new if type(leaf) is int and leaf == old else leaf, value)

@@ -73,7 +73,7 @@ class UpdateBlocks:
     @property
     def by_name(self) -> Mapping[str, UpdateBlock]:
         """The block of each parameter, by the user's name of it."""
-        return {each.name: each for each in self.blocks}
+        return {block.name: block for block in self.blocks}
 
 
 def update_blocks(step: StepGraph) -> UpdateBlocks:
@@ -91,7 +91,7 @@ class _Analysis:
         self._aliases: Aliases = analyse(step)
         self._position = {node: at for at, node in enumerate(step.graph.nodes)}
         self._inputs = {node: at for at, node in enumerate(step.placeholders)}
-        self._roles = [each.role for each in step.signature.inputs]
+        self._roles = [input_.role for input_ in step.signature.inputs]
         self._written = {
             output.writes: (at, node)
             for at, (node, output) in enumerate(step.outputs())
@@ -105,8 +105,11 @@ class _Analysis:
     def _note(self, node: fx.Node) -> None:
         if not is_late(node):
             return
-        given = operands(node)
-        if any(each in self._mixed or self._input_of(each, _MIXES) is not None for each in given):
+        sources = operands(node)
+        if any(
+            operand in self._mixed or self._input_of(operand, _MIXES) is not None
+            for operand in sources
+        ):
             self._mixed.add(node)
 
     def _input_of(self, node: fx.Node, roles: Iterable[Role]) -> int | None:
@@ -130,7 +133,7 @@ class _Analysis:
         for at in sorted(cones):
             if self._roles[at] is Role.PARAMETER:
                 states = tuple(sorted(s for s, owner in owners.items() if owner == at))
-                cone = {node for each in (at, *states) for node in cones[each]}
+                cone = {node for state in (at, *states) for node in cones[state]}
                 yield self._block(at, states, cone)
 
     def _owners(self, cones: Mapping[int, Mapping[fx.Node, None]]) -> dict[int, int]:
@@ -140,7 +143,7 @@ class _Analysis:
         parameters.sort(key=lambda at: len(cones[at]))
         reads = {at: self._inputs_in(cone) for at, cone in cones.items()}
         raw = {at: frozenset(self._raw(cone)) for at, cone in cones.items()}
-        found: dict[int, int] = {}
+        owners: dict[int, int] = {}
         for state in cones:
             if self._roles[state] is not Role.STATE:
                 continue
@@ -149,12 +152,12 @@ class _Analysis:
             alike = [at for at in parameters if raw[at] == raw[state]]
             chosen = reading or made_of or alike
             if chosen:
-                found[state] = chosen[0]
-        return found
+                owners[state] = chosen[0]
+        return owners
 
     def _inputs_in(self, nodes: Iterable[fx.Node]) -> set[int]:
-        found = {self._input_of(node, _MIXES) for node in nodes}
-        return {at for at in found if at is not None}
+        inputs = {self._input_of(node, _MIXES) for node in nodes}
+        return {at for at in inputs if at is not None}
 
     def _raw(self, cone: Iterable[fx.Node]) -> list[fx.Node]:
         """Where values of the backward pass enter: its nodes, and gradients that were there."""
@@ -166,15 +169,17 @@ class _Analysis:
         ]
 
     def _block(self, at: int, states: tuple[int, ...], cone: set[fx.Node]) -> UpdateBlock:
-        writes = tuple(self._written[each][0] for each in (at, *states))
-        values = {self._written[each][1] for each in (at, *states)}
+        writes = tuple(self._written[state][0] for state in (at, *states))
+        values = {self._written[state][1] for state in (at, *states)}
         own = self._own(cone, values, set(writes))
         mine = {at, *states}
         gradients = self._entering(own, mine)
         while len(gradients) > 1 and self._serves(gradients[-1], own):
             own.add(gradients[-1])
             gradients = self._entering(own, mine)
-        entering = {node: None for each in own for node in operands(each) if node not in own}
+        entering = {
+            node: None for own_node in own for node in operands(own_node) if node not in own
+        }
         shared = [node for node in entering if node in self._of_scalars and node.op != "get_attr"]
         scalars = self._inputs_in(ancestors(shared)) | self._inputs_in(
             node for node in entering if self._input_of(node, {Role.SCALAR}) is not None
@@ -192,17 +197,17 @@ class _Analysis:
 
     def _entering(self, own: set[fx.Node], mine: set[int]) -> tuple[fx.Node, ...]:
         """What the update is made of besides its own inputs and scalars, in order."""
-        given = {node for each in own for node in operands(each) if node not in own}
+        entering = {node for own_node in own for node in operands(own_node) if node not in own}
         return self._sorted(
             node
-            for node in given
+            for node in entering
             if node not in self._of_scalars and self._input_of(node, _MIXES) not in mine
         )
 
     def _serves(self, node: fx.Node, own: set[fx.Node]) -> bool:
         """Whether nothing but ``own`` reads what is computed after the backward pass: of a gradient
         that enters as itself and as its magnitude the magnitude is a part of the update."""
-        return is_late(node) and all(each in own for each in readers(node))
+        return is_late(node) and all(reader in own for reader in readers(node))
 
     def _own(self, cone: set[fx.Node], values: set[fx.Node], writes: set[int]) -> set[fx.Node]:
         """The nodes of the update that lead to these write-backs and nowhere else."""
@@ -214,8 +219,8 @@ class _Analysis:
         for node in sorted(cone, key=self._position.__getitem__, reverse=True):
             if node not in self._mixed or (node in elsewhere and node not in values):
                 continue
-            others = (each for each in readers(node) if each.op != "output")
-            if node in values or all(each in own for each in others):
+            others = (reader for reader in readers(node) if reader.op != "output")
+            if node in values or all(other in own for other in others):
                 own.add(node)
         return own
 
@@ -226,14 +231,14 @@ class _Analysis:
         """Updates that read a gradient that another update reads as well, besides their own. Equal
         gradients that were merged are one and the same, and couple nothing."""
         blocks = tuple(blocks)
-        raw = {each.name: self._raw(ancestors(each.gradients, is_late)) for each in blocks}
+        raw = {block.name: self._raw(ancestors(block.gradients, is_late)) for block in blocks}
         users: dict[fx.Node, list[str]] = {}
         for name, nodes in raw.items():
             for node in nodes:
                 users.setdefault(node, []).append(name)
         for block in blocks:
-            others = [each for node in raw[block.name] for each in users[node]]
-            other = next((each for each in others if each != block.name), None)
+            others = [name for node in raw[block.name] for name in users[node]]
+            other = next((name for name in others if name != block.name), None)
             if len(raw[block.name]) > 1 and other is not None:
                 yield Coupling(block.name, other, self._meeting(block))
 
@@ -249,12 +254,12 @@ class _Analysis:
 
 def made_of_scalars(step: StepGraph) -> set[fx.Node]:
     """What is computed of hyper-parameters and constants alone, these among it."""
-    found = {node for node, given in step.inputs() if given.role is Role.SCALAR}
+    nodes = {node for node, step_input in step.inputs() if step_input.role is Role.SCALAR}
     for node in step.graph.nodes:
         computed = node.op == "call_function" and may_recompute(node)
-        if node.op == "get_attr" or (computed and found.issuperset(node.all_input_nodes)):
-            found.add(node)
-    return found
+        if node.op == "get_attr" or (computed and nodes.issuperset(node.all_input_nodes)):
+            nodes.add(node)
+    return nodes
 
 
 def is_late(node: fx.Node) -> bool:

@@ -48,8 +48,10 @@ def given_of(
         replaced = cast(Callable[[fx.Node], Argument], operand)
         return cast(Given, map_arg((node.args, node.kwargs), replaced))
 
-    def leaf(each: Argument) -> Argument:
-        return cast(Argument, operand(each) if isinstance(each, fx.Node) else other(each))
+    def leaf(argument: Argument) -> Argument:
+        return cast(
+            Argument, operand(argument) if isinstance(argument, fx.Node) else other(argument)
+        )
 
     return cast(Given, map_aggregate((node.args, node.kwargs), leaf))
 

@@ -74,7 +74,7 @@ class Collective:
     @property
     def waits(self) -> tuple[fx.Node, ...]:
         """The nodes that wait for it, in no order."""
-        return tuple([user for each in self.results for user in each.users if is_wait(user)])
+        return tuple([user for result in self.results for user in result.users if is_wait(user)])
 
     @property
     def agreement(self) -> tuple[object, ...]:
@@ -86,10 +86,10 @@ class Collective:
     @property
     def nbytes(self) -> int:
         """Bytes of the larger side on this rank: what goes in, or what comes out."""
-        made = value_of(self.node)
-        outputs = [made] if isinstance(made, Tensor) else list(made)
-        sides = outputs, [value_of(each) for each in self.inputs]
-        return max(sum(each.numel() * each.dtype.itemsize for each in side) for side in sides)
+        value = value_of(self.node)
+        outputs = [value] if isinstance(value, Tensor) else list(value)
+        sides = outputs, [value_of(input_) for input_ in self.inputs]
+        return max(sum(tensor.numel() * tensor.dtype.itemsize for tensor in side) for side in sides)
 
 
 def communicates_otherwise(node: fx.Node) -> bool:
@@ -109,9 +109,9 @@ def is_same_on_all_ranks(step: StepGraph) -> bool:
     values. Otherwise parts may be uneven, and one rank pads what another sends as it is. What
     follows from the places of nodes, or from which values are equal, is then a rank's own; all that
     they have in common is which collectives depend on which, and their order as captured."""
-    if any(each.sharded for each in step.signature.inputs):
+    if any(input_.sharded for input_ in step.signature.inputs):
         return False
-    return all(each.kind in _WHOLE for each in collectives_in(step.graph))
+    return all(collective.kind in _WHOLE for collective in collectives_in(step.graph))
 
 
 _IN_EQUAL_PIECES = frozenset({aten.split.Tensor, aten.chunk.default})
@@ -122,10 +122,10 @@ def has_equal_parts(step: StepGraph) -> bool:
     """Whether no rank has more of anything than another, as far as the step says: no input is a
     part beside which others are larger or smaller, and nothing is cut in pieces of several sizes,
     of which ranks would take one each. Then what follows from sizes follows on all ranks."""
-    if any(each.uneven for each in step.signature.inputs):
+    if any(input_.uneven for input_ in step.signature.inputs):
         return False
     cuts = [node for node in step.graph.nodes if node.target in _IN_EQUAL_PIECES]
-    return all(len({each.shape for each in value_of(node)}) <= 1 for node in cuts)
+    return all(len({part.shape for part in value_of(node)}) <= 1 for node in cuts)
 
 
 def is_wait(node: fx.Node) -> bool:
@@ -139,27 +139,27 @@ def collective_of(node: fx.Node) -> Collective | None:
     single = name.removesuffix("_coalesced")
     if single not in CollectiveKind.__members__.values():
         return None
-    given = arguments(node)
-    several = "inputs" in given
-    inputs: tuple[fx.Node, ...] = tuple(given["inputs"]) if several else (given["input"],)
-    ranks, root, group = given.get("group_size"), given.get("src"), given["group_name"]
+    args = arguments(node)
+    several = "inputs" in args
+    inputs: tuple[fx.Node, ...] = tuple(args["inputs"]) if several else (args["input"],)
+    ranks, root, group = args.get("group_size"), args.get("src"), args["group_name"]
     return Collective(
         node,
         CollectiveKind(single),
         group if isinstance(group, str) else group.group_name,
         inputs,
         ranks,
-        given.get("reduce_op"),
+        args.get("reduce_op"),
         root,
-        _splits_of(given),
+        _splits_of(args),
         coalesced=several,
     )
 
 
 def collectives_in(graph: fx.Graph) -> list[Collective]:
     """All that the graph starts, in its order."""
-    found = [collective_of(node) for node in graph.nodes]
-    return [each for each in found if each is not None]
+    collectives = [collective_of(node) for node in graph.nodes]
+    return [collective for collective in collectives if collective is not None]
 
 
 def started_by(wait: fx.Node) -> fx.Node:
@@ -171,11 +171,11 @@ def started_by(wait: fx.Node) -> fx.Node:
 
 
 def _splits_of(
-    given: Mapping[str, Sequence[int]],
+    args: Mapping[str, Sequence[int]],
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    if "output_split_sizes" not in given:
+    if "output_split_sizes" not in args:
         return None
-    return tuple(given["output_split_sizes"]), tuple(given["input_split_sizes"])
+    return tuple(args["output_split_sizes"]), tuple(args["input_split_sizes"])
 
 
 def _name_of(node: fx.Node) -> str:

@@ -12,6 +12,10 @@ def constant_of(node: fx.Node) -> Tensor | None:
     one that nobody has."""
     if node.op != "get_attr":
         return None
-    found = operator.attrgetter(str(node.target))(node.graph.owning_module)
-    known = isinstance(found, Tensor) and not isinstance(found, FakeTensor) and not found.is_meta
-    return found if known else None
+    constant = operator.attrgetter(str(node.target))(node.graph.owning_module)
+    known = (
+        isinstance(constant, Tensor)
+        and not isinstance(constant, FakeTensor)
+        and not constant.is_meta
+    )
+    return constant if known else None

@@ -108,11 +108,11 @@ class FactorTable:
 
     def factors(self, dims: Iterable[Factors]) -> Factors:
         """Those of all the dims, one behind the other."""
-        return tuple(known for dim in dims for each in dim for known in self._known(each))
+        return tuple(known for dim in dims for factor in dim for known in self._known(factor))
 
     def sizes(self, factors: Iterable[int]) -> list[int]:
         """How many indices each has."""
-        return [self._sizes[each] for each in factors]
+        return [self._sizes[factor] for factor in factors]
 
     def shape(self, dims: Dims) -> Shape:
         """How many indices the factors of each dim have together."""
@@ -121,28 +121,28 @@ class FactorTable:
     def grouped(self, node: fx.Node, dims: Iterable[Factors], shape: Sequence[int]) -> Dims:
         """The factors of all ``dims`` in their order, as dims of other sizes."""
         left = list(self.factors(dims))
-        found = tuple(self.taken(node, left, size) for size in shape)
+        groups = tuple(self.taken(node, left, size) for size in shape)
         require(not left, NoMatch, f"{node} has another size than what it shows")
-        return found
+        return groups
 
     def taken(self, node: fx.Node, factors: list[int], size: int) -> Factors:
         """The first of ``factors``, which go: those that have ``size`` indices together."""
-        found: list[int] = []
+        used: list[int] = []
         while not same(size, 1):
             require(bool(factors), NoMatch, f"{node} has another size than what it shows")
             first = factors.pop(0)
             has = self._sizes[first]
             if same(has, size):
-                return (*found, first)
+                return (*used, first)
             require(not is_zero(has) and not is_zero(size), NoMatch, _mixes(node))
             if not divides(has, size):
                 require(divides(size, has), NoMatch, _mixes(node))
                 first, rest = self._divide(first, size)
                 factors.insert(0, rest)
-                return (*found, first)
-            found.append(first)
+                return (*used, first)
+            used.append(first)
             size //= has
-        return tuple(found)
+        return tuple(used)
 
     def through(self, node: fx.Node, dims: Dims) -> Dims:
         """The dims of ``node``, whose one operand has ``dims``; ``NoMatch`` where it does more than
@@ -158,7 +158,7 @@ class FactorTable:
         require(place.keys() <= after, NoMatch, _mixes(node))
         new = sorted(after - place.keys())
         place |= zip(new, self.dims_of(known.table.sizes(new)), strict=True)
-        return tuple(tuple([f for each in dim for f in place[each]]) for dim in known.result)
+        return tuple(tuple([f for factor in dim for f in place[factor]]) for dim in known.result)
 
     def refined(self, dims: Dims) -> Dims:
         """The same dims, by factors of which none is divided."""
@@ -173,7 +173,7 @@ class FactorTable:
     def _known(self, factor: int) -> Factors:
         if factor not in self._parts:
             return (factor,)
-        return tuple(known for each in self._parts[factor] for known in self._known(each))
+        return tuple(known for part in self._parts[factor] for known in self._known(part))
 
     def _divide(self, factor: int, size: int) -> tuple[int, int]:
         (slow,), (fast,) = self._new(size), self._new(self._sizes[factor] // size)
@@ -197,8 +197,8 @@ class DimMap:
     @property
     def result(self) -> Dims:
         """The dims of the only result."""
-        (found,) = self.results
-        return found
+        (dims,) = self.results
+        return dims
 
     def keeps(self, count: int) -> bool:
         """Whether the first dims of the first operand are those of every result."""
@@ -210,7 +210,7 @@ class DimMap:
 @dataclass(frozen=True, slots=True)
 class _Call:
     node: fx.Node
-    given: dict[str, Any]
+    args: dict[str, Any]
     operands: list[Shape]
     results: list[Shape]
     table: FactorTable = field(default_factory=FactorTable)
@@ -226,10 +226,10 @@ def dim_map(node: fx.Node) -> DimMap:
     declaration = _declaration(node.target)
     require(declaration is not None, NoMatch, f"what {node} does to dims is not known")
     assert declaration is not None
-    given = arguments(node)
-    tensors = [(name, leaf) for name in given for leaf in leaves(given[name]) if is_tensor(leaf)]
-    results = [type_of_tensor(each).shape for each in tensors_in(value_of(node))]
-    call = _Call(node, given, [type_of(leaf).shape for _, leaf in tensors], results)
+    args = arguments(node)
+    tensors = [(name, leaf) for name in args for leaf in leaves(args[name]) if is_tensor(leaf)]
+    results = [type_of_tensor(tensor).shape for tensor in tensors_in(value_of(node))]
+    call = _Call(node, args, [type_of(leaf).shape for _, leaf in tensors], results)
     table, (before, after) = call.table, declaration(call)
     operands = [(name, table.refined(d)) for (name, _), d in zip(tensors, before, strict=True)]
     return DimMap(table, tuple(operands), tuple(map(table.refined, after)))
@@ -250,13 +250,13 @@ def with_columns(node: fx.Node) -> list[fx.Node]:
 
 def permutation(node: fx.Node) -> list[int]:
     """For each dim of ``node``, one of ``SWAPS``, which of its operand it is."""
-    given, count = arguments(node), type_of(node).ndim
+    args, count = arguments(node), type_of(node).ndim
     order = list(range(count))
     match node.target:
         case aten.permute.default:
-            return [each % count for each in given["dims"]]
+            return [dim % count for dim in args["dims"]]
         case aten.transpose.int if count:
-            one, other = given["dim0"] % count, given["dim1"] % count
+            one, other = args["dim0"] % count, args["dim1"] % count
             order[one], order[other] = other, one
             return order
         case _:
@@ -264,32 +264,32 @@ def permutation(node: fx.Node) -> list[int]:
 
 
 def _declaration(target: object) -> _Declaration | None:
-    found = _DECLARED.get(target)
-    if found is None and isinstance(target, OpOverload) and facts_of(target).elementwise:
+    declaration = _DECLARED.get(target)
+    if declaration is None and isinstance(target, OpOverload) and facts_of(target).elementwise:
         return _by_element
-    return found
+    return declaration
 
 
 def _by_element(call: _Call) -> _Declared:
     """``out[i, j] = f(x[i, j], y[j], z[i, 0])``"""
     node, shape = call.node, call.results[0]
-    alike = all(same_sizes(shape, each) for each in call.results)
+    alike = all(same_sizes(shape, result_shape) for result_shape in call.results)
     require(alike, NoMatch, f"{node} has results of several shapes")
     result = call.table.dims_of(shape)
-    operands = [_broadcast(node, each, shape, result) for each in call.operands]
+    operands = [_broadcast(node, operand, shape, result) for operand in call.operands]
     return operands, [result] * len(call.results)
 
 
 def _broadcast(node: fx.Node, operand: Shape, shape: Shape, dims: Dims) -> Dims:
     """The dims of ``operand``, which has elements for those of ``shape``."""
     require(len(operand) <= len(shape), NoMatch, f"{node} has fewer dims than its operand")
-    found: list[Factors] = []
+    factors: list[Factors] = []
     for size, wide, dim in zip(reversed(operand), reversed(shape), reversed(dims), strict=False):
         alone = same(size, 1)
         fits = alone or same(size, wide)
         require(fits, NoMatch, f"{node} has other sizes than its operand")
-        found.insert(0, () if alone else dim)
-    return tuple(found)
+        factors.insert(0, () if alone else dim)
+    return tuple(factors)
 
 
 def _in_order(call: _Call) -> _Declared:
@@ -341,18 +341,18 @@ def _parts(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
 
 def _permuted(call: _Call) -> _Declared:
     dims = call.table.dims_of(call.operands[0])
-    return [dims], [tuple(dims[each] for each in permutation(call.node))]
+    return [dims], [tuple(dims[dim] for dim in permutation(call.node))]
 
 
 def _across(call: _Call) -> _Declared:
     """All but the dims that are named, or all dims if none is, are the same in operands and
     results; results may lack the named ones."""
     first = call.operands[0]
-    named = call.given["dim"]
+    named = call.args["dim"]
     listed = named if isinstance(named, Sequence) else [] if named is None else [named]
-    across = {each % len(first) for each in listed or range(len(first))} if first else set[int]()
+    across = {dim % len(first) for dim in listed or range(len(first))} if first else set[int]()
     dims_of = call.table.dims_of
-    dims, kept = dims_of(first), [each for each in range(len(first)) if each not in across]
+    dims, kept = dims_of(first), [index for index in range(len(first)) if index not in across]
 
     def seen(shape: Shape) -> Dims:
         places, own = range(len(first)) if len(shape) == len(first) else kept, dims_of(shape)
@@ -367,7 +367,7 @@ def _across(call: _Call) -> _Declared:
 def _stacked(call: _Call) -> _Declared:
     """``out[i, k, j] = xs[k][i, j]``"""
     (shape,) = call.results
-    at = call.given["dim"] % len(shape)
+    at = call.args["dim"] % len(shape)
     dims = list(call.table.dims_of(shape))
     inner = tuple(dims[:at] + dims[at + 1 :])
     return [inner] * len(call.operands), [tuple(dims)]
@@ -381,7 +381,7 @@ def _product(call: _Call) -> _Declared:
     *batch, row, column = result
     (summed,) = call.table.dims_of(left[-1:])
     factors = [(*batch, row, summed), (*batch, summed, column)]
-    return [_broadcast(call.node, each, shape, result) for each in added] + factors, [result]
+    return [_broadcast(call.node, operand, shape, result) for operand in added] + factors, [result]
 
 
 def _scaled_product(call: _Call) -> _Declared:

@@ -28,8 +28,8 @@ def remove_tokens(graph: fx.Graph) -> None:
             token, target, *args = node.args
             assert isinstance(token, fx.Node), node
             assert callable(target), node
-            made = _called(graph, node, target, tuple(args))
-            _replace_results(graph, node, token, target, made)
+            called = _called(graph, node, target, tuple(args))
+            _replace_results(graph, node, token, target, called)
             if token.op == "placeholder":
                 tokens.add(token)
     for token in tokens:
@@ -41,16 +41,16 @@ def _called(
     graph: fx.Graph, node: fx.Node, target: Callable[..., Any], args: tuple[Argument, ...]
 ) -> fx.Node:
     with graph.inserting_before(node):
-        made = graph.call_function(target, args, dict(node.kwargs))
-    copy_notes(made, node)
+        call = graph.call_function(target, args, dict(node.kwargs))
+    copy_notes(call, node)
     results = value_of(node)[1:]
     count = _result_count(target, len(results))
-    set_value(made, results if count > 1 else results[0] if results else None)
-    return made
+    set_value(call, results if count > 1 else results[0] if results else None)
+    return call
 
 
 def _replace_results(
-    graph: fx.Graph, node: fx.Node, token: fx.Node, target: Callable[..., Any], made: fx.Node
+    graph: fx.Graph, node: fx.Node, token: fx.Node, target: Callable[..., Any], replacement: fx.Node
 ) -> None:
     count = _result_count(target, len(value_of(node)) - 1)
     for user in list(node.users):
@@ -60,14 +60,14 @@ def _replace_results(
         if at == 0:
             user.replace_all_uses_with(token)
         elif count == 1:
-            user.replace_all_uses_with(made)
+            user.replace_all_uses_with(replacement)
         else:
-            user.args = (made, at - 1)
+            user.args = (replacement, at - 1)
             continue
         graph.erase_node(user)
     graph.erase_node(node)
 
 
-def _result_count(target: object, given: int) -> int:
+def _result_count(target: object, count: int) -> int:
     """How many results ``target`` has by itself; a list of tensors is one."""
-    return len(schema_of(target).returns) if isinstance(target, OpOverload) else given
+    return len(schema_of(target).returns) if isinstance(target, OpOverload) else count

@@ -141,7 +141,7 @@ def forget(node: fx.Node) -> None:
 
 def notes(node: fx.Node) -> dict[str, object]:
     """What others noted of ``node`` besides its value: PyTorch, and passes of users."""
-    return {key: each for key, each in node.meta.items() if key not in (_VALUE, _INFO)}
+    return {key: value for key, value in node.meta.items() if key not in (_VALUE, _INFO)}
 
 
 def drop_notes(node: fx.Node, keys: Iterable[str]) -> None:

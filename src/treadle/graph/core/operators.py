@@ -101,8 +101,12 @@ def operation_name(target: object) -> str:
 @functools.cache
 def _parameters(target: object) -> tuple[tuple[str, ...], dict[str, Any]]:
     arguments = schema_of(target).arguments
-    defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
-    return tuple(each.name for each in arguments), defaults
+    defaults = {
+        argument.name: argument.default_value
+        for argument in arguments
+        if argument.has_default_value()
+    }
+    return tuple(argument.name for argument in arguments), defaults
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     ``sum(x, [1])``  ->  ``{"self": x, "dim": [1], "keepdim": False, "dtype": None}``
     """
     if not isinstance(node.target, OpOverload):
-        return {str(i): each for i, each in enumerate(node.args)} | dict(node.kwargs)
+        return {str(i): argument for i, argument in enumerate(node.args)} | dict(node.kwargs)
     return arguments_of(node.target, node.args, node.kwargs)
 
 
@@ -120,8 +124,8 @@ def arguments_of(
 ) -> dict[str, Any]:
     """``arguments`` of a call that is no node."""
     names, defaults = _parameters(op)
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    return {name: given[name] if name in given else defaults.get(name) for name in names}
+    named_args = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return {name: named_args[name] if name in named_args else defaults.get(name) for name in names}
 
 
 def written_values(node: fx.Node) -> list[object]:
@@ -132,8 +136,8 @@ def written_values(node: fx.Node) -> list[object]:
     op = _operator_of(node)
     if op is None or not facts_of(op).writes:
         return []
-    given = arguments_of(op, node.args, node.kwargs)
-    return [given[name] for name in written_names(op, given)]
+    args = arguments_of(op, node.args, node.kwargs)
+    return [args[name] for name in written_names(op, args)]
 
 
 def set_argument(node: fx.Node, name: str, value: Any) -> None:

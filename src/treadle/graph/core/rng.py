@@ -40,5 +40,5 @@ def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
     """What ``node`` draws, if it draws zeros and ones and looks at no tensor's elements."""
     if node.target is not BERNOULLI and node.target is not aten.bernoulli.p:
         return None
-    given = arguments(node)
-    return ZeroOneDraw(*layout_of(value_of(node)), given["p"], given["generator"])
+    args = arguments(node)
+    return ZeroOneDraw(*layout_of(value_of(node)), args["p"], args["generator"])

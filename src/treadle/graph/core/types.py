@@ -111,7 +111,7 @@ def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
         case torch.Tensor():
             return (value,)
         case tuple() | list():
-            return tuple(tensor for each in value for tensor in tensors_in(each))
+            return tuple(tensor for item in value for tensor in tensors_in(item))
         case _:
             return ()
 

@@ -30,11 +30,11 @@ def like(value: object) -> Any:
     """A value of the same type in storages of its own."""
     match value:
         case torch.Tensor():
-            made = _apart(value)
+            copied = _apart(value)
             twin = twin_of(value)
             if twin is not value:
-                pair(made, twin)
-            return made
+                pair(copied, twin)
+            return copied
         case tuple() | list():
             return type(value)(map(like, value))
         case _:
@@ -132,4 +132,4 @@ def _is_view(value: object, node: fx.Node) -> bool:
 
 
 def _operand_storages(node: fx.Node) -> frozenset[int]:
-    return frozenset().union(*(storages(value_of(each)) for each in node.all_input_nodes))
+    return frozenset().union(*(storages(value_of(operand)) for operand in node.all_input_nodes))

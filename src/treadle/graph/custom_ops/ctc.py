@@ -50,8 +50,8 @@ def _backward(
     blank: int,
     zero_infinity: bool,
 ) -> Tensor:
-    given = log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
-    losses, table = _table(*given)
+    args = log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    losses, table = _table(*args)
     lengths = input_lengths.tolist(), target_lengths.tolist()
     return aten._ctc_loss_backward.default(
         grad, log_probs, targets, *lengths, losses, table, blank, zero_infinity
@@ -67,8 +67,8 @@ def _keep(
 
 
 def _gradients(ctx: CallContext, grad: Tensor) -> Gradients:
-    found = ctc_loss_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return found, None, None, None, None, None
+    gradient = ctc_loss_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return gradient, None, None, None, None, None
 
 
 def _table_bytes(log_probs: Tensor, targets: Tensor) -> int:
@@ -86,7 +86,7 @@ OPERATORS = (
         "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
         "int blank, bool zero_infinity) -> Tensor",
         fake=lambda log_probs: log_probs.new_empty(log_probs.shape[1]),
-        kernel=lambda *given: _table(*given)[0],
+        kernel=lambda *args: _table(*args)[0],
         gradient=Gradient(_keep, _gradients),
         holds=_table_bytes,
         library=RECURSION,
@@ -103,4 +103,4 @@ OPERATORS = (
         library=RECURSION,
     ),
 )
-ctc_loss, ctc_loss_backward = (each.op for each in OPERATORS)
+ctc_loss, ctc_loss_backward = (operator.op for operator in OPERATORS)

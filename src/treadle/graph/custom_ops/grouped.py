@@ -40,21 +40,21 @@ def _type(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
             size = (a.shape[1], b.shape[1])
         case _:
             size = (a.shape[0], a.shape[1], b.shape[2])
-    each = 1 if torch.version.hip else _BYTES // a.element_size()
-    row = (size[-1] + each - 1) // each * each
+    alignment = 1 if torch.version.hip else _BYTES // a.element_size()
+    row = (size[-1] + alignment - 1) // alignment * alignment
     strides = (row, 1) if len(size) == 2 else (size[1] * row, row, 1)
     return a.new_empty_strided(size, strides)
 
 
 def _check(a: Tensor, b: Tensor, ends: Tensor | None) -> None:
-    for name, each in (("mat_a", a), ("mat2", b)):
+    for name, tensor in (("mat_a", a), ("mat2", b)):
         torch._check(
-            each.dtype in _DTYPES,
-            lambda name=name, each=each: (
-                f"Expected {name} to be Float32, BFloat16 or Float16 matrix, got {each.dtype}"
+            tensor.dtype in _DTYPES,
+            lambda name=name, operand=tensor: (
+                f"Expected {name} to be Float32, BFloat16 or Float16 matrix, got {operand.dtype}"
             ),
         )
-        torch._check(each.dim() in (2, 3), lambda name=name: f"{name} has to be 2 or 3d")
+        torch._check(tensor.dim() in (2, 3), lambda name=name: f"{name} has to be 2 or 3d")
     flat = a.dim() == 2 or b.dim() == 2
     if not (a.dim() == 2 and b.dim() == 2):
         torch._check(
@@ -69,9 +69,9 @@ def _check(a: Tensor, b: Tensor, ends: Tensor | None) -> None:
     if ends is not None:
         torch._check(ends.dim() == 1, lambda: "offs has to be 1D")
         torch._check(ends.dtype is torch.int32, lambda: "Offsets have to be int32")
-        for each in (a, b):
+        for tensor in (a, b):
             torch._check(
-                each.dim() == 2 or each.shape[0] == ends.shape[0],
+                tensor.dim() == 2 or tensor.shape[0] == ends.shape[0],
                 lambda: "matrix batch sizes have to match",
             )
     elif a.dim() == 3:
@@ -115,8 +115,8 @@ def _traced(
 
 def _flops(a: Sequence[int], b: Sequence[int]) -> int:
     """Of shapes. Where one operand has no groups, each of its rows or columns meets one of them."""
-    each = 2 * a[-2] * a[-1] * b[-1]
-    return a[0] * each if len(a) == len(b) == 3 else each
+    per_row = 2 * a[-2] * a[-1] * b[-1]
+    return a[0] * per_row if len(a) == len(b) == 3 else per_row
 
 
 OPERATORS = (
@@ -128,7 +128,7 @@ OPERATORS = (
         library="a product: the vendor's library",
     ),
 )
-(grouped_mm,) = (each.op for each in OPERATORS)
+(grouped_mm,) = (operator.op for operator in OPERATORS)
 
 GROUPED: Mapping[OpOverload, Callable[..., Tensor]] = {aten._grouped_mm.default: _traced}
 """What to trace instead of PyTorch's operator."""

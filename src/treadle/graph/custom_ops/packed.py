@@ -59,11 +59,13 @@ def _gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
     x, lengths, h, c, y, *weights = ctx.saved_tensors
     dy, dhy, dcy = (*grads, None)[:3]
     needs_x = ctx.needs_input_grad[0]
-    found = packed_layer_backward(dy, dhy, dcy, x, lengths, h, c, weights, y, *ctx.rest, needs_x)
-    dx = found.pop(0) if needs_x else None
-    dh = found.pop(0)
-    dc = None if c is None else found.pop(0)
-    return (dx, None, dh, dc, found, *(None,) * len(ctx.rest))
+    gradients = packed_layer_backward(
+        dy, dhy, dcy, x, lengths, h, c, weights, y, *ctx.rest, needs_x
+    )
+    dx = gradients.pop(0) if needs_x else None
+    dh = gradients.pop(0)
+    dc = None if c is None else gradients.pop(0)
+    return (dx, None, dh, dc, gradients, *(None,) * len(ctx.rest))
 
 
 def _keep_lengths(
@@ -102,4 +104,4 @@ OPERATORS = (
         library=RECURSION,
     ),
 )
-packed_layer, packed_layer_backward, unpacked = (each.op for each in OPERATORS)
+packed_layer, packed_layer_backward, unpacked = (operator.op for operator in OPERATORS)

@@ -72,7 +72,7 @@ def gradients_like(
 
 
 def _like(*values: Tensor | None, dtype: torch.dtype | None = None) -> list[Tensor]:
-    return [each.new_empty(each.shape, dtype=dtype) for each in values if each is not None]
+    return [value.new_empty(value.shape, dtype=dtype) for value in values if value is not None]
 
 
 def _onednn(x: Tensor, h: Tensor, c: Tensor, workspace: int) -> list[Tensor]:
@@ -121,9 +121,9 @@ def _kept(ctx: CallContext) -> Kept:
     return x, h, c, others[:count], others[count:], rest
 
 
-def _padded(c: Tensor | None, dx: Tensor | None, found: Sequence[Tensor], rest: int) -> Gradients:
+def _padded(c: Tensor | None, dx: Tensor | None, tensors: Sequence[Tensor], rest: int) -> Gradients:
     """Gradients in the order of the arguments."""
-    dh, *left = found
+    dh, *left = tensors
     dc = left.pop(0) if c is not None else None
     return (dx, dh, dc, left, *(None,) * rest)
 
@@ -132,21 +132,23 @@ def _layer_gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradie
     x, h, c, weights, outputs, rest = _kept(ctx)
     dy, dcy = (*grads, None)[:2]
     needs_x = ctx.needs_input_grad[0]
-    found = recurrent_layer_backward(dy, dcy, x, h, c, weights, outputs[0], *rest, needs_x)
-    dx = found[0] if needs_x else None
-    return _padded(c, dx, found[1:] if needs_x else found, len(rest))
+    gradients = recurrent_layer_backward(dy, dcy, x, h, c, weights, outputs[0], *rest, needs_x)
+    dx = gradients[0] if needs_x else None
+    return _padded(c, dx, gradients[1:] if needs_x else gradients, len(rest))
 
 
 def _onednn_gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
     x, h, c, weights, (y, cy, *kept), rest = _kept(ctx)
     reverse, train, _ = rest
     workspace = kept[0] if kept else None
-    dx, *found = onednn_lstm_backward(
+    dx, *gradients = onednn_lstm_backward(
         grads[0], grads[1], x, h, c, weights, y, cy, workspace, reverse, train
     )
     assert c is not None
-    found = [each.to(like.dtype) for each, like in zip(found, (h, c, *weights), strict=True)]
-    return _padded(c, dx.to(x.dtype), found, len(rest))
+    gradients = [
+        gradient.to(like.dtype) for gradient, like in zip(gradients, (h, c, *weights), strict=True)
+    ]
+    return _padded(c, dx.to(x.dtype), gradients, len(rest))
 
 
 def _cudnn_gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
@@ -154,12 +156,12 @@ def _cudnn_gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradie
     layers, bidirectional, cell, _, reserve = rest
     dcy = grads[2] if c is not None else None
     needs_x = ctx.needs_input_grad[0]
-    found = cudnn_rnn_backward(
+    gradients = cudnn_rnn_backward(
         *(grads[0], grads[1], dcy, x, h, c, weights, outputs[0]),
         *(outputs[-1] if reserve else None, layers, bidirectional, cell, needs_x, False),
     )
-    dx = found[0] if needs_x else None
-    return _padded(c, dx, found[1:] if needs_x else found, len(rest))
+    dx = gradients[0] if needs_x else None
+    return _padded(c, dx, gradients[1:] if needs_x else gradients, len(rest))
 
 
 # Floating-point operations: two for each weight of a product and each row, thrice in a training
@@ -170,7 +172,7 @@ Shape = Sequence[int]
 
 def flops_of_layer(x: Shape, weights: Sequence[Shape]) -> int:
     """Of its products, forward, from the shapes."""
-    return 2 * x[0] * x[1] * sum(prod(each) for each in weights if len(each) == 2)
+    return 2 * x[0] * x[1] * sum(prod(weight) for weight in weights if len(weight) == 2)
 
 
 def flops_of_backward(x: Shape, weights: Sequence[Shape]) -> int:
@@ -243,4 +245,4 @@ OPERATORS = (
     onednn_lstm_backward,
     cudnn_rnn,
     cudnn_rnn_backward,
-) = (each.op for each in OPERATORS)
+) = (operator.op for operator in OPERATORS)

@@ -54,19 +54,19 @@ def bytes_of_round(text: str) -> int:
     from its first value on to the last use of one."""
     step = parse(text)
     nodes = list(step.graph.nodes)
-    uses = {each: at for at, node in enumerate(nodes) for each in node.all_input_nodes}
+    uses = {operand: at for at, node in enumerate(nodes) for operand in node.all_input_nodes}
     memory = {node: set(map(storage_of, tensors_in(known_value(node)))) for node in nodes}
     sizes: dict[int, int] = {}
     ends: dict[int, int] = {}
-    given = {key for node in step.placeholders for key in memory[node]}
+    keys = {key for node in step.placeholders for key in memory[node]}
     for at, node in enumerate(nodes):
-        for each in tensors_in(known_value(node)):
-            sizes[storage_of(each)] = each.untyped_storage().nbytes()
-            ends[storage_of(each)] = max(ends.get(storage_of(each), at), uses.get(node, at))
+        for tensor in tensors_in(known_value(node)):
+            sizes[storage_of(tensor)] = tensor.untyped_storage().nbytes()
+            ends[storage_of(tensor)] = max(ends.get(storage_of(tensor), at), uses.get(node, at))
     held: set[int] = set()
     most = 0
     for at, node in enumerate(nodes):
-        held |= memory[node] - given
+        held |= memory[node] - keys
         most = max(most, sum(map(sizes.__getitem__, held)))
         held = {key for key in held if ends[key] > at}
     return most
@@ -74,7 +74,7 @@ def bytes_of_round(text: str) -> int:
 
 def _function(text: str) -> rounds.Function:
     function = function_of(text)
-    return lambda given: function(*given)
+    return lambda operands: function(*operands)
 
 
 def _run(
@@ -100,11 +100,11 @@ def _run_backward(
 ) -> list[Tensor]:
     function, count = function_of(backward), len(grads)
 
-    def summed(given: Sequence[Tensor]) -> list[Tensor]:
+    def summed(tensors: Sequence[Tensor]) -> list[Tensor]:
         first = len(carried) + len(others) + count
-        made = function(*given[:first])
-        sums = zip(given[first:], made[count:], strict=True)
-        return [*made[:count], *(total + each for total, each in sums)]
+        gradients = function(*tensors[:first])
+        sums = zip(tensors[first:], gradients[count:], strict=True)
+        return [*gradients[:count], *(total + gradient for total, gradient in sums)]
 
     with torch.no_grad():
         functions = _function(condition), _function(body), summed
@@ -132,7 +132,7 @@ def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:
     carried, others, differentiable, *texts = inputs
     ctx.save_for_backward(*carried, *others)
     ctx.rest = len(carried), tuple(differentiable), *texts
-    fixed = [each for each, flag in zip(output, differentiable, strict=False) if not flag]
+    fixed = [tensor for tensor, flag in zip(output, differentiable, strict=False) if not flag]
     ctx.mark_non_differentiable(*fixed)
 
 
@@ -142,13 +142,15 @@ def _gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
     assert isinstance(flags, tuple)
     tensors = ctx.saved_tensors  # asked for once: a checkpoint gives them once
     carried, others = tensors[:count], tensors[count:]
-    given = [
+    incoming = [
         torch.zeros_like(value) if grad is None else grad
         for grad, value in compress(zip(grads, carried, strict=True), flags)
     ]
-    made = iter(while_loop_backward(given, list(carried), list(others), list(flags), *texts))
-    found = [next(made) if flag else None for flag in flags]
-    return found[:count], found[count:], None, None, None, None
+    remaining = iter(
+        while_loop_backward(incoming, list(carried), list(others), list(flags), *texts)
+    )
+    gradients = [next(remaining) if flag else None for flag in flags]
+    return gradients[:count], gradients[count:], None, None, None, None
 
 
 def _held(condition: str, body: str) -> int:
@@ -165,7 +167,7 @@ def _held_backward(
 ) -> int:
     """Also what each round began with, of which one is counted: how many there are is not known."""
     sums = compress(others, differentiable[len(carried) :])
-    begins = sum(each.dtype.itemsize * prod(each.shape) for each in (*carried, *sums))
+    begins = sum(tensor.dtype.itemsize * prod(tensor.shape) for tensor in (*carried, *sums))
     return begins + max(bytes_of_round(body), bytes_of_round(backward))
 
 
@@ -190,5 +192,5 @@ WHILE_LOOP_BACKWARD = CustomOp(
     holds=_held_backward,
 )
 OPERATORS = (LOOP_VALUE, WHILE_LOOP, WHILE_LOOP_BACKWARD)
-loop_value, while_loop, while_loop_backward = (each.op for each in OPERATORS)
+loop_value, while_loop, while_loop_backward = (operator.op for operator in OPERATORS)
 LOOPS = while_loop, while_loop_backward

@@ -50,7 +50,7 @@ class LoopBody:
         results: list[fx.Node] = list(output.args[0])
         first = len(results) - self.sums
         results[first:] = _summed(step, output, results[first:])
-        output.args = (tuple(_contiguous(step.graph, output, each) for each in results),)
+        output.args = (tuple(_contiguous(step.graph, output, result) for result in results),)
         for lookup in index_bounds_in(step.graph):
             name = operation_name(lookup.user.target)
             why = f"an index of {name} is known in its round only, and PyTorch's kernel looks at it"
@@ -76,7 +76,7 @@ def bodies_of(op: str, args: Sequence[Any]) -> tuple[LoopBody, ...]:
 def _summed(step: StepGraph, output: fx.Node, results: Sequence[fx.Node]) -> list[fx.Node]:
     """The results added to inputs of their own."""
     last = step.placeholders[-1]
-    found: list[fx.Node] = []
+    nodes: list[fx.Node] = []
     for at, result in enumerate(results):
         value = tensor_of(result)
         with step.graph.inserting_after(last):
@@ -85,8 +85,8 @@ def _summed(step: StepGraph, output: fx.Node, results: Sequence[fx.Node]) -> lis
         with step.graph.inserting_before(output):
             added = step.graph.call_function(aten.add.Tensor, (last, result))
         describe(added, aten.add.Tensor(tensor_of(last), value), _KNOWN)
-        found.append(added)
-    return found
+        nodes.append(added)
+    return nodes
 
 
 def _contiguous(graph: fx.Graph, output: fx.Node, result: fx.Node) -> fx.Node:
@@ -95,6 +95,6 @@ def _contiguous(graph: fx.Graph, output: fx.Node, result: fx.Node) -> fx.Node:
         return result
     form: dict[str, Any] = {"memory_format": torch.contiguous_format}
     with graph.inserting_before(output):
-        made = graph.call_function(aten.clone.default, (result,), form)
-    describe(made, aten.clone.default(value, **form), _KNOWN)
-    return made
+        contiguous = graph.call_function(aten.clone.default, (result,), form)
+    describe(contiguous, aten.clone.default(value, **form), _KNOWN)
+    return contiguous

@@ -70,11 +70,11 @@ class CompiledRegion:
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Its results. What shares the memory of an input, or of another result, is copied."""
         function = self.compile(inputs)
-        taken = {each.untyped_storage().data_ptr() for each in inputs}
+        taken = {input_.untyped_storage().data_ptr() for input_ in inputs}
         results: list[Tensor] = []
-        for each in function(*inputs):
-            address = each.untyped_storage().data_ptr()
-            results.append(each.clone() if address in taken and address else each)
+        for output in function(*inputs):
+            address = output.untyped_storage().data_ptr()
+            results.append(output.clone() if address in taken and address else output)
             taken.add(address)
         return results
 
@@ -86,8 +86,8 @@ def define(name: str, region: CompiledRegion, results: Callable[[], list[Tensor]
         schema = f"{name}(Tensor[] inputs) -> Tensor[]"
         CustomOp(schema, fake=results, kernel=region, namespace=NAMESPACE)
         _DEFINED[name] = region
-    found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-    return found
+    operator: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return operator
 
 
 def compiler_of(op: object) -> str:

@@ -54,8 +54,10 @@ class Region:
         """What is passed in, in the order of first use: results of others, inputs of the step, and
         constants of the graph."""
         own = set(self.nodes)
-        found = (each for node in self.nodes for each in node.all_input_nodes if each not in own)
-        return tuple(dict.fromkeys(found))
+        operands = (
+            operand for node in self.nodes for operand in node.all_input_nodes if operand not in own
+        )
+        return tuple(dict.fromkeys(operands))
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
@@ -122,17 +124,17 @@ def regions_of(
         operands[after].append(before)
     taken = [_compiler(unit, reasons, compilers or {}) for unit in units]
     phases = [
-        info(unit[0]).phase if _is_other(each) else ""
-        for unit, each in zip(units, taken, strict=True)
+        info(unit[0]).phase if _is_other(unit_kind) else ""
+        for unit, unit_kind in zip(units, taken, strict=True)
     ]
-    kinds = [f"{each} {phase}" for each, phase in zip(taken, phases, strict=True)]
+    kinds = [f"{unit_kind} {phase}" for unit_kind, phase in zip(taken, phases, strict=True)]
     places = {node: at for at, node in enumerate(graph.nodes)}
-    found: list[Region] = []
+    regions: list[Region] = []
     for number, group in enumerate(grow(kinds, operands)):
         nodes = sorted((node for at in group for node in units[at]), key=places.__getitem__)
         why = {node.name: reasons[node] for node in nodes if node in reasons}
-        found.append(Region(number, taken[group[0]], tuple(nodes), why))
-    return tuple(found)
+        regions.append(Region(number, taken[group[0]], tuple(nodes), why))
+    return tuple(regions)
 
 
 def _compiler(
@@ -166,7 +168,9 @@ def _units(graph: fx.Graph) -> list[list[fx.Node]]:
 
 
 def _operands(unit: Sequence[fx.Node], at: int, numbers: Mapping[fx.Node, int]) -> set[int]:
-    known = {numbers[each] for node in unit for each in node.all_input_nodes if each in numbers}
+    known = {
+        numbers[operand] for node in unit for operand in node.all_input_nodes if operand in numbers
+    }
     return known - {at}
 
 
@@ -186,7 +190,7 @@ def _by_level(kinds: Sequence[str], operands: Sequence[Sequence[int]]) -> list[l
     levels: list[int] = []
     groups: dict[tuple[int, str], list[int]] = {}
     for at, kind in enumerate(kinds):
-        before = (levels[each] + (kinds[each] != kind) for each in operands[at])
+        before = (levels[operand] + (kinds[operand] != kind) for operand in operands[at])
         levels.append(max(before, default=0))
         groups.setdefault((levels[at], kind), []).append(at)
     return list(groups.values())
@@ -203,7 +207,7 @@ def _merged(
             return groups
         first, second = pair
         joined = sorted((*groups[first], *groups[second]))
-        groups = [each for at, each in enumerate(groups) if at not in pair]
+        groups = [group for at, group in enumerate(groups) if at not in pair]
         groups.insert(first, joined)
 
 
@@ -224,13 +228,13 @@ class _After:
 def _after(groups: Sequence[Sequence[int]], operands: Sequence[Sequence[int]]) -> _After:
     direct = [0] * len(groups)
     for before, group in enumerate(_dependencies(groups, operands)):
-        for each in group:
-            direct[each] |= 1 << before
-    found = list(direct)
+        for index in group:
+            direct[index] |= 1 << before
+    after = list(direct)
     for at in reversed(_order(_dependencies(groups, operands))):
         for other in _bits(direct[at]):
-            found[at] |= found[other]
-    return _After(direct, found)
+            after[at] |= after[other]
+    return _After(direct, after)
 
 
 def _may_join(first: int, second: int, after: _After) -> bool:
@@ -253,9 +257,9 @@ def _dependencies(
     groups: Sequence[Sequence[int]], operands: Sequence[Sequence[int]]
 ) -> list[set[int]]:
     """Of each group those that it depends on."""
-    owner = {each: at for at, group in enumerate(groups) for each in group}
+    owner = {node: at for at, group in enumerate(groups) for node in group}
     return [
-        {owner[each] for number in group for each in operands[number]} - {at}
+        {owner[operand] for number in group for operand in operands[number]} - {at}
         for at, group in enumerate(groups)
     ]
 
@@ -286,9 +290,9 @@ def refused(
 ) -> list[Region]:
     """The native regions that are not worth a compile: of fewer than ``smallest`` operations that
     compute, or not accepted."""
-    native = [each for each in regions if each.compiler == NATIVE and each.operations]
+    native = [region for region in regions if region.compiler == NATIVE and region.operations]
     return [
-        each
-        for each in native
-        if each.operations < smallest or (accepts is not None and not accepts(each))
+        region
+        for region in native
+        if region.operations < smallest or (accepts is not None and not accepts(region))
     ]

@@ -48,7 +48,7 @@ class SourceLines:
 
     def fill(self, text: str) -> str:
         """``text`` with every reference replaced by its line."""
-        return _REFERENCE.sub(lambda found: self.lines[int(found[1])], text)
+        return _REFERENCE.sub(lambda reference: self.lines[int(reference[1])], text)
 
     @contextmanager
     def in_errors(self) -> Iterator[None]:
@@ -87,13 +87,13 @@ def canonical(step: StepGraph) -> CanonicalStep:
         _keep_facts(node, numbers)
         if node.op == "get_attr":
             constants.append(_take_constant(step.graph.owning_module, holder, str(node.target)))
-    made = StepGraph(graph, step.signature, list(step.history))
+    candidate = StepGraph(graph, step.signature, list(step.history))
     texts = [
         repr(step.signature),
         *(f"{kind.__module__}.{kind.__qualname__}" for kind in step.history),
         *(facts.of_node(node) for node in graph.nodes),
     ]
-    return CanonicalStep(made, _digest(texts), _digest(constants), SourceLines(tuple(numbers)))
+    return CanonicalStep(candidate, _digest(texts), _digest(constants), SourceLines(tuple(numbers)))
 
 
 def _digest(texts: list[str]) -> str:
@@ -102,7 +102,7 @@ def _digest(texts: list[str]) -> str:
 
 def _keep_facts(node: fx.Node, numbers: dict[str, int]) -> None:
     """Drop the notes of users' passes that have no text; the line of a node becomes its number."""
-    drop_notes(node, [key for key, each in notes(node).items() if not _has_text(each)])
+    drop_notes(node, [key for key, value in notes(node).items() if not _has_text(value)])
     line = info(node).where
     number = f"\u27e6{numbers.setdefault(line, len(numbers))}\u27e7" if line else ""
     with_info(node, where=number, asked_at=None)
@@ -120,10 +120,10 @@ def _take_constant(owner: nn.Module | None, holder: nn.Module, path: str) -> str
     """Put a constant into the module of the copy, alone; its value as a text."""
     value = operator.attrgetter(path)(owner)
     *parents, name = path.split(".")
-    for each in parents:
-        if each not in holder._modules:
-            holder.add_module(each, nn.Module())
-        holder = holder.get_submodule(each)
+    for parent in parents:
+        if parent not in holder._modules:
+            holder.add_module(parent, nn.Module())
+        holder = holder.get_submodule(parent)
     vars(holder)[name] = value
     if not isinstance(value, torch.Tensor):
         return f"{path}: {type(value).__qualname__}"  # lowering refuses it, with the user's line
@@ -146,10 +146,10 @@ class _Facts:
 
     def of_node(self, node: fx.Node) -> str:
         known = repr(info(node)), tuple(sorted(notes(node).items()))
-        given = text_of_value((tuple(node.args), dict(node.kwargs), known))
+        text = text_of_value((tuple(node.args), dict(node.kwargs), known))
         target = _target(node.target)
         value = self._value(known_value(node)) if node.op != "output" else ""
-        return f"{node.op} {target} {node.name} {given} {value}"
+        return f"{node.op} {target} {node.name} {text} {value}"
 
     def _value(self, value: object) -> str:
         match value:

@@ -33,7 +33,7 @@ from treadle.util.literals import literal_text, numbers_text
 _ELSEWHERE = {"phase", "where"}
 _NOT_SHOWN = {"name", "asked_at", "draw", "lost"}
 """What a capture notes for the stages that follow it at once."""
-NOTES = tuple(each.name for each in fields(NodeInfo) if each.name not in _ELSEWHERE | _NOT_SHOWN)
+NOTES = tuple(field.name for field in fields(NodeInfo) if field.name not in _ELSEWHERE | _NOT_SHOWN)
 """What is noted of a node beside its phase and its source line, if anything."""
 _noted = operator.attrgetter(*NOTES)
 USUAL_DEVICE = torch.device("cpu")
@@ -50,18 +50,18 @@ def type_text(value: Any) -> str:
         case torch.Tensor() if value.layout is not torch.strided:
             return f"{value.layout}"
         case torch.Tensor():
-            found = type_of_tensor(value)
-            return f"{found}{_strides_text(found)}{_device_text(found.device)}"
+            tensor_type = type_of_tensor(value)
+            return f"{tensor_type}{_strides_text(tensor_type)}{_device_text(tensor_type.device)}"
         case tuple() | list():
             return f"({', '.join(map(type_text, value))})"
         case _:
             return type(value).__name__
 
 
-def _strides_text(given: TensorType) -> str:
-    if same_sizes(contiguous_strides(given.shape), given.strides):
+def _strides_text(tensor_type: TensorType) -> str:
+    if same_sizes(contiguous_strides(tensor_type.shape), tensor_type.strides):
         return ""
-    return f" strides [{', '.join(map(str, given.strides))}]"
+    return f" strides [{', '.join(map(str, tensor_type.strides))}]"
 
 
 def _device_text(device: torch.device) -> str:
@@ -74,12 +74,12 @@ def value_text(arg: Any, names: Mapping[fx.Node, str]) -> str:
         case fx.Node():
             return names.get(arg, f"<foreign {arg}>")
         case tuple():
-            inside = ", ".join(value_text(each, names) for each in arg)
+            inside = ", ".join(value_text(item, names) for item in arg)
             return f"({inside},)" if len(arg) == 1 else f"({inside})"
         case list():
-            return f"[{', '.join(value_text(each, names) for each in arg)}]"
+            return f"[{', '.join(value_text(item, names) for item in arg)}]"
         case slice():
-            parts = (value_text(each, names) for each in (arg.start, arg.stop, arg.step))
+            parts = (value_text(start, names) for start in (arg.start, arg.stop, arg.step))
             return f"slice({', '.join(parts)})"
         case _:
             return literal_text(arg)
@@ -115,18 +115,18 @@ def operation_of(text: str) -> Any:
         2: [["aten", *parts], [*parts, "default"]],
         3: [parts],
     }
-    found = (_operator(*way) for way in ways.get(len(parts), []))
-    return next((each for each in found if each is not None), None)
+    operators = (_operator(*way) for way in ways.get(len(parts), []))
+    return next((operator_ for operator_ in operators if operator_ is not None), None)
 
 
 def _operator(library: str, name: str, overload: str) -> OpOverload | None:
-    found: Any = torch.ops
+    value: Any = torch.ops
     for part in (library, name, overload):
         try:
-            found = getattr(found, part)  # the way to an operator whose name is data
+            value = getattr(value, part)  # the way to an operator whose name is data
         except AttributeError:
             return None
-    return found if isinstance(found, OpOverload) else None
+    return value if isinstance(value, OpOverload) else None
 
 
 def name_text(name: str) -> str:

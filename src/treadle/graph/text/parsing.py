@@ -101,8 +101,8 @@ class _Reader:
             raise self.scanner.error("an operation after the return", at)
         kind = self._types.type()
         is_operation = self.scanner.take("=")
-        made = self._operation(kind) if is_operation else self._input(name, kind, at)
-        self.values[name] = made
+        operation = self._operation(kind) if is_operation else self._input(name, kind, at)
+        self.values[name] = operation
 
     # inputs and outputs
 
@@ -161,7 +161,7 @@ class _Reader:
         if target.op != "placeholder":
             raise self.scanner.error("only an input can be written", at)
         writes = self.graph.find_nodes(op="placeholder").index(target)
-        if any(each.writes == writes for each in self.outputs):
+        if any(output.writes == writes for output in self.outputs):
             raise self.scanner.error("this input is written twice", at)
         place = self.scanner.place()
         node = self._value()
@@ -187,8 +187,10 @@ class _Reader:
         else:
             node = self._call(word, at)
         if not fits(kind, value_of(node)):
-            found = show_type(value_of(node))
-            raise self.scanner.error(f"the operation gives {found}, which is not what is said", at)
+            shown_type = show_type(value_of(node))
+            raise self.scanner.error(
+                f"the operation gives {shown_type}, which is not what is said", at
+            )
         with_info(node, phase="forward")
         if self.scanner.take("#"):
             self._note(node)
@@ -295,8 +297,8 @@ def _first_line(error: Exception) -> str:
 def _put(owner: nn.Module, path: str, value: Tensor) -> None:
     """Make ``value`` the attribute ``path`` of a module."""
     *parents, name = path.split(".")
-    for each in parents:
-        if each not in dict(owner.named_children()):
-            owner.add_module(each, nn.Module())
-        owner = owner.get_submodule(each)
+    for parent in parents:
+        if parent not in dict(owner.named_children()):
+            owner.add_module(parent, nn.Module())
+        owner = owner.get_submodule(parent)
     owner.register_buffer(name, value)

@@ -130,9 +130,9 @@ def _input_line(node: fx.Node, role: Input, names: Names) -> str:
     return f"{_typed(node, names)}  # {_role_text(role)}{user_name}"
 
 
-def _role_text(given: Input) -> str:
-    words = ["uneven"] * given.uneven + ["sharded"] * given.sharded
-    return " ".join([*words, str(given.role)])
+def _role_text(step_input: Input) -> str:
+    words = ["uneven"] * step_input.uneven + ["sharded"] * step_input.sharded
+    return " ".join([*words, str(step_input.role)])
 
 
 def _line(node: fx.Node, names: Names) -> str:
@@ -159,7 +159,7 @@ def _text(arg: object, names: Names) -> str:
         case fx.Node():
             return names.get(arg, f"<foreign {arg}>")
         case tuple() | list():
-            return f"[{', '.join(_text(each, names) for each in arg)}]"
+            return f"[{', '.join(_text(item, names) for item in arg)}]"
         case torch.dtype():
             return short_dtype(arg)
         case str() if "\n" in arg:  # a graph within the graph

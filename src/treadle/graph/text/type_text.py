@@ -29,9 +29,13 @@ class TensorText:
         """Whether ``value`` is a tensor of this type."""
         if not isinstance(value, Tensor):
             return False
-        found = type_of_tensor(value)
-        same = (found.dtype, found.shape, found.device) == (self.dtype, self.shape, self.device)
-        return same and self.strides in (None, found.strides)
+        tensor_type = type_of_tensor(value)
+        same = (tensor_type.dtype, tensor_type.shape, tensor_type.device) == (
+            self.dtype,
+            self.shape,
+            self.device,
+        )
+        return same and self.strides in (None, tensor_type.strides)
 
     def empty(self) -> Tensor:
         """A tensor of this type, in the mode that is on."""

@@ -51,9 +51,9 @@ class Additive:
 def _sum(
     make: ReplacementBuilder, masks: tuple[ScoreMask, ...], rows: MaskedRows, dtype: torch.dtype
 ) -> fx.Node:
-    total, *others = [_part(make, each, rows, dtype) for each in masks]
-    for each in others:
-        total = make.call(aten.add.Tensor, total, each)
+    total, *others = [_part(make, mask, rows, dtype) for mask in masks]
+    for other in others:
+        total = make.call(aten.add.Tensor, total, other)
     return total
 
 
@@ -78,8 +78,8 @@ def _dropped(make: ReplacementBuilder, drops: tuple[Drop, ...], dtype: torch.dty
         node = make.call(aten.logical_not.default, drop.node) if drop.keeps else drop.node
         parts.append(four_dims(make, node))
     total, *others = parts
-    for each in others:
-        total = make.call(aten.logical_or.default, total, each)
+    for other in others:
+        total = make.call(aten.logical_or.default, total, other)
     dead = make.call(aten.all.dim, total, -1, True)
     alive = make.call(aten.logical_not.default, dead)
     masked = make.call(aten.logical_and.default, total, alive)
@@ -91,7 +91,7 @@ def _chosen(
 ) -> fx.Node:
     """``where(condition, *numbers)``."""
     kind = {"dtype": dtype, "device": type_of(condition).device}
-    both = [make.call(aten.scalar_tensor.default, each, **kind) for each in numbers]
+    both = [make.call(aten.scalar_tensor.default, number, **kind) for number in numbers]
     return make.call(aten.where.self, condition, *both)
 
 

@@ -72,10 +72,10 @@ def backward_of(forward: Forward) -> Backward | None:
     _check_readers(forward)
     if d_value is None and into is None:
         return None
-    results = {each for each in (_second(d_value), into and into.d_result) if each is not None}
+    results = {node for node in (_second(d_value), into and into.d_result) if node is not None}
     require(len(results) == 1, NoMatch, "its gradients are of different results")
     (d_result,) = results
-    found = Backward(
+    backward = Backward(
         d_result,
         d_value,
         into and into.d_weights,
@@ -83,8 +83,8 @@ def backward_of(forward: Forward) -> Backward | None:
         into and into.d_key,
         filled=into is None or into.filled,
     )
-    _check_regions(found)
-    return found
+    _check_regions(backward)
+    return backward
 
 
 def _second(product: fx.Node | None) -> fx.Node | None:
@@ -94,20 +94,20 @@ def _second(product: fx.Node | None) -> fx.Node | None:
 def _of_value(forward: Forward) -> fx.Node | None:
     """``weights^T @ d_result``: what else multiplies the weights."""
     weights = forward.weights[-1]
-    found: list[fx.Node] = []
+    nodes: list[fx.Node] = []
     for reader in _products(weights):
         if reader is forward.result:
             continue
         left = reader.args[0]
         require(are_transposed(left, weights), NoMatch, f"{reader} multiplies the probabilities")
-        found.append(reader)
-    require(len(found) <= 1, NoMatch, "the values have two gradients")
-    return found[0] if found else None
+        nodes.append(reader)
+    require(len(nodes) <= 1, NoMatch, "the values have two gradients")
+    return nodes[0] if nodes else None
 
 
 def _products(value: fx.Node) -> list[fx.Node]:
     """Products that ``value`` is an operand of, by itself or as a view."""
-    return [each for each in readers_of(value, is_move) if each.target is aten.bmm.default]
+    return [reader for reader in readers_of(value, is_move) if reader.target is aten.bmm.default]
 
 
 def _of_scores(forward: Forward) -> _Into | None:
@@ -116,9 +116,9 @@ def _of_scores(forward: Forward) -> _Into | None:
     if not derivatives:
         return None
     (derivative,) = derivatives
-    given = arguments(derivative)
+    args = arguments(derivative)
     kind = type_of(derivative)
-    same = given["output"] is forward.softmax and given["dim"] in (-1, kind.ndim - 1)
+    same = args["output"] is forward.softmax and args["dim"] in (-1, kind.ndim - 1)
     require(same, NoMatch, f"{derivative} is not the gradient of {forward.softmax}")
     d_weights, d_result = _incoming(forward, derivative)
     filled: set[ScoreMask] = set()
@@ -136,8 +136,8 @@ def _incoming(forward: Forward, derivative: fx.Node) -> tuple[fx.Node, fx.Node]:
         at = operand_of(at)
     product = isinstance(at, fx.Node) and at.target is aten.bmm.default
     require(product, NoMatch, f"the gradient of the probabilities is {at}, not a product")
-    given = arguments(at)
-    values = are_transposed(given["mat2"], forward.value)
+    args = arguments(at)
+    values = are_transposed(args["mat2"], forward.value)
     require(values, NoMatch, f"{at} is not a product with the values")
     layout = ElementOrder.plain(type_of(at).shape)
     for node in (at, *chain):
@@ -147,7 +147,7 @@ def _incoming(forward: Forward, derivative: fx.Node) -> tuple[fx.Node, fx.Node]:
         layout = layout.moved(node)
     _, rows, columns, _ = forward.sizes
     require_rows(layout, rows, columns, derivative)
-    return at, given["self"]
+    return at, args["self"]
 
 
 def _outgoing(forward: Forward, derivative: fx.Node, filled: set[ScoreMask]) -> fx.Node:
@@ -158,14 +158,14 @@ def _outgoing(forward: Forward, derivative: fx.Node, filled: set[ScoreMask]) -> 
     at = derivative
     while not _is_multiplied(at):
         readers = list(at.users)
-        words = ", ".join("the caller" if each.op == "output" else str(each) for each in readers)
+        words = ", ".join("the caller" if user.op == "output" else str(user) for user in readers)
         require(len(readers) == 1, NoMatch, _also_used(forward, words))
         (reader,) = readers
         if is_move(reader):
             layout = layout.moved(reader)
         elif not is_cast(reader):
             require_rows(layout, rows, columns, reader)
-            masks = [each for each in forward.scores.masks if _is_mask(reader, at, each)]
+            masks = [mask for mask in forward.scores.masks if _is_mask(reader, at, mask)]
             filled.update(masks)
             scale *= 1.0 if masks else _factor(forward, reader, at)
         at = reader
@@ -204,12 +204,12 @@ def _is_mask(reader: fx.Node, at: fx.Node, mask: ScoreMask) -> bool:
     gradient what it is, unless a row is masked whole."""
     if reader.target not in _FILLS or mask.add or type_of(reader).shape != mask.shape:
         return False
-    given = arguments(reader)
+    args = arguments(reader)
     if reader.target is not aten.where.self:
-        fills = not mask.keeps and given["mask"] is mask.node
-        return fills and given["self"] is at and number(given["value"]) == 0.0
+        fills = not mask.keeps and args["mask"] is mask.node
+        return fills and args["self"] is at and number(args["value"]) == 0.0
     value, other = ("self", "other") if mask.keeps else ("other", "self")
-    return given["condition"] is mask.node and given[value] is at and number(given[other]) == 0.0
+    return args["condition"] is mask.node and args[value] is at and number(args[other]) == 0.0
 
 
 def _operand_gradients(
@@ -240,7 +240,7 @@ def _check_readers(forward: Forward) -> None:
         require(known, NoMatch, f"the probabilities are used by {user}")
     for user in filter(is_move, weights.users):
         readers = list(user.users)
-        known = bool(readers) and all(each.target is aten.bmm.default for each in readers)
+        known = bool(readers) and all(reader.target is aten.bmm.default for reader in readers)
         require(known, NoMatch, f"the probabilities are used by {readers}")
 
 
@@ -251,7 +251,7 @@ def _readers(node: fx.Node, forward: Forward) -> list[fx.Node]:
 
 
 def _check_regions(backward: Backward) -> None:
-    found = (backward.d_value, backward.d_weights, backward.d_query, backward.d_key)
-    for node in found:
+    regions = (backward.d_value, backward.d_weights, backward.d_query, backward.d_key)
+    for node in regions:
         free = node is None or (info(node).region is None and info(node).checkpoint is None)
         require(free, NoMatch, f"{node} is in a checkpointed region")

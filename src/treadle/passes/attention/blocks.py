@@ -51,34 +51,34 @@ def blocked(
     forward: fx.Node, backward: Sequence[fx.Node], mask: str, blocks: Blocks
 ) -> BlockedCall:
     """The call in blocks; ``NoMatch`` in words where these are none of their own."""
-    given = arguments(forward)
-    sizes = [size for name in OPERANDS for size in type_of(given[name]).shape]
+    args = arguments(forward)
+    sizes = [size for name in OPERANDS for size in type_of(args[name]).shape]
     fixed = all(type(size) is int for size in sizes) and all(sizes)
     require(fixed, NoMatch, f"{forward} has sizes that the call decides, or none")
-    rows, within = type_of(given["query"]).shape[2], blocks.within
+    rows, within = type_of(args["query"]).shape[2], blocks.within
     words = f"the {rows} rows of {forward} are no whole number of blocks of {blocks.size}"
     require(rows % blocks.size == 0, NoMatch, words)
     flag = within.is_everything or within.is_causal
     require(flag, NoMatch, f"{forward} has {within} in each block: no flag says that")
-    require(not given["dropout_p"], NoMatch, f"{forward} drops out, by numbers of its places")
+    require(not args["dropout_p"], NoMatch, f"{forward} drops out, by numbers of its places")
     require_exchangeable(forward, backward, (mask, "scale", "dropout_p"))
     return BlockedCall(forward, tuple(backward), mask, blocks.size, within.is_causal)
 
 
 def replace(call: BlockedCall) -> None:
     """Let calls of blocks be read instead of the calls, which go."""
-    given, make = arguments(call.forward), ReplacementBuilder(call.forward)
-    operands = {name: _folded(make, given[name], call.size) for name in OPERANDS}
+    args, make = arguments(call.forward), ReplacementBuilder(call.forward)
+    operands = {name: _folded(make, args[name], call.size) for name in OPERANDS}
     flags = {call.mask: None, "is_causal": call.causal}
-    made = make.again(call.forward, {**operands, **flags})
+    blocked = make.again(call.forward, {**operands, **flags})
     items: dict[fx.Node, fx.Node] = {}
     for item in call.forward.users:
-        items[item] = make.call(operator.getitem, made, item.args[1])
+        items[item] = make.call(operator.getitem, blocked, item.args[1])
     result = next((new for new in items.values() if new.args[1] in (0,)), None)
     whole = [] if result is None else [_unfolded(make, result, call.size, call.forward)]
-    for each in call.backward:
-        behind, theirs = ReplacementBuilder(each), arguments(each)
-        name = gradient_name(each)
+    for backward in call.backward:
+        behind, theirs = ReplacementBuilder(backward), arguments(backward)
+        name = gradient_name(backward)
         changes: dict[str, Any] = {**operands, **flags}
         changes[name] = _folded(behind, theirs[name], call.size)
         for key, value in theirs.items():
@@ -86,8 +86,8 @@ def replace(call: BlockedCall) -> None:
                 changes[key] = items[value]
             elif key in ("max_q", "max_k"):
                 changes[key] = call.size
-        gradients = behind.items(behind.again(each, changes), 3)
-        exchange(each, [_unfolded(behind, one, call.size, each) for one in gradients])
+        gradients = behind.items(behind.again(backward, changes), 3)
+        exchange(backward, [_unfolded(behind, one, call.size, backward) for one in gradients])
     exchange(call.forward, whole)
 
 

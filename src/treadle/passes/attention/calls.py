@@ -37,17 +37,17 @@ class FoundAttention:
     mask_dtype: torch.dtype
 
 
-def replace(found: FoundAttention, masks: Additive) -> None:
+def replace(attention: FoundAttention, masks: Additive) -> None:
     """Let the library's calls be read instead of what was found, which goes."""
-    forward, backward = found.forward, found.backward
-    call, dead = _forward_call(found, masks)
+    forward, backward = attention.forward, attention.backward
+    call, dead = _forward_call(attention, masks)
     result = call.result
-    if dead is not None and not found.rows.mixes:
+    if dead is not None and not attention.rows.mixes:
         result = filled(ReplacementBuilder(forward.result), dead, math.nan, result)
     _put(forward.result, result, transposed=False)
     gone = [forward.result]
     if backward is not None:
-        gradients = _gradients(found, backward, call, dead)
+        gradients = _gradients(attention, backward, call, dead)
         wanted = (backward.d_query, backward.d_key, backward.d_value)
         for old, new, turned in zip(wanted, gradients, (False, True, False), strict=True):
             if old is not None:
@@ -57,9 +57,9 @@ def replace(found: FoundAttention, masks: Additive) -> None:
         _erase_dead(old)
 
 
-def _forward_call(found: FoundAttention, masks: Additive) -> tuple[FusedCall, fx.Node | None]:
+def _forward_call(attention: FoundAttention, masks: Additive) -> tuple[FusedCall, fx.Node | None]:
     """The call, and which rows are masked whole, if there may be any."""
-    forward = found.forward
+    forward = attention.forward
     scores, (_, rows, columns, width), heads = forward.scores, forward.sizes, forward.heads
     make = ReplacementBuilder(forward.result)
     operands = (
@@ -67,15 +67,15 @@ def _forward_call(found: FoundAttention, masks: Additive) -> tuple[FusedCall, fx
         arranged(make, scores.key, Arrange((*heads, columns, width), transposed=True)),
         arranged(make, forward.value, Arrange((*heads, columns, width), transposed=False)),
     )
-    added = masks.of(make, forward, found.rows, found.mask_dtype)
+    added = masks.of(make, forward, attention.rows, attention.mask_dtype)
     mask, dead = (None, None) if added is None else (added.mask, added.dead)
-    if found.rows.mixes and dead is not None:
+    if attention.rows.mixes and dead is not None:
         operands = (filled(make, dead, 0.0, operands[0]), *operands[1:])
-    return found.kernel.call(make, operands, mask, scores.scale), dead
+    return attention.kernel.call(make, operands, mask, scores.scale), dead
 
 
 def _gradients(
-    found: FoundAttention, backward: Backward, call: FusedCall, dead: fx.Node | None
+    attention: FoundAttention, backward: Backward, call: FusedCall, dead: fx.Node | None
 ) -> list[fx.Node]:
     """The gradients of query, key and value, of four dims."""
     both = (backward.d_value, backward.d_weights)
@@ -85,15 +85,15 @@ def _gradients(
         make, backward.d_result, Arrange(type_of(call.result).shape, transposed=False)
     )
     if dead is None:
-        return found.kernel.gradients(make, gradient, call)
-    if found.rows.mixes:
-        return _with_mixtures(make, found, gradient, call, dead)
-    return _with_nans(make, found, gradient, call, dead)
+        return attention.kernel.gradients(make, gradient, call)
+    if attention.rows.mixes:
+        return _with_mixtures(make, attention, gradient, call, dead)
+    return _with_nans(make, attention, gradient, call, dead)
 
 
 def _with_nans(
     make: ReplacementBuilder,
-    found: FoundAttention,
+    attention: FoundAttention,
     gradient: fx.Node,
     call: FusedCall,
     dead: fx.Node,
@@ -101,10 +101,10 @@ def _with_nans(
     """Nothing goes back through a dead row of the call, which has it as one without a mask; the NaN
     that eager has there is put in after."""
     gradient = filled(make, dead, 0.0, gradient)
-    query, key, value = found.kernel.gradients(make, gradient, call)
+    query, key, value = attention.kernel.gradients(make, gradient, call)
     anywhere = make.call(aten.any.dim, dead, -2, True)
     value = filled(make, anywhere, math.nan, value)
-    if not found.rows.zeroed:
+    if not attention.rows.zeroed:
         query = filled(make, dead, math.nan, query)
         key = filled(make, anywhere, math.nan, key)
     return [query, key, value]
@@ -112,7 +112,7 @@ def _with_nans(
 
 def _with_mixtures(
     make: ReplacementBuilder,
-    found: FoundAttention,
+    attention: FoundAttention,
     gradient: fx.Node,
     call: FusedCall,
     dead: fx.Node,
@@ -123,10 +123,10 @@ def _with_mixtures(
 
         d_key[s] += scale / S * (value[s] - mean(value)) @ sum{t} d_result[t]^T query[t]
     """
-    query, key, value = found.kernel.gradients(make, gradient, call)
-    if found.rows.zeroed:
+    query, key, value = attention.kernel.gradients(make, gradient, call)
+    if attention.rows.zeroed:
         return [filled(make, dead, 0.0, query), key, value]
-    forward = found.forward
+    forward = attention.forward
     _, rows, columns, width = forward.sizes
     shape = [forward.sizes[0], rows, width]
     alive = make.call(aten.logical_not.default, dead)
@@ -179,7 +179,7 @@ def _copies_of(old: fx.Node, new: fx.Node) -> Iterator[tuple[fx.Node, list[_View
     worklist = [(old, ElementOrder.plain(shape), _viewed(there, begin), begun)]
     while worklist:
         node, layout, place, views = worklist.pop()
-        for reader in [each for each in node.users if is_move(each)]:
+        for reader in [user for user in node.users if is_move(user)]:
             if _is_dense_copy(reader):
                 if place is not None:
                     yield reader, views

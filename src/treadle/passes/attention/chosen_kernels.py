@@ -59,18 +59,18 @@ class CallFastestAttention(NodeRewrite[_Flash]):
 
     def find(self, node: fx.Node) -> _Flash:
         require(node.target is _FLASH, NoMatch, f"{node} is no call of the flash kernel")
-        given = arguments(node)
+        args = arguments(node)
         drawn = f"{node} drops out, by numbers of the kernel's own"
-        require(not given["dropout_p"] and not given["return_debug_mask"], NoMatch, drawn)
-        query, key, value = (type_of(given[name]) for name in OPERANDS)
+        require(not args["dropout_p"] and not args["return_debug_mask"], NoMatch, drawn)
+        query, key, value = (type_of(args[name]) for name in OPERANDS)
         sizes = (query.shape[2], key.shape[2], query.shape[3])
         fixed = all(type(size) is int for size in sizes) and value.shape[3] == query.shape[3]
         require(
             fixed, NoMatch, f"{node} has sizes that the call decides, or values of another width"
         )
         corner = f"{node} is causal, of other queries than keys: kernels begin at different corners"
-        require(not given["is_causal"] or sizes[0] == sizes[1], NoMatch, corner)
-        if given["is_causal"]:
+        require(not args["is_causal"] or sizes[0] == sizes[1], NoMatch, corner)
+        if args["is_causal"]:
             require_masks_after_scaling(node)
         target = target_for(query.device)
         words = f"cuDNN's kernel was not measured on {query.device.type}"
@@ -85,12 +85,14 @@ class CallFastestAttention(NodeRewrite[_Flash]):
         return _Flash(node, backward, kernel)
 
     def replace(self, found: _Flash) -> Iterable[fx.Node]:
-        given = arguments(found.forward)
-        query, key, value = (given[name] for name in OPERANDS)
-        make, causal = ReplacementBuilder(found.forward), bool(given["is_causal"])
-        call = found.kernel.call(make, (query, key, value), None, given["scale"], causal=causal)
-        for each in found.backward:
-            behind = ReplacementBuilder(each)
-            exchange(each, found.kernel.gradients(behind, arguments(each)["grad_out"], call))
+        args = arguments(found.forward)
+        query, key, value = (args[name] for name in OPERANDS)
+        make, causal = ReplacementBuilder(found.forward), bool(args["is_causal"])
+        call = found.kernel.call(make, (query, key, value), None, args["scale"], causal=causal)
+        for backward in found.backward:
+            behind = ReplacementBuilder(backward)
+            exchange(
+                backward, found.kernel.gradients(behind, arguments(backward)["grad_out"], call)
+            )
         exchange(found.forward, [call.result])
         return ()

@@ -21,7 +21,7 @@ def gradients_of(forward: fx.Node, targets: Iterable[object]) -> tuple[fx.Node, 
     """The calls of ``targets`` that read a result of ``forward``, in the order of its results."""
     known = frozenset(targets)
     readers = [user for item in forward.users if is_item(item) for user in item.users]
-    return tuple(each for each in dict.fromkeys(readers) if each.target in known)
+    return tuple(reader for reader in dict.fromkeys(readers) if reader.target in known)
 
 
 def gradient_name(backward: fx.Node) -> str:
@@ -38,16 +38,16 @@ def require_exchangeable(
     for item in forward.users:
         known = is_item(item) and (item.args[1] in (0,) or set(item.users) <= readers)
         require(known, NoMatch, f"{item} of {forward} is read by others")
-    given = arguments(forward)
-    for each in backward:
-        theirs = arguments(each)
-        fits = all(theirs[name] is given[name] for name in OPERANDS)
-        fits = fits and all(theirs[name] == given[name] for name in alike)
+    args = arguments(forward)
+    for node in backward:
+        theirs = arguments(node)
+        fits = all(theirs[name] is args[name] for name in OPERANDS)
+        fits = fits and all(theirs[name] == args[name] for name in alike)
         result = theirs["out"]
         fits = fits and is_item(result) and result.args == (forward, 0)
-        require(bool(fits), NoMatch, f"{each} is not the gradient of {forward}")
-        three = all(is_item(item) and item.args[1] in (0, 1, 2) for item in each.users)
-        require(three, NoMatch, f"{each} gives more than three gradients")
+        require(bool(fits), NoMatch, f"{node} is not the gradient of {forward}")
+        three = all(is_item(item) and item.args[1] in (0, 1, 2) for item in node.users)
+        require(three, NoMatch, f"{node} gives more than three gradients")
 
 
 def require_masks_after_scaling(call: fx.Node) -> None:

@@ -79,13 +79,13 @@ class Forward:
 
 def forward_of(softmax: fx.Node) -> Forward:
     """The attention around ``softmax``; ``NoMatch`` says why there is none."""
-    given = arguments(softmax)
+    args = arguments(softmax)
     kind = type_of(softmax)
-    last = given["dim"] in (-1, kind.ndim - 1)
+    last = args["dim"] in (-1, kind.ndim - 1)
     require(last and kind.ndim >= 3, NoMatch, "not a softmax of matrices over their last dim")
     fixed = all(type(size) is int for size in kind.shape)
     require(fixed, NoMatch, "sizes that the call decides")
-    scores = _scores(given["self"], _Walk(softmax))
+    scores = _scores(args["self"], _Walk(softmax))
     weights = _weights(softmax)
     result = _product_of(weights[-1])
     forward = Forward(softmax, scores, weights, arguments(result)["mat2"], result)
@@ -127,20 +127,20 @@ def _scores(at: object, walk: _Walk) -> Scores:
     assert isinstance(at, fx.Node)
     if is_move(at) or is_cast(at):
         return _scores(operand_of(at), walk.past(at))
-    given = arguments(at) if at.op == "call_function" else {}
+    args = arguments(at) if at.op == "call_function" else {}
     match at.target:
         case aten.bmm.default:
-            return _product(at, given["self"], given["mat2"], walk)
+            return _product(at, args["self"], args["mat2"], walk)
         case aten.baddbmm.default:
-            return _added_product(at, given, walk)
+            return _added_product(at, args, walk)
         case aten.add.Tensor:
-            return _masked_sum(at, given, walk)
+            return _masked_sum(at, args, walk)
         case aten.where.self:
-            return _chosen(at, given, walk)
+            return _chosen(at, args, walk)
         case target if target in _FILLED:
-            fill = _fill(at, given["value"])
-            mask = ScoreMask(given["mask"], _shape(at), fill=fill)
-            return _scores(_same_shape(at, given["self"]), walk.masked(at, mask))
+            fill = _fill(at, args["value"])
+            mask = ScoreMask(args["mask"], _shape(at), fill=fill)
+            return _scores(_same_shape(at, args["self"]), walk.masked(at, mask))
         case target if target in SCALES:
             value, factor = factor_of(at)
             return _scores(_same_shape(at, value), walk.past(at, scale=walk.scale * factor))
@@ -153,26 +153,26 @@ def _product(at: fx.Node, query: fx.Node, key: fx.Node, walk: _Walk) -> Scores:
     return Scores(at, query, key, walk.scale, walk.masks, walk.inside)
 
 
-def _added_product(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:
+def _added_product(at: fx.Node, args: dict[str, Any], walk: _Walk) -> Scores:
     """``baddbmm(mask, query, key)``."""
-    require(given["beta"] == given["alpha"] == 1, NoMatch, f"{at} scales what it adds")
+    require(args["beta"] == args["alpha"] == 1, NoMatch, f"{at} scales what it adds")
     require(walk.scale == 1.0, NoMatch, f"{at} masks scores that are scaled after it")
-    mask = ScoreMask(given["self"], _shape(at), add=True)
+    mask = ScoreMask(args["self"], _shape(at), add=True)
     masks = (*walk.masks, mask)
-    return Scores(at, given["batch1"], given["batch2"], walk.scale, masks, walk.inside)
+    return Scores(at, args["batch1"], args["batch2"], walk.scale, masks, walk.inside)
 
 
-def _masked_sum(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:
+def _masked_sum(at: fx.Node, args: dict[str, Any], walk: _Walk) -> Scores:
     """A sum of scores and a mask, in either order."""
-    require(given["alpha"] == 1, NoMatch, f"{at} scales what it adds")
+    require(args["alpha"] == 1, NoMatch, f"{at} scales what it adds")
     miss = NoMatch(f"{at} adds a number")
-    for value, mask in ((given["self"], given["other"]), (given["other"], given["self"])):
+    for value, mask in ((args["self"], args["other"]), (args["other"], args["self"])):
         if not is_tensor(value) or not is_tensor(mask) or _shape(value) != _shape(at):
             continue
-        found = attempt(_scores_under, value, ScoreMask(mask, _shape(at), add=True), at, walk)
-        if not isinstance(found, NoMatch):
-            return found
-        miss = found
+        scores = attempt(_scores_under, value, ScoreMask(mask, _shape(at), add=True), at, walk)
+        if not isinstance(scores, NoMatch):
+            return scores
+        miss = scores
     raise miss
 
 
@@ -180,24 +180,24 @@ def _scores_under(value: object, mask: ScoreMask, at: fx.Node, walk: _Walk) -> S
     return _scores(value, walk.masked(at, mask))
 
 
-def _chosen(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:
+def _chosen(at: fx.Node, args: dict[str, Any], walk: _Walk) -> Scores:
     """``where(kept, scores, fill)`` or ``where(dropped, fill, scores)``."""
     for name, other, keeps in (("self", "other", True), ("other", "self", False)):
-        fill = number(given[other])
+        fill = number(args[other])
         if fill is None:
             continue
-        mask = ScoreMask(given["condition"], _shape(at), fill=_fill(at, fill), keeps=keeps)
-        return _scores(_same_shape(at, given[name]), walk.masked(at, mask))
+        mask = ScoreMask(args["condition"], _shape(at), fill=_fill(at, fill), keeps=keeps)
+        return _scores(_same_shape(at, args[name]), walk.masked(at, mask))
     raise NoMatch(f"{at} chooses between values, not between scores and a number")
 
 
 def factor_of(node: fx.Node) -> tuple[fx.Node, float]:
     """What ``node`` multiplies, and by which number; ``NoMatch`` if it is none."""
-    given = arguments(node)
-    pairs = [(given["self"], given["other"])]
+    args = arguments(node)
+    pairs = [(args["self"], args["other"])]
     if node.target in _MULTIPLIED:
-        pairs.append((given["other"], given["self"]))
-    elif given.get("rounding_mode") is not None:
+        pairs.append((args["other"], args["self"]))
+    elif args.get("rounding_mode") is not None:
         raise NoMatch(f"{node} rounds")
     for value, other in pairs:
         factor = number(other)
@@ -330,13 +330,13 @@ def _check_layouts(forward: Forward) -> None:
 def _check_types(forward: Forward) -> None:
     scores = forward.scores
     operands = [scores.query, scores.key, forward.value]
-    dtypes = {type_of(each).dtype for each in (*operands, forward.result)}
+    dtypes = {type_of(operand).dtype for operand in (*operands, forward.result)}
     require(len(dtypes) == 1, NoMatch, "queries, keys and values are of different dtypes")
     (dtype,) = dtypes
     require(dtype in _DTYPES, NoMatch, f"no fused kernel for {dtype}")
     inside = type_of(forward.softmax).dtype
     require(inside in _DTYPES, NoMatch, f"the softmax is of {inside}")
-    sizes = [n for each in operands for n in type_of(each).shape]
+    sizes = [n for operand in operands for n in type_of(operand).shape]
     require(all(sizes), NoMatch, "one of the sizes is 0")
     wide, deep = _shape(scores.query)[-1], _shape(forward.value)[-1]
     require(wide == deep, NoMatch, f"queries have {wide} features and values {deep}")

@@ -59,18 +59,18 @@ class FuseAttention(GraphPass):
     """Also where it was measured to be no faster, or less exact."""
 
     def run(self, step: StepGraph) -> int:
-        found = [
-            each
-            for _, each in _attentions(step, self.everywhere)
-            if isinstance(each, FoundAttention)
+        attentions = [
+            attention
+            for _, attention in _attentions(step, self.everywhere)
+            if isinstance(attention, FoundAttention)
         ]
         masks = Additive()
-        for each in found:
-            replace(each, masks)
-        if found:  # the order of what a call gives makes copies needless
+        for attention in attentions:
+            replace(attention, masks)
+        if attentions:  # the order of what a call gives makes copies needless
             RemoveNoOps().run(step)
             RemoveDeadCode().run(step)
-        return len(found)
+        return len(attentions)
 
 
 @final
@@ -98,20 +98,20 @@ class AttentionFinding:
 
 def findings(step: StepGraph, *, everywhere: bool = False) -> tuple[AttentionFinding, ...]:
     """Every softmax over rows of matrices in the order of the step, and what becomes of it."""
-    return tuple(_finding(softmax, each) for softmax, each in _attentions(step, everywhere))
+    return tuple(_finding(softmax, result) for softmax, result in _attentions(step, everywhere))
 
 
-def _finding(softmax: fx.Node, found: FoundAttention | NoMatch) -> AttentionFinding:
+def _finding(softmax: fx.Node, result: FoundAttention | NoMatch) -> AttentionFinding:
     known = info(softmax)
-    fused = isinstance(found, FoundAttention)
+    fused = isinstance(result, FoundAttention)
     return AttentionFinding(
         softmax=softmax.name,
         module=known.module,
         where=known.where,
         shape=type_of(softmax).shape,
-        masks=len(found.forward.scores.masks) if fused else 0,
+        masks=len(result.forward.scores.masks) if fused else 0,
         trained=any(user.target is aten._softmax_backward_data.default for user in softmax.users),
-        refused="" if fused else found.message,
+        refused="" if fused else result.message,
     )
 
 
@@ -119,9 +119,9 @@ def _attentions(
     step: StepGraph, everywhere: bool
 ) -> list[tuple[fx.Node, FoundAttention | NoMatch]]:
     softmaxes = step.graph.find_nodes(op="call_function", target=aten._softmax.default)
-    matrices = [each for each in softmaxes if type_of(each).ndim >= 3]
+    matrices = [softmax for softmax in softmaxes if type_of(softmax).ndim >= 3]
     proofs: dict[tuple[ScoreMask, ...], bool] = {}
-    return [(each, attempt(_attention_of, each, proofs, everywhere)) for each in matrices]
+    return [(softmax, attempt(_attention_of, softmax, proofs, everywhere)) for softmax in matrices]
 
 
 def _attention_of(
@@ -144,7 +144,7 @@ def _dtypes_behind(forward: Forward) -> set[torch.dtype]:
     masks = {mask.node for mask in forward.scores.masks}
     chain = (*forward.scores.inside, forward.scores.product)  # the last first
     first = max(i for i, node in enumerate(chain) if masks & set(node.all_input_nodes))
-    return {type_of(each).dtype for each in (forward.softmax, *chain[: first + 1])}
+    return {type_of(node).dtype for node in (forward.softmax, *chain[: first + 1])}
 
 
 def _check_masks(forward: Forward) -> None:
@@ -176,7 +176,7 @@ def _rows(
     if backward is None and wide and cannot_be_infinite(masks):
         return MaskedRows()
     drops, adds = drops_of(masks), {mask.add for mask in masks}
-    finite = all(each.fill == -math.inf or stays_finite(each.fill, inside) for each in drops)
+    finite = all(drop.fill == -math.inf or stays_finite(drop.fill, inside) for drop in drops)
     words = f"the mask {masks[0].node} may be a finite number in all of a row"
     require(bool(drops) and finite, NoMatch, words)
     zeroed = adds == {False}

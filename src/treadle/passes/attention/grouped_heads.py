@@ -91,18 +91,18 @@ class GroupHeads(NodeRewrite[_Grouped]):
 
     def find(self, node: fx.Node) -> _Grouped:
         require(node.target in KERNELS, NoMatch, f"{node} is no call of a kernel that shares heads")
-        given = arguments(node)
+        args = arguments(node)
         drawn = f"{node} drops out: that it draws the same for shared heads is not known"
-        require(not given["dropout_p"], NoMatch, drawn)
-        operands = {name: _repeated(given[name]) for name in _OPERANDS}
-        counts = [each.shape[each.axis] for each in operands.values()]
+        require(not args["dropout_p"], NoMatch, drawn)
+        operands = {name: _repeated(args[name]) for name in _OPERANDS}
+        counts = [operand.shape[operand.axis] for operand in operands.values()]
         require(same(*counts), NoMatch, f"keys and values of {node} are repeated unlike")
         backward = gradients_of(node, (KERNELS[node.target],))
         calls = (node, *backward)
-        for name, each in operands.items():
-            alone = set(each.value.users) <= set(calls)
-            require(alone, NoMatch, f"{each.value} is read by others as well")
-            taken = all(arguments(call)[name] is each.value for call in calls)
+        for name, operand in operands.items():
+            alone = set(operand.value.users) <= set(calls)
+            require(alone, NoMatch, f"{operand.value} is read by others as well")
+            taken = all(arguments(call)[name] is operand.value for call in calls)
             require(taken, NoMatch, f"{node} and its gradient read other {name}s")
         sums = tuple(
             _sum_of(item, operands[name])
@@ -115,25 +115,25 @@ class GroupHeads(NodeRewrite[_Grouped]):
     def replace(self, found: _Grouped) -> Iterable[fx.Node]:
         """Rewrite; the nodes that are new or have another shape, in their order."""
         changed: list[fx.Node] = []
-        for name, each in found.operands.items():
-            make = ReplacementBuilder(found.calls[0], each.value)
-            made = [make.call(aten.squeeze.dim, each.single, each.axis)]
-            if each.swapped:
-                made.append(make.call(aten.transpose.int, made[-1], 1, 2))
-            if each.cast is not None:
-                made.append(make.again(each.cast, {"self": made[-1]}))
+        for name, operand in found.operands.items():
+            make = ReplacementBuilder(found.calls[0], operand.value)
+            operands = [make.call(aten.squeeze.dim, operand.single, operand.axis)]
+            if operand.swapped:
+                operands.append(make.call(aten.transpose.int, operands[-1], 1, 2))
+            if operand.cast is not None:
+                operands.append(make.again(operand.cast, {"self": operands[-1]}))
             for call in found.calls:
-                set_argument(call, name, made[-1])
-            changed += made
+                set_argument(call, name, operands[-1])
+            changed += operands
         for call in found.calls:
-            changed += [call, *(each for each in call.users if is_item(each))]
-        for each in found.sums:
-            changed += _unsummed(each)
+            changed += [call, *(user for user in call.users if is_item(user))]
+        for summed in found.sums:
+            changed += _unsummed(summed)
         return changed
 
 
 def _items(call: fx.Node, at: int) -> list[fx.Node]:
-    return [each for each in call.users if is_item(each) and each.args[1] == at]
+    return [user for user in call.users if is_item(user) and user.args[1] == at]
 
 
 def _heads_repeated(
@@ -148,12 +148,12 @@ def _heads_repeated(
 def _repeated(value: fx.Node) -> _Repeated:
     """How ``value``, ``[B, H, T, D]``, repeats heads; ``NoMatch`` if it does not."""
     other = NoMatch(f"{value} is not made by repeating each head")
-    found = attempt(bindings_of, _heads_repeated, value)
-    if isinstance(found, NoMatch):
+    bindings = attempt(bindings_of, _heads_repeated, value)
+    if isinstance(bindings, NoMatch):
         raise other
-    require(_is_swap(found["swaps"]) and _is_cast(found["casts"]), other)
-    axis = 3 if found["swaps"] else 2
-    single, shape = found["single"], type_of(found["wide"]).shape
+    require(_is_swap(bindings["swaps"]) and _is_cast(bindings["casts"]), other)
+    axis = 3 if bindings["swaps"] else 2
+    single, shape = bindings["single"], type_of(bindings["wide"]).shape
     before = type_of(single).shape
     require(len(shape) == len(before) == 5, other)
     alone = same(before[axis], 1) and surely_less(1, shape[axis])
@@ -161,8 +161,8 @@ def _repeated(value: fx.Node) -> _Repeated:
     others = (*shape[:axis], *shape[axis + 1 :])
     require(same_sizes(others, (*before[:axis], *before[axis + 1 :])), other)
     joined = (*shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :])
-    require(same_sizes(joined, type_of(found["joined"]).shape), other)
-    return _Repeated(value, single, shape, axis, next(iter(found["casts"]), None))
+    require(same_sizes(joined, type_of(bindings["joined"]).shape), other)
+    return _Repeated(value, single, shape, axis, next(iter(bindings["casts"]), None))
 
 
 def _is_swap(swaps: Sequence[fx.Node]) -> bool:
@@ -190,15 +190,15 @@ def _sum_of(item: fx.Node, of: _Repeated) -> _Sum:
     total = item
     while total.target is not aten.sum.dim_IntList:
         total = _reader(total)
-    found = attempt(bindings_of, _heads_summed, total)
-    if isinstance(found, NoMatch):
+    bindings = attempt(bindings_of, _heads_summed, total)
+    if isinstance(bindings, NoMatch):
         raise other
-    wide = type_of(found["wide"])
-    require(_is_swap(found["swaps"]) and _is_cast(found["casts"]), other)
-    require(bool(found["swaps"]) == of.swapped and same_sizes(wide.shape, of.shape), other)
-    require([dim % 5 for dim in found["dims"]] == [of.axis], other)
-    require(found["dtype"] in (None, wide.dtype), other)
-    return _Sum(item, total, next(iter(found["casts"]), None), of)
+    wide = type_of(bindings["wide"])
+    require(_is_swap(bindings["swaps"]) and _is_cast(bindings["casts"]), other)
+    require(bool(bindings["swaps"]) == of.swapped and same_sizes(wide.shape, of.shape), other)
+    require([dim % 5 for dim in bindings["dims"]] == [of.axis], other)
+    require(bindings["dtype"] in (None, wide.dtype), other)
+    return _Sum(item, total, next(iter(bindings["casts"]), None), of)
 
 
 def _reader(node: fx.Node) -> fx.Node:
@@ -209,19 +209,19 @@ def _reader(node: fx.Node) -> fx.Node:
     return readers[0]
 
 
-def _unsummed(found: _Sum) -> list[fx.Node]:
+def _unsummed(summed: _Sum) -> list[fx.Node]:
     """The gradient itself in the place of its sum; the nodes that are new."""
-    make, made = ReplacementBuilder(found.total), [found.item]
-    if found.cast is not None:
-        made.append(make.again(found.cast, {"self": made[-1]}))
-    if found.of.swapped:
-        made.append(make.call(aten.transpose.int, made[-1], 1, 2))
-    if arguments(found.total)["keepdim"]:
-        made.append(make.call(aten.unsqueeze.default, made[-1], found.of.axis))
-    found.total.replace_all_uses_with(made[-1])
-    path = found.total
-    while path is not found.item:  # nobody reads it now, and its shape is that of repeated heads
+    make, nodes = ReplacementBuilder(summed.total), [summed.item]
+    if summed.cast is not None:
+        nodes.append(make.again(summed.cast, {"self": nodes[-1]}))
+    if summed.of.swapped:
+        nodes.append(make.call(aten.transpose.int, nodes[-1], 1, 2))
+    if arguments(summed.total)["keepdim"]:
+        nodes.append(make.call(aten.unsqueeze.default, nodes[-1], summed.of.axis))
+    summed.total.replace_all_uses_with(nodes[-1])
+    path = summed.total
+    while path is not summed.item:  # nobody reads it now, and its shape is that of repeated heads
         before = operand_of(path)
         path.graph.erase_node(path)
         path = before
-    return made[1:]
+    return nodes[1:]

@@ -109,8 +109,8 @@ class HostFlash(FusedKernel):
         self, make: ReplacementBuilder, d_result: fx.Node, call: FusedCall
     ) -> list[fx.Node]:
         target = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        given = (d_result, *call.operands, call.result, *call.saved, 0.0, False)
-        return make.items(make.call(target, *given, **_options(call.scale, call.mask)), 3)
+        args = (d_result, *call.operands, call.result, *call.saved, 0.0, False)
+        return make.items(make.call(target, *args, **_options(call.scale, call.mask)), 3)
 
 
 def _options(scale: float | None, mask: fx.Node | None) -> dict[str, Any]:
@@ -195,8 +195,8 @@ class Cudnn(FusedKernel):
         *,
         causal: bool = False,
     ) -> FusedCall:
-        given = (*operands, mask, True, 0.0, causal, False)
-        results = make.call(aten._scaled_dot_product_cudnn_attention.default, *given, scale=scale)
+        args = (*operands, mask, True, 0.0, causal, False)
+        results = make.call(aten._scaled_dot_product_cudnn_attention.default, *args, scale=scale)
         result, logsumexp, seed, offset = (
             make.call(operator.getitem, results, at) for at in (0, 1, 6, 7)
         )
@@ -205,11 +205,11 @@ class Cudnn(FusedKernel):
     def gradients(
         self, make: ReplacementBuilder, d_result: fx.Node, call: FusedCall
     ) -> list[fx.Node]:
-        rows, columns = (type_of(each).shape[2] for each in call.operands[:2])
+        rows, columns = (type_of(operand).shape[2] for operand in call.operands[:2])
         beside = (call.mask, None, None, rows, columns, 0.0, call.causal)
-        given = (d_result, *call.operands, call.result, *call.saved, *beside)
+        args = (d_result, *call.operands, call.result, *call.saved, *beside)
         target = aten._scaled_dot_product_cudnn_attention_backward.default
-        return make.items(make.call(target, *given, scale=call.scale), 3)
+        return make.items(make.call(target, *args, scale=call.scale), 3)
 
 
 def kernel_for(device: torch.device) -> FusedKernel:

@@ -248,15 +248,15 @@ def _pattern(allowed: Condition, pairs: Pairs, prover: Prover) -> Pattern:
         if prover.equivalent(allowed, pairs.window(window)):
             return window
     parts = _conjuncts(allowed)
-    known = all_of(*(each for each in parts if not elements_in(each)))
-    unknown = [each for each in parts if elements_in(each)]
+    known = all_of(*(part for part in parts if not elements_in(part)))
+    unknown = [part for part in parts if elements_in(part)]
     within = _of_indices(known, pairs, prover)
     both = next(
         (two for two in itertools.combinations(unknown, 2) if _documents(two, pairs, prover)), None
     )
     if both is None:
         return OfBatch(within, _words(unknown, pairs))
-    others = [each for each in unknown if each not in both]
+    others = [part for part in unknown if part not in both]
     documents = _documents(both, pairs, prover)
     if not others and isinstance(within, Window):
         return Documents(documents, within)
@@ -306,8 +306,8 @@ def _prefixes(allowed: Condition, pairs: Pairs) -> Iterator[int]:
 
 def _block_sizes(allowed: Condition) -> list[int]:
     atoms = [atom for index in indices_in(allowed) for atom, _ in index.terms]
-    sizes = [each.n for each in atoms if isinstance(each, FloorDiv | Mod)]
-    return list({size_key(each): each for each in sizes}.values())
+    sizes = [atom.n for atom in atoms if isinstance(atom, FloorDiv | Mod)]
+    return list({size_key(n): n for n in sizes}.values())
 
 
 def _both_ways(allowed: Condition) -> Iterator[Index]:
@@ -327,21 +327,21 @@ def _documents(both: tuple[Condition, Condition], pairs: Pairs, prover: Prover) 
     elements = elements_in(both[0])
     if len(elements) != 2:
         return ""
-    left, right = (each.formula for each in elements)
+    left, right = (element.formula for element in elements)
     assert isinstance(left, Element), both
     assert isinstance(right, Element), both
     i, j = pairs.query.as_index, pairs.key.as_index
-    moved = tuple(j if each == i else each for each in left.at)
-    other = tuple(i if each == j else each for each in left.at)
+    moved = tuple(j if index == i else index for index in left.at)
+    other = tuple(i if index == j else index for index in left.at)
     if left.value != right.value or right.at not in (moved, other) or left.at == right.at:
         return ""
-    same_number = equal(*(each.as_index for each in elements))
+    same_number = equal(*(element.as_index for element in elements))
     return left.known_as if prover.equivalent(all_of(*both), same_number) else ""
 
 
 def _words(unknown: Sequence[Condition], pairs: Pairs) -> tuple[str, ...]:
     """What each condition reads that only the batch tells."""
-    found: dict[str, None] = {}
-    for each in unknown:
-        found[" with ".join(pairs.text_of(one) for one in elements_in(each))] = None
-    return tuple(found)
+    words: dict[str, None] = {}
+    for condition in unknown:
+        words[" with ".join(pairs.text_of(one) for one in elements_in(condition))] = None
+    return tuple(words)

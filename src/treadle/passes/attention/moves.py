@@ -70,7 +70,7 @@ def is_cast(node: object) -> bool:
     if not isinstance(node, fx.Node) or node.target not in CONVERSIONS:
         return False
     old, new = type_of(operand_of(node)), type_of(node)
-    return all(each.dtype.is_floating_point for each in (old, new)) and old.device == new.device
+    return all(tensor.dtype.is_floating_point for tensor in (old, new)) and old.device == new.device
 
 
 def operand_of(node: fx.Node) -> fx.Node:
@@ -91,24 +91,24 @@ class Arrange:
 def _source(value: fx.Node, arrange: Arrange) -> fx.Node | None:
     """The earliest value that equals ``value`` as ``arrange`` says, element for element, and has
     its last dim in order of memory; ``None`` if there is none."""
-    shape, found, chain = arrange.shape, None, list[fx.Node]()
+    shape, source, chain = arrange.shape, None, list[fx.Node]()
     at = value
     while True:
         kind = type_of(at)
         dense = kind.ndim > 0 and (kind.strides[-1] == 1 or kind.shape[-1] == 1)
         if kind.shape == shape and dense and _is_identity(chain, arrange):
-            found = at
+            source = at
         if not is_move(at):
-            return found
+            return source
         chain.append(at)
         at = operand_of(at)
 
 
 def arranged(make: ReplacementBuilder, value: fx.Node, arrange: Arrange) -> fx.Node:
     """``value``, of three dims, as ``arrange`` says: what it is a copy of, if there is that."""
-    found = _source(value, arrange)
-    if found is not None:
-        return found
+    source = _source(value, arrange)
+    if source is not None:
+        return source
     turned = make.call(aten.transpose.int, value, 1, 2) if arrange.transposed else value
     return make.call(aten.view.default, make.dense(turned), list(arrange.shape))
 

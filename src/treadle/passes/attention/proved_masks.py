@@ -97,11 +97,11 @@ class ProveAttentionMasks(GraphPass):
 
     def run(self, step: StepGraph) -> int:
         proved = _proved(step, self)
-        for node, found in proved.items():
-            if not isinstance(found, Window):
+        for node, becomes in proved.items():
+            if not isinstance(becomes, Window):
                 continue
             set_argument(node, KERNELS[node.target].mask, None)
-            if found.is_causal:
+            if becomes.is_causal:
                 set_argument(node, "is_causal", True)
         for call in dict.fromkeys(proved.values()):
             if isinstance(call, WindowedCall):
@@ -124,7 +124,7 @@ class MaskReport:
     reason: str
 
     def __str__(self) -> str:
-        return "; ".join(each for each in (self.mask, self.becomes, self.reason) if each)
+        return "; ".join(part for part in (self.mask, self.becomes, self.reason) if part)
 
 
 _Becomes: TypeAlias = Window | WindowedCall | BlockedCall
@@ -146,8 +146,8 @@ def _calls(step: StepGraph) -> Iterator[fx.Node]:
 def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, _Becomes]:
     """The calls whose mask is a flag, or nothing, or two bounds."""
     decisions = _Decisions(by)
-    found = {node: attempt(decisions.becomes, node) for node in _calls(step)}
-    return {node: each for node, each in found.items() if not isinstance(each, NoMatch)}
+    decided = {node: attempt(decisions.becomes, node) for node in _calls(step)}
+    return {node: becomes for node, becomes in decided.items() if not isinstance(becomes, NoMatch)}
 
 
 def _report(decisions: "_Decisions", node: fx.Node) -> MaskReport:
@@ -162,14 +162,14 @@ def _report(decisions: "_Decisions", node: fx.Node) -> MaskReport:
     )
 
 
-def _words(found: _Becomes) -> str:
-    match found:
+def _words(becomes: _Becomes) -> str:
+    match becomes:
         case WindowedCall():
-            return f"a window of {found.left} before and {found.right} after"
+            return f"a window of {becomes.left} before and {becomes.right} after"
         case BlockedCall():
-            return f"batches of {found.size}, {'is_causal' if found.causal else 'no mask'}"
+            return f"batches of {becomes.size}, {'is_causal' if becomes.causal else 'no mask'}"
         case Window():
-            return "is_causal" if found.is_causal else "no mask"
+            return "is_causal" if becomes.is_causal else "no mask"
 
 
 @dataclass(frozen=True)
@@ -183,27 +183,27 @@ class _Decisions:
 
     def mask(self, node: fx.Node) -> Mask:
         """The pattern of the mask of a call; ``NoMatch`` in words."""
-        given = arguments(node)
-        bias, query, key = given[KERNELS[node.target].mask], given["query"], given["key"]
+        args = arguments(node)
+        bias, query, key = args[KERNELS[node.target].mask], args["query"], args["key"]
         require(bias is not None, NoMatch, f"{node} has no mask")
         require(is_tensor(bias), NoMatch, f"the mask of {node} is no tensor")
         pairs = Pairs.of(query, key)
         never = KERNELS[node.target].never
-        at = (bias, never, *(size_key(each.extent) for each in pairs.axes))
+        at = (bias, never, *(size_key(axis.extent) for axis in pairs.axes))
         if at not in self.known:
             self.known[at] = _tried(bias, pairs, self.by.read(), never)
-        found = self.known[at]
-        if isinstance(found, NoMatch):
-            raise found
-        return found
+        proved = self.known[at]
+        if isinstance(proved, NoMatch):
+            raise proved
+        return proved
 
     def becomes(self, node: fx.Node) -> _Becomes:
         """The window that the kernel has a flag for, or the call of the kernel that takes its
         bounds; ``NoMatch`` in words."""
         pattern = self.mask(node).pattern
-        given = arguments(node)
+        args = arguments(node)
         kernel = KERNELS[node.target]
-        bias = given[kernel.mask]
+        bias = args[kernel.mask]
         if isinstance(pattern, Blocks):
             return self._blocks(node, bias, pattern)
         message = f"{bias} is {pattern}: no kernel to call takes that"
@@ -211,7 +211,7 @@ class _Decisions:
         assert isinstance(pattern, Window)
         flag = pattern.is_everything or pattern.is_causal
         require(flag or kernel.windows, NoMatch, message)
-        square = pattern.is_everything or Pairs.of(given["query"], given["key"]).is_square
+        square = pattern.is_everything or Pairs.of(args["query"], args["key"]).is_square
         require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
         self._check(node, bias)
         if not pattern.is_everything:
@@ -222,8 +222,8 @@ class _Decisions:
         return windows.windowed(forward, _backward(forward), pattern)
 
     def _blocks(self, node: fx.Node, bias: fx.Node, pattern: Blocks) -> BlockedCall:
-        given = arguments(node)
-        square = Pairs.of(given["query"], given["key"]).is_square
+        args = arguments(node)
+        square = Pairs.of(args["query"], args["key"]).is_square
         require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
         require(not self.by.eager, NoMatch, f"in blocks {node} rounds elsewhere")
         self._check(node, bias)
@@ -234,12 +234,12 @@ class _Decisions:
 
     def _check(self, node: fx.Node, bias: fx.Node) -> None:
         """What must hold of a call whose mask goes."""
-        given, rounds = arguments(node), KERNELS[node.target].rounds
+        args, rounds = arguments(node), KERNELS[node.target].rounds
         require(not (rounds and self.by.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
         drawn = f"{node} drops out: that it draws the same without {bias} is not known"
-        require(not (rounds and given["dropout_p"]), NoMatch, drawn)
-        for each in (node, *_backward(node)):
-            require(not _wants_bias(each), NoMatch, f"{each} gives a gradient of {bias}")
+        require(not (rounds and args["dropout_p"]), NoMatch, drawn)
+        for call in (node, *_backward(node)):
+            require(not _wants_bias(call), NoMatch, f"{call} gives a gradient of {bias}")
 
 
 def _tried(bias: fx.Node, pairs: Pairs, reader: ElementReader, never: float) -> Mask | NoMatch:
@@ -256,14 +256,16 @@ def _forward(node: fx.Node) -> fx.Node:
     if not KERNELS[node.target].is_backward:
         return node
     result = arguments(node)["out"]
-    made = is_item(result) and result.args[0].target in KERNELS
-    require(made, NoMatch, f"the result whose gradients {node} computes is made elsewhere")
+    is_kernel_result = is_item(result) and result.args[0].target in KERNELS
+    require(
+        is_kernel_result, NoMatch, f"the result whose gradients {node} computes is made elsewhere"
+    )
     return result.args[0]
 
 
 def _backward(node: fx.Node) -> tuple[fx.Node, ...]:
     """The calls that compute the gradients of ``node``."""
-    return gradients_of(node, (each for each, kernel in KERNELS.items() if kernel.is_backward))
+    return gradients_of(node, (target for target, kernel in KERNELS.items() if kernel.is_backward))
 
 
 def _wants_bias(node: fx.Node) -> bool:

@@ -76,7 +76,7 @@ class MaskedRows:
     @property
     def mixes(self) -> bool:
         """Whether a dead row is an even mixture of all values, and not NaN."""
-        return any(math.isfinite(each.fill) for each in self.drops)
+        return any(math.isfinite(drop.fill) for drop in self.drops)
 
 
 def constant(node: object) -> Tensor | None:
@@ -88,16 +88,16 @@ def constant(node: object) -> Tensor | None:
         return None
     values: dict[fx.Node, Any] = {}
     with torch.no_grad():
-        for each in needed:
-            held = constant_of(each)
+        for constant_node in needed:
+            held = constant_of(constant_node)
             if held is not None:
-                values[each] = held.cpu()
+                values[constant_node] = held.cpu()
                 continue
-            args, kwargs = given_of(each, values.__getitem__, _on_host)
-            assert callable(each.target), each
-            values[each] = each.target(*args, **kwargs)
-    found = values[node]
-    return found if isinstance(found, Tensor) else None
+            args, kwargs = given_of(constant_node, values.__getitem__, _on_host)
+            assert callable(constant_node.target), constant_node
+            values[constant_node] = constant_node.target(*args, **kwargs)
+    value = values[node]
+    return value if isinstance(value, Tensor) else None
 
 
 def number(value: object) -> float | None:
@@ -110,8 +110,8 @@ def number(value: object) -> float | None:
         return None
     if any(type(size) is not int or size != 1 for size in type_of(value).shape):
         return None
-    found = constant(value)
-    return None if found is None or found.is_complex() else float(found.item())
+    tensor = constant(value)
+    return None if tensor is None or tensor.is_complex() else float(tensor.item())
 
 
 def leaves_something(masks: Sequence[ScoreMask]) -> bool:
@@ -133,15 +133,15 @@ def leaves_something(masks: Sequence[ScoreMask]) -> bool:
 
 def cannot_be_infinite(masks: Sequence[ScoreMask]) -> bool:
     """Whether all that masks add or put is finite, and a number put drowns what it replaces."""
-    return all(_is_finite(each) for each in masks)
+    return all(_is_finite(mask) for mask in masks)
 
 
 def drops_of(masks: Sequence[ScoreMask]) -> tuple[Drop, ...]:
     """The masks as places that ``-inf`` takes, or the only one as places of a number that drowns
     what it replaces; none if one of them does anything else."""
-    found = [_drop_of(each) for each in masks]
-    drops = tuple(each for each in found if each is not None)
-    alike = len(drops) == 1 or all(each.fill == -math.inf for each in drops)
+    dropped = [_drop_of(mask) for mask in masks]
+    drops = tuple(drop for drop in dropped if drop is not None)
+    alike = len(drops) == 1 or all(drop.fill == -math.inf for drop in drops)
     return drops if alike and len(drops) == len(masks) else ()
 
 
@@ -152,18 +152,18 @@ def _drop_of(mask: ScoreMask) -> Drop | None:
     while at.target is aten.expand.default or is_cast(at):
         at = operand_of(at)
     dtype = type_of(mask.node).dtype
-    given = arguments(at) if at.op == "call_function" else {}
+    args = arguments(at) if at.op == "call_function" else {}
     match at.target:
         case aten.where.self:
-            kept, other = number(given["self"]), number(given["other"])
+            kept, other = number(args["self"]), number(args["other"])
             if kept == 0.0:
-                return _drop(given["condition"], other, dtype, keeps=True)
-            return _drop(given["condition"], kept, dtype, keeps=False) if other == 0.0 else None
+                return _drop(args["condition"], other, dtype, keeps=True)
+            return _drop(args["condition"], kept, dtype, keeps=False) if other == 0.0 else None
         case aten.masked_fill.Scalar | aten.masked_fill.Tensor:
-            zeros = constant(_without_expand(given["self"]))
+            zeros = constant(_without_expand(args["self"]))
             known = zeros is not None and not zeros.any()
-            fill = number(given["value"]) if known else None
-            return _drop(given["mask"], fill, dtype, keeps=False)
+            fill = number(args["value"]) if known else None
+            return _drop(args["mask"], fill, dtype, keeps=False)
         case _:
             return None
 
@@ -193,7 +193,7 @@ def fits(mask: ScoreMask, dtype: torch.dtype) -> bool:
 
 def stays_finite(number: float, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether a finite number is one in all of these dtypes."""
-    return all(math.isfinite(_in(number, each)) for each in dtypes)
+    return all(math.isfinite(_in(number, dtype)) for dtype in dtypes)
 
 
 def _is_finite(mask: ScoreMask) -> bool:
@@ -206,10 +206,10 @@ def _is_finite(mask: ScoreMask) -> bool:
             return False  # finite there may be infinite after
     if at.target is not aten.where.self:
         return False
-    given = arguments(at)
+    args = arguments(at)
     largest = torch.finfo(type_of(mask.node).dtype).max
-    found = [constant(given[name]) for name in ("self", "other")]
-    return all(each is not None and bool((each.abs() <= largest).all()) for each in found)
+    constants = [constant(args[name]) for name in ("self", "other")]
+    return all(addend is not None and bool((addend.abs() <= largest).all()) for addend in constants)
 
 
 def _added(mask: ScoreMask, value: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def _constant_nodes(node: fx.Node) -> list[fx.Node] | None:
         if not _may_compute(at):
             return None
         stack.append((at, True))
-        stack += [(each, False) for each in at.all_input_nodes]
+        stack += [(operand, False) for operand in at.all_input_nodes]
     return order
 
 
@@ -256,8 +256,8 @@ def _may_compute(node: fx.Node) -> bool:
     if isinstance(node.target, OpOverload) and gives_undefined(node.target):
         return False
     tensors = tensors_in(value_of(node))
-    fixed = all(type(size) is int for each in tensors for size in _sizes(each))
-    return bool(tensors) and fixed and all(each.numel() <= _MOST for each in tensors)
+    fixed = all(type(size) is int for tensor in tensors for size in _sizes(tensor))
+    return bool(tensors) and fixed and all(tensor.numel() <= _MOST for tensor in tensors)
 
 
 def _sizes(value: Tensor) -> tuple[int, ...]:

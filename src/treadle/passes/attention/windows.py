@@ -59,32 +59,32 @@ class WindowedCall:
 def windowed(forward: fx.Node, backward: Sequence[fx.Node], window: Window) -> WindowedCall:
     """The call of the kernel with windows for ``forward``; ``NoMatch`` in words if it takes
     none of these operands, or if something of the call is read that it does not have."""
-    given = arguments(forward)
+    args = arguments(forward)
     left, right = _side(forward, window.behind), _side(forward, window.ahead)
-    _check_operands(forward, given)
+    _check_operands(forward, args)
     require_exchangeable(forward, backward, ("attn_bias", "scale"))
     return WindowedCall(forward, tuple(backward), left, right)
 
 
 def replace(call: WindowedCall) -> None:
     """Let the kernel with windows be read instead of the calls, which go."""
-    given = arguments(call.forward)
+    args = arguments(call.forward)
     make = ReplacementBuilder(call.forward)
-    operands = [_tokens_first(make, given[name]) for name in OPERANDS]
+    operands = [_tokens_first(make, args[name]) for name in OPERANDS]
     rows = type_of(operands[0]).shape[1]
     sizes = (None, None, rows, rows, 0.0, False)
-    made = make.call(
+    windowed_call = make.call(
         aten._flash_attention_forward.default, *operands, *sizes, False, **call.options
     )
-    result, *saved = (make.call(operator.getitem, made, at) for at in range(4))
+    result, *saved = (make.call(operator.getitem, windowed_call, at) for at in range(4))
     turned = _tokens_first(make, result)
-    for each in call.backward:
-        behind = ReplacementBuilder(each)
-        d_result = _tokens_first(behind, arguments(each)[gradient_name(each)])
+    for backward in call.backward:
+        behind = ReplacementBuilder(backward)
+        d_result = _tokens_first(behind, arguments(backward)[gradient_name(backward)])
         beside = (*operands, result, saved[0], *sizes, *saved[1:])
         target = aten._flash_attention_backward.default
         gradients = behind.items(behind.call(target, d_result, *beside, **call.options), 3)
-        exchange(each, [_tokens_first(behind, one) for one in gradients])
+        exchange(backward, [_tokens_first(behind, one) for one in gradients])
     exchange(call.forward, [turned])
 
 
@@ -97,8 +97,8 @@ def _side(forward: fx.Node, bound: int | None) -> int:
     return bound
 
 
-def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
-    query, key, value = (type_of(given[name]) for name in OPERANDS)
+def _check_operands(forward: fx.Node, args: Mapping[str, Any]) -> None:
+    query, key, value = (type_of(args[name]) for name in OPERANDS)
     sizes = [*query.shape, *key.shape, *value.shape]
     fixed = all(type(size) is int for size in sizes) and all(sizes)
     require(fixed, NoMatch, f"{forward} has sizes that the call decides, or none")

@@ -51,11 +51,13 @@ class ChunkLoss(GraphPass):
     def run(self, step: StepGraph) -> int:
         changed = 0
         while True:
-            fitting = (each for each in _findings(step, self.most) if each.region is not None)
-            found = next(fitting, None)
-            if found is None or found.region is None:
+            fitting = (
+                finding for finding in _findings(step, self.most) if finding.region is not None
+            )
+            fitting_loss = next(fitting, None)
+            if fitting_loss is None or fitting_loss.region is None:
                 return changed
-            write_chunks(step, found.region, found.boxes, self.wide_products)
+            write_chunks(step, fitting_loss.region, fitting_loss.boxes, self.wide_products)
             changed += 1
 
 
@@ -82,8 +84,8 @@ class _Found:
 def findings(step: StepGraph, most: int) -> tuple[Finding, ...]:
     """What becomes of each wide product of the step."""
     return tuple(
-        Finding(each.root.name, len(each.boxes), _most_rows(each), each.reason)
-        for each in _findings(step, most)
+        Finding(finding.root.name, len(finding.boxes), _most_rows(finding), finding.reason)
+        for finding in _findings(step, most)
     )
 
 
@@ -105,28 +107,28 @@ class Logits:
 
 def largest_logits(step: StepGraph) -> Logits | None:
     """The largest product that can be cut in chunks, if there is one."""
-    found: list[Logits] = []
+    candidates: list[Logits] = []
     for root in _wide_products(step):
         region = attempt(region_of, root)
         if isinstance(region, NoMatch):
             continue
         logits, weights = tensor_of(root), _left(root).shape[1] * tensor_of(root).shape[1]
-        found.append(Logits(region.grid.count, region.row_bytes, weights, logits.dtype))
-    return max(found, key=lambda each: each.nbytes, default=None)
+        candidates.append(Logits(region.grid.count, region.row_bytes, weights, logits.dtype))
+    return max(candidates, key=lambda candidate: candidate.nbytes, default=None)
 
 
-def _most_rows(found: _Found) -> int:
-    if found.region is None:
+def _most_rows(fitting: _Found) -> int:
+    if fitting.region is None:
         return 0
-    inner = found.region.grid.inner
-    return max((b.last - b.first) * (b.high - b.low) * inner for b in found.boxes)
+    inner = fitting.region.grid.inner
+    return max((b.last - b.first) * (b.high - b.low) * inner for b in fitting.boxes)
 
 
 def _findings(step: StepGraph, most: int) -> Iterator[_Found]:
     for node in _wide_products(step):
-        found = attempt(_found, node, most)
-        refused = isinstance(found, NoMatch)
-        yield _Found(node, None, (), found.message) if refused else found
+        result = attempt(_found, node, most)
+        refused = isinstance(result, NoMatch)
+        yield _Found(node, None, (), result.message) if refused else result
 
 
 def _wide_products(step: StepGraph) -> Iterator[fx.Node]:
@@ -146,8 +148,8 @@ def _is_wide(node: fx.Node) -> bool:
 
 def _left(node: fx.Node) -> torch.Tensor:
     """The factor with the rows."""
-    given = arguments(node)
-    return tensor_of(given["self" if node.target is aten.mm.default else "mat1"])
+    args = arguments(node)
+    return tensor_of(args["self" if node.target is aten.mm.default else "mat1"])
 
 
 def _found(root: fx.Node, most: int) -> _Found:
@@ -158,7 +160,7 @@ def _found(root: fx.Node, most: int) -> _Found:
     require(count > 1 and row * count > most, NoMatch, f"{root} has {size}: one chunk")
     region = region_of(root)
     boxes = boxes_of(region.grid, max(most // row, 1))
-    spans = {each.rows for each in region.members}
+    spans = {member.rows for member in region.members}
     empty = any(low >= high for box in boxes for low, high in map(box.inside, spans))
     require(not empty, NoMatch, f"{root}: a chunk would have no rows")
     return _Found(root, region, boxes, "")

@@ -128,12 +128,12 @@ class _Finder:
     def _visit(self, node: fx.Node) -> None:
         """Say of one node what it is. A narrow value may also be needed as a whole."""
         operands = node.all_input_nodes
-        late = [each for each in operands if each in self.late]
-        rows = [each for each in operands if each in self.found]
-        rows = [each for each in rows if each not in self.products | self.adopted]
+        late = [operand for operand in operands if operand in self.late]
+        rows = [operand for operand in operands if operand in self.found]
+        rows = [row for row in rows if row not in self.products | self.adopted]
         if not (rows or late) or node in self.late or self._renew(node):
             return
-        wide = next((each for each in rows if self._is_wide(each)), None)
+        wide = next((row for row in rows if self._is_wide(row)), None)
         if wide is not None:
             require(node.op == "call_function", NoMatch, f"{wide} is returned")
             require(not late, NoMatch, f"{node} reads {wide} and, known after all rows, {late}")
@@ -145,13 +145,13 @@ class _Finder:
 
     def _take(self, node: fx.Node, wide: fx.Node) -> None:
         """A reader of a wide value: an exit, a product or a member."""
-        given = arguments(node)
-        if node.target is aten.nll_loss_forward.default and given["reduction"] != 0:
+        args = arguments(node)
+        if node.target is aten.nll_loss_forward.default and args["reduction"] != 0:
             self._take_loss(node)
             return
-        found = self._exit(node, self.found[wide].rows)
-        if found is not None:
-            self.exits[node] = found
+        exit_ = self._exit(node, self.found[wide].rows)
+        if exit_ is not None:
+            self.exits[node] = exit_
             self.late.add(node)
         elif node.target is aten.mm.default:
             self.found[node] = self._product(node)
@@ -213,7 +213,7 @@ class _Finder:
         lead = self.found[node].rows.lead
         if self.found[node].rows.transposed:
             return True
-        shapes = [tuple(each.shape) for each in tensors_in(value_of(node))]
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(value_of(node))]
         return any(self._is_wide_row(shape[lead:]) for shape in shapes)
 
     def _is_wide_row(self, trailing: Shape) -> bool:
@@ -223,9 +223,9 @@ class _Finder:
         """A product of rows, or a narrow value that is made of wide ones, or one of several."""
         if node in self.products:
             return True
-        parts = [each for each in node.all_input_nodes if each in self.found]
-        made = any(self._is_wide(each) or not is_tensor(each) for each in parts)
-        return made and not self._is_wide(node)
+        parts = [operand for operand in node.all_input_nodes if operand in self.found]
+        is_seed = any(self._is_wide(part) or not is_tensor(part) for part in parts)
+        return is_seed and not self._is_wide(node)
 
     def _needed(self, seeds: Iterable[fx.Node]) -> set[fx.Node]:
         """The members that seeds are made of, themselves included."""
@@ -250,21 +250,23 @@ class _Finder:
 
     def _renewed_for(self, needed: set[fx.Node]) -> dict[fx.Node, Renewed]:
         """Of what needs no numbers, what members are made of or what reads them."""
-        found = {each for each in self.renewed if not needed.isdisjoint(each.all_input_nodes)}
+        sources = {
+            source for source in self.renewed if not needed.isdisjoint(source.all_input_nodes)
+        }
         templates = [self.found[node].form for node in needed]
-        stack = [leaf for each in templates for leaf in _nodes_of(each)]
-        for each in self.exits.values():
-            stack += _nodes_of(_template_of(each))
+        stack = [leaf for template in templates for leaf in _nodes_of(template)]
+        for value in self.exits.values():
+            stack += _nodes_of(_template_of(value))
         seen = set(stack)
         while stack:
             node = stack.pop()
             if node in self.renewed:
-                found.add(node)
+                sources.add(node)
                 continue
             new = set(node.all_input_nodes) - seen
             seen |= new
             stack.extend(new)
-        return {node: each for node, each in self.renewed.items() if node in found}
+        return {node: renewal for node, renewal in self.renewed.items() if node in sources}
 
     def _require_quiet(self, nodes: Iterable[fx.Node]) -> None:
         """What moves behind the chunks has no effect that has its place in an order."""
@@ -290,20 +292,20 @@ class _Finder:
 
     def _take_loss(self, node: fx.Node) -> None:
         """The sum of losses is an exit; their total weight depends on targets alone."""
-        given = arguments(node)
-        targets = [given["target"], *([given["weight"]] if given["weight"] else [])]
-        known = any(each in self.found or each in self.late for each in targets)
+        args = arguments(node)
+        targets = [args["target"], *([args["weight"]] if args["weight"] else [])]
+        known = any(target in self.found or target in self.late for target in targets)
         require(not known, NoMatch, f"{node} has targets that depend on the product")
-        member = nll_loss_of_rows(self._site(node, given["self"]))
+        member = nll_loss_of_rows(self._site(node, args["self"]))
         self.losses.append(node)
-        weight = TotalWeight(node, given["target"], given["weight"], given["ignore_index"])
+        weight = TotalWeight(node, args["target"], args["weight"], args["ignore_index"])
         for item in node.users:
             require(is_item(item), NoMatch, f"{item} reads all results of {node}")
             if item.args[1] == 1:
                 self.renewed[item] = weight
                 continue
             losses = MadeRows(item.target, (member.form, 0))
-            divisor = weight if given["reduction"] == 1 else None
+            divisor = weight if args["reduction"] == 1 else None
             self.exits[item] = Total(item, _summed(losses, [0], item), divisor)
             self.late.add(item)
 
@@ -312,7 +314,7 @@ class _Finder:
             return self._total(node, rows, None)
         if node.target in (aten.sum.dim_IntList, aten.mean.dim):
             shape = tensor_of(arguments(node)["self"]).shape
-            dims = {each % len(shape) for each in arguments(node)["dim"] or range(len(shape))}
+            dims = {dim % len(shape) for dim in arguments(node)["dim"] or range(len(shape))}
             if dims & set(range(rows.lead)):
                 return self._total(node, rows, dims)
         if node.target is aten.mm.default:
@@ -327,10 +329,10 @@ class _Finder:
         dims = set(range(len(shape))) if dims is None else dims
         require(set(range(rows.lead)) <= dims, NoMatch, f"{node} sums over some dims of rows alone")
         site = RowContext(node, rows, tuple(shape[: rows.lead]), self.grid, self._fetch)
-        kept = [0, *(each - rows.lead + 1 for each in sorted(dims) if each >= rows.lead)]
+        kept = [0, *(dim - rows.lead + 1 for dim in sorted(dims) if dim >= rows.lead)]
         partial = _summed(site.aligned(source), kept, node)
         is_mean = node.target in (aten.mean.default, aten.mean.dim)
-        return Total(node, partial, prod(shape[each] for each in dims) if is_mean else None)
+        return Total(node, partial, prod(shape[dim] for dim in dims) if is_mean else None)
 
     def _product(self, node: fx.Node) -> Member:
         """Rows times what is the same for all rows: rows."""
@@ -391,17 +393,17 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _root(node: fx.Node, grid: Grid) -> Member:
     """``mm(h, w)`` or ``addmm(b, h, w)`` of the rows of ``h``."""
-    given = arguments(node)
+    args = arguments(node)
     rows = RowRange(1, 0, grid.middle)
     if node.target is aten.mm.default:
-        left = given["self"]
-        return Member(node, rows, MadeRows(node.target, (_rows(left, rows), given["mat2"])))
-    bias, left = given["self"], given["mat1"]
-    plain = given["beta"] == 1 and given["alpha"] == 1
+        left = args["self"]
+        return Member(node, rows, MadeRows(node.target, (_rows(left, rows), args["mat2"])))
+    bias, left = args["self"], args["mat1"]
+    plain = args["beta"] == 1 and args["alpha"] == 1
     shape = tensor_of(bias).shape
     alike = len(shape) < 2 or shape[0] == 1
     require(plain and alike, NoMatch, f"{node} adds another value to each row")
-    return Member(node, rows, MadeRows(node.target, (bias, _rows(left, rows), given["mat2"])))
+    return Member(node, rows, MadeRows(node.target, (bias, _rows(left, rows), args["mat2"])))
 
 
 def leaves_of(template: Any) -> Iterator[Any]:
@@ -431,17 +433,17 @@ def parts_of(template: Any) -> list[fx.Node]:
 
 def _nodes_of(template: Any) -> list[fx.Node]:
     """What a template reads that is there before the chunks."""
-    found: list[fx.Node] = []
+    nodes: list[fx.Node] = []
     for leaf in leaves_of(template):
         if isinstance(leaf, RowSlice):
-            found.append(leaf.node)
+            nodes.append(leaf.node)
         elif isinstance(leaf, fx.Node):
-            found.append(leaf)
-    return found
+            nodes.append(leaf)
+    return nodes
 
 
-def _template_of(each: Exit) -> Any:
-    match each:
+def _template_of(exit_: Exit) -> Any:
+    match exit_:
         case Total(partial=partial):
             return partial
         case Contraction(left=left, right=right):

@@ -71,16 +71,16 @@ class Box:
     def of(self, rows: RowRange, grid: Grid) -> tuple[int, int]:
         """From which to which flat row of a value the chunk goes."""
         low, high = self.inside(rows)
-        each = (rows.stop - rows.start) * grid.inner
-        begin = self.first * each + (low - rows.start) * grid.inner
+        per_row = (rows.stop - rows.start) * grid.inner
+        begin = self.first * per_row + (low - rows.start) * grid.inner
         return begin, begin + (self.last - self.first) * (high - low) * grid.inner
 
 
 def boxes_of(grid: Grid, most: int) -> tuple[Box, ...]:
     """The grid in chunks of about equal size, of at most ``most`` rows each if that can be."""
-    each = grid.middle * grid.inner
-    if most >= each:
-        size = _even(grid.outer, most // each)
+    per_row = grid.middle * grid.inner
+    if most >= per_row:
+        size = _even(grid.outer, most // per_row)
         starts = range(0, grid.outer, size)
         return tuple(Box(at, min(at + size, grid.outer), 0, grid.middle) for at in starts)
     size = _even(grid.middle, max(most // grid.inner, 1))

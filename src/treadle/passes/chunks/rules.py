@@ -67,10 +67,10 @@ class RowContext:
     grid: Grid
     fetch: Fetch
 
-    def made(self, given: dict[str, Any]) -> MadeRows:
+    def rows_of_call(self, args: dict[str, Any]) -> MadeRows:
         """The operation of the node in the chunk, with arguments by name."""
         assert isinstance(self.node.target, OpOverload)
-        return made(self.node.target, given)
+        return rows_of_call(self.node.target, args)
 
     @property
     def lead(self) -> int:
@@ -78,7 +78,7 @@ class RowContext:
         return self.rows.lead
 
     @property
-    def given(self) -> dict[str, Any]:
+    def args(self) -> dict[str, Any]:
         """The node's arguments by name."""
         return arguments(self.node)
 
@@ -96,8 +96,8 @@ class RowContext:
         if part is not None:
             return part
         shape = self.shape(operand)
-        found = shape[: self.lead] == self.row_dims
-        require(found, NoMatch, f"{self.node}: {operand} has other rows")
+        is_aligned = shape[: self.lead] == self.row_dims
+        require(is_aligned, NoMatch, f"{self.node}: {operand} has other rows")
         return RowSlice(operand, self.rows, self.row_dims, shape[self.lead :])
 
     def broadcast(self, operand: fx.Node, ndim: int) -> RowPart | RowSlice | fx.Node:
@@ -141,9 +141,9 @@ _RULES: dict[object, Rule] = {}
 
 def row_rule(node: fx.Node) -> Rule | None:
     """The rule for a node; ``None`` if there is none."""
-    found = _RULES.get(node.target)
-    if found is not None or not isinstance(node.target, OpOverload):
-        return _item if is_item(node) else found
+    rule = _RULES.get(node.target)
+    if rule is not None or not isinstance(node.target, OpOverload):
+        return _item if is_item(node) else rule
     return _elementwise if facts_of(node.target).elementwise else None
 
 
@@ -167,24 +167,24 @@ def _for(*targets: object) -> Callable[[Rule], Rule]:
     return register
 
 
-def made(target: OpOverload, given: dict[str, Any]) -> MadeRows:
+def rows_of_call(target: OpOverload, named_args: dict[str, Any]) -> MadeRows:
     """A call with arguments by name, each where the schema has it; defaults are left out."""
     args: list[Any] = []
     kwargs: list[tuple[str, Any]] = []
-    for each in schema_of(target).arguments:
-        value = given[each.name]
-        if not each.kwarg_only:
+    for argument in schema_of(target).arguments:
+        value = named_args[argument.name]
+        if not argument.kwarg_only:
             args.append(value)
-        elif not (each.has_default_value() and value == each.default_value):
-            kwargs.append((each.name, value))
+        elif not (argument.has_default_value() and value == argument.default_value):
+            kwargs.append((argument.name, value))
     return MadeRows(target, tuple(args), tuple(kwargs))
 
 
-def _mapped(given: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, Any]:
+def _mapped(args: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, Any]:
     """The arguments with other operands."""
     return {
         name: map_argument(lambda leaf: f(leaf) if isinstance(leaf, fx.Node) else leaf, value)
-        for name, value in given.items()
+        for name, value in args.items()
     }
 
 
@@ -199,8 +199,8 @@ def _result(site: RowContext) -> Shape:
 def _elementwise(site: RowContext) -> Member:
     """``f(x, y)``: of each operand the rows of the chunk, or all of it if it has none."""
     ndim = len(_result(site))
-    given = _mapped(site.given, lambda each: site.broadcast(each, ndim))
-    return site.member(site.made(given))
+    mapped = _mapped(site.args, lambda node: site.broadcast(node, ndim))
+    return site.member(site.rows_of_call(mapped))
 
 
 def _item(site: RowContext) -> Member:
@@ -215,18 +215,18 @@ def _item(site: RowContext) -> Member:
 
 def _all_aligned(site: RowContext, **changed: object) -> Member:
     """A call whose tensors all have the rows."""
-    given = _mapped({**site.given, **changed}, site.aligned)
-    return site.member(site.made(given))
+    mapped = _mapped({**site.args, **changed}, site.aligned)
+    return site.member(site.rows_of_call(mapped))
 
 
 @_for(*REDUCTIONS, *ALONG_DIM, aten.cat.default)
 def _across(site: RowContext) -> Member:
     """Over dims, or along one, that are not those of rows."""
-    known, dims = dim_map(site.node), site.given["dim"]
+    known, dims = dim_map(site.node), site.args["dim"]
     listed = dims if isinstance(dims, Sequence) else [dims]
     require(bool(listed) and None not in listed, NoMatch, f"{site.node} mixes rows: all dims")
     (_, first), *_ = known.operands
-    behind = [site.behind(each, len(first)) for each in listed]
+    behind = [site.behind(dim, len(first)) for dim in listed]
     require(known.keeps(site.lead), NoMatch, f"{site.node} changes rows")
     return _all_aligned(site, dim=behind if isinstance(dims, Sequence) else behind[0])
 
@@ -234,25 +234,27 @@ def _across(site: RowContext) -> Member:
 @_for(*RESHAPES)
 def _view(site: RowContext) -> Member:
     """Other row dims alone change nothing of a chunk, other dims behind them are a view of it."""
-    source = site.given["self"]
+    source = site.args["self"]
     old, new = site.shape(source), site.shape()
     rows, lead = prod(old[: site.lead]), 0
     while lead < len(new) and prod(new[:lead]) != rows:
         lead += 1
     require(lead > 0 and prod(new[:lead]) == rows, NoMatch, f"{site.node} mixes rows: {new}")
     part, trailing = site.aligned(source), new[lead:]
-    found = RowRange(lead, *site.rows.span)
+    row_range = RowRange(lead, *site.rows.span)
     if trailing == old[site.lead :] and isinstance(part, RowPart):
-        return site.member(part, found)
-    return site.member(MadeRows(aten.view.default, (part, [RowCount(found), *trailing])), found)
+        return site.member(part, row_range)
+    return site.member(
+        MadeRows(aten.view.default, (part, [RowCount(row_range), *trailing])), row_range
+    )
 
 
 @_for(aten.unsqueeze.default, aten.squeeze.dim)
 def _thin_dim(site: RowContext) -> Member:
     """One of size 1 comes or goes: among the dims of rows that changes nothing of a chunk."""
-    source = site.given["self"]
+    source = site.args["self"]
     old, new, part = len(site.shape(source)), len(site.shape()), site.aligned(source)
-    at, lead = site.given["dim"] % max(old, new), site.lead + new - old
+    at, lead = site.args["dim"] % max(old, new), site.lead + new - old
     if at >= site.lead:
         return site.member(MadeRows(site.node.target, (part, at - site.lead + 1)))
     require(isinstance(part, RowPart) and lead > 0, NoMatch, f"{site.node} is not of rows")
@@ -264,16 +266,16 @@ def _thin_dim(site: RowContext) -> Member:
 def _expand(site: RowContext) -> Member:
     """More elements behind the rows; or the same for all rows, of a value that has none."""
     shape = site.shape()
-    part = site.broadcast(site.given["self"], len(shape))
+    part = site.broadcast(site.args["self"], len(shape))
     return site.member(MadeRows(site.node.target, (part, site.sizes(shape))))
 
 
 @_for(*SWAPS)
 def _transpose(site: RowContext) -> Member:
     """Of two dims, for a product over rows; otherwise of dims behind the rows."""
-    order, part = permutation(site.node), site.aligned(site.given["self"])
+    order, part = permutation(site.node), site.aligned(site.args["self"])
     if order[: site.lead] == list(range(site.lead)):
-        behind = [0, *(each - site.lead + 1 for each in order[site.lead :])]
+        behind = [0, *(dim - site.lead + 1 for dim in order[site.lead :])]
         return site.member(MadeRows(aten.permute.default, (part, behind)))
     turned = site.lead == 1 and order == [1, 0]
     require(turned, NoMatch, f"{site.node} moves rows behind other dims")
@@ -284,10 +286,10 @@ def _transpose(site: RowContext) -> Member:
 @_for(aten.slice.Tensor)
 def _slice(site: RowContext) -> Member:
     """Part of a dim that is not one of rows; or fewer rows, the same of each outer."""
-    given = site.given
-    source = given["self"]
+    args = site.args
+    source = args["self"]
     shape, new = site.shape(source), site.shape()
-    at = given["dim"] % len(shape)
+    at = args["dim"] % len(shape)
     start = _start(site, shape[at])
     if at >= site.lead:
         behind = at - site.lead + 1
@@ -300,10 +302,10 @@ def _slice(site: RowContext) -> Member:
 @_for(aten.slice_backward.default)
 def _slice_backward(site: RowContext) -> Member:
     """Zeros around part of a dim that is not one of rows; or around some rows of each outer."""
-    given = site.given
-    source = given["grad_output"]
+    named_args = site.args
+    source = named_args["grad_output"]
     shape, new = site.shape(source), site.shape()
-    at = given["dim"] % len(new)
+    at = named_args["dim"] % len(new)
     start = _start(site, new[at])
     if at >= site.lead:
         behind, sizes = at - site.lead + 1, site.sizes(new)
@@ -318,8 +320,8 @@ def _slice_backward(site: RowContext) -> Member:
 
 def _start(site: RowContext, length: int) -> int:
     """Where a slice of a dim of that length begins; it leaves out none of those that follow."""
-    require(site.given["step"] == 1, NoMatch, f"{site.node} skips elements")
-    return first_of(site.given["start"], length)
+    require(site.args["step"] == 1, NoMatch, f"{site.node} skips elements")
+    return first_of(site.args["start"], length)
 
 
 def _resliced(site: RowContext, source: fx.Node, low: int, count: int) -> Member:
@@ -330,37 +332,37 @@ def _resliced(site: RowContext, source: fx.Node, low: int, count: int) -> Member
 
 def _require_middle(site: RowContext, shape: Shape, dim: int) -> None:
     """``dim`` of a value with rows is the grid's middle, as far as the value has it."""
-    found = prod(shape[:dim]), shape[dim], prod(shape[dim + 1 : site.lead])
+    sizes = prod(shape[:dim]), shape[dim], prod(shape[dim + 1 : site.lead])
     wanted = site.grid.outer, site.rows.stop - site.rows.start, site.grid.inner
-    if found != wanted and site.grid.is_flat and prod(found) == site.grid.count:
-        raise OtherGrid(Grid(*found))
-    require(found == wanted, NoMatch, f"{site.node} cuts rows where another does not")
+    if sizes != wanted and site.grid.is_flat and prod(sizes) == site.grid.count:
+        raise OtherGrid(Grid(*sizes))
+    require(sizes == wanted, NoMatch, f"{site.node} cuts rows where another does not")
 
 
 @_for(aten.nll_loss_backward.default)
 def _nll_loss_backward(site: RowContext) -> Member:
     """The gradient of all rows is the same, or one of each row where losses are not summed."""
-    given = site.given
+    args = site.args
     require(site.lead == 1, NoMatch, f"{site.node} has rows in several dims")
     _result(site)
-    rowwise = {name: site.aligned(given[name]) for name in ("self", "target")}
-    if given["reduction"] == 0:
-        rowwise["grad_output"] = site.aligned(given["grad_output"])
-    return site.member(site.made(given | rowwise))
+    rowwise = {name: site.aligned(args[name]) for name in ("self", "target")}
+    if args["reduction"] == 0:
+        rowwise["grad_output"] = site.aligned(args["grad_output"])
+    return site.member(site.rows_of_call(args | rowwise))
 
 
 @_for(aten.nll_loss_forward.default)
 def nll_loss_of_rows(site: RowContext) -> Member:
     """The losses of single rows; their sum is not row by row."""
-    given = site.given
+    args = site.args
     require(site.lead == 1, NoMatch, f"{site.node} has rows in several dims")
-    rowwise = {name: site.aligned(given[name]) for name in ("self", "target")}
-    return site.member(site.made(given | rowwise | {"reduction": 0}))
+    rowwise = {name: site.aligned(args[name]) for name in ("self", "target")}
+    return site.member(site.rows_of_call(args | rowwise | {"reduction": 0}))
 
 
 @_for(aten.full.default, aten.zeros.default, aten.ones.default)
 def _filled(site: RowContext) -> Member:
-    return site.member(site.made(site.given | {"size": site.sizes(site.shape())}))
+    return site.member(site.rows_of_call(site.args | {"size": site.sizes(site.shape())}))
 
 
 _NUMBERS: Mapping[object, int] = {

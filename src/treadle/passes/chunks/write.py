@@ -66,14 +66,14 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.graph = self.step.graph
-        members = {each.node for each in self.region.members}
+        members = {member.node for member in self.region.members}
         nodes = [node for node in self.graph.nodes if node in members]
-        ends = {each.node for each in self.region.exits}
+        ends = {exit_.node for exit_ in self.region.exits}
         self.last = [node for node in self.graph.nodes if node in members | ends][-1]
         phases = {info(node).phase for node in (*nodes, *ends)}
         self.phase = "backward" if "backward" in phases else "forward"
         chunks = [info(node).chunk for node in self.graph.nodes]
-        self.chunk = max((each for each in chunks if each is not None), default=None)
+        self.chunk = max((chunk for chunk in chunks if chunk is not None), default=None)
 
     def write(self, boxes: Sequence[Box]) -> None:
         self._renew()
@@ -87,8 +87,8 @@ class _Writer:
             self.chunk = None
             for member in self.region.collected:
                 wholes[member.node] = self._joined(member, rows[member.node])
-            for each in self.region.exits:
-                wholes[each.node] = self._finished(each, sums[each.node])
+            for exit_ in self.region.exits:
+                wholes[exit_.node] = self._finished(exit_, sums[exit_.node])
         for old, new in wholes.items():
             old.replace_all_uses_with(new)
         self._erase()
@@ -100,16 +100,16 @@ class _Writer:
         """Targets and the like of each chunk in memory of their own, before all chunks: kernels
         that read them at other places of one memory would be other kernels."""
         chunk, self.chunk = self.chunk, None
-        templates = [(each.node, each.form) for each in self.region.members]
+        templates = [(member.node, member.form) for member in self.region.members]
         templates += [(e.node, e.partial) for e in self.region.exits if isinstance(e, Total)]
         for root, template in templates:
-            for each in read_by_kernels(template):
-                for box in boxes if self.region.is_narrow(each.trailing) else ():
-                    if (each, box) not in self.copies:
-                        rows = self._sliced(root, each, box)
+            for kernel in read_by_kernels(template):
+                for box in boxes if self.region.is_narrow(kernel.trailing) else ():
+                    if (kernel, box) not in self.copies:
+                        rows = self._sliced(root, kernel, box)
                         named = {"memory_format": torch.contiguous_format}
                         copy = self._call(root, aten.clone.default, rows, **named)
-                        self.copies[each, box] = copy
+                        self.copies[kernel, box] = copy
         self.chunk = chunk
 
     def _chunk(
@@ -120,10 +120,10 @@ class _Writer:
         self.chunk = 0 if self.chunk is None else self.chunk + 1
         for member in self.region.members:
             self.parts[member.node] = self._form(member, box)
-        for node, found in rows.items():
-            found.append(self.parts[node])
-        for each in self.region.exits:
-            sums[each.node] = self._added(each, box, sums.get(each.node))
+        for node, row in rows.items():
+            row.append(self.parts[node])
+        for exit_ in self.region.exits:
+            sums[exit_.node] = self._added(exit_, box, sums.get(exit_.node))
 
     # What nodes are in a chunk.
 
@@ -137,12 +137,12 @@ class _Writer:
     def _value(self, root: fx.Node, template: Any, box: Box) -> Any:
         """A template with the values of the chunk."""
 
-        def leaf(each: Any) -> Any:
-            match each:
+        def leaf(value: Any) -> Any:
+            match value:
                 case RowPart(node=node):
                     return self.parts[node]
                 case RowSlice():
-                    return self.copies.get((each, box)) or self._sliced(root, each, box)
+                    return self.copies.get((value, box)) or self._sliced(root, value, box)
                 case RowCount(rows=rows):
                     start, stop = box.of(rows, self.region.grid)
                     return stop - start
@@ -151,9 +151,9 @@ class _Writer:
                     named = map_argument(leaf, dict(kwargs))
                     return self._viewed(root, target, filled, named)
                 case fx.Node():
-                    return self.renewed.get(each, each)
+                    return self.renewed.get(value, value)
                 case _:
-                    return each
+                    return value
 
         return map_argument(leaf, template)
 
@@ -163,26 +163,29 @@ class _Writer:
             return self._flat(root, args[0], args[1])
         return self._call(root, target, *args, **kwargs)
 
-    def _sliced(self, root: fx.Node, each: RowSlice, box: Box) -> fx.Node:
+    def _sliced(self, root: fx.Node, row_slice: RowSlice, box: Box) -> fx.Node:
         """The chunk's rows of a value that is there before."""
-        if each not in self.outside:
-            self.outside[each] = self._one_row_dim(root, each)
-        whole = self.outside[each]
-        start, stop = box.of(each.rows, self.region.grid)
-        return self._call(root, aten.slice.Tensor, whole, each.dim, start, stop)
+        if row_slice not in self.outside:
+            self.outside[row_slice] = self._one_row_dim(root, row_slice)
+        whole = self.outside[row_slice]
+        start, stop = box.of(row_slice.rows, self.region.grid)
+        return self._call(root, aten.slice.Tensor, whole, row_slice.dim, start, stop)
 
-    def _one_row_dim(self, root: fx.Node, each: RowSlice) -> fx.Node:
+    def _one_row_dim(self, root: fx.Node, row_slice: RowSlice) -> fx.Node:
         """The whole value, its rows in one dim."""
-        node, shape = self.renewed.get(each.node, each.node), tuple(tensor_of(each.node).shape)
-        if len(each.row_dims) == 1 and shape[each.dim] == each.row_dims[0]:
+        node, shape = (
+            self.renewed.get(row_slice.node, row_slice.node),
+            tuple(tensor_of(row_slice.node).shape),
+        )
+        if len(row_slice.row_dims) == 1 and shape[row_slice.dim] == row_slice.row_dims[0]:
             return node
-        whole = (*each.row_dims, *each.trailing)
+        whole = (*row_slice.row_dims, *row_slice.trailing)
         if shape != whole:
             padded = [*(1,) * (len(whole) - len(shape)), *shape]
             if len(padded) != len(shape):
                 node = self._flat(root, node, padded)
             node = self._call(root, aten.expand.default, node, list(whole))
-        return self._flat(root, node, [prod(each.row_dims), *each.trailing])
+        return self._flat(root, node, [prod(row_slice.row_dims), *row_slice.trailing])
 
     def _flat(self, root: fx.Node, node: fx.Node, shape: Sequence[int]) -> fx.Node:
         """The elements in another shape, copied if they do not lie in order."""
@@ -216,14 +219,14 @@ class _Writer:
 
     # What is made of all chunks.
 
-    def _added(self, each: Exit, box: Box, before: fx.Node | None) -> fx.Node:
+    def _added(self, exit_: Exit, box: Box, before: fx.Node | None) -> fx.Node:
         """What this chunk adds to what those before it gave."""
-        match each:
+        match exit_:
             case Total(node=node, partial=partial):
                 value = self._value(node, partial, box)
                 return value if before is None else self._call(node, aten.add.Tensor, before, value)
             case Contraction(node=node):
-                left, right = self._value(node, (each.left, each.right), box)
+                left, right = self._value(node, (exit_.left, exit_.right), box)
                 return self._multiplied(node, left, right, before)
 
     def _multiplied(
@@ -237,21 +240,21 @@ class _Writer:
             one, more, named = aten.mm.dtype, aten.addmm.dtype, {"out_dtype": kept}
         elif kept != dtype:
             left, right = (
-                self._call(root, aten._to_copy.default, each, dtype=kept) for each in (left, right)
+                self._call(root, aten._to_copy.default, node, dtype=kept) for node in (left, right)
             )
         if before is None:
             return self._call(root, one, left, right, **named)
         return self._call(root, more, before, left, right, **named)
 
-    def _joined(self, member: Member, found: Sequence[fx.Node]) -> fx.Node:
+    def _joined(self, member: Member, pieces: Sequence[fx.Node]) -> fx.Node:
         """The rows of all chunks in the shape of the whole."""
-        whole = self._call(member.node, aten.cat.default, list(found))
+        whole = self._call(member.node, aten.cat.default, list(pieces))
         return self._flat(member.node, whole, list(tensor_of(member.node).shape))
 
-    def _finished(self, each: Exit, total: fx.Node) -> fx.Node:
+    def _finished(self, exit_: Exit, total: fx.Node) -> fx.Node:
         """What was added up, as the node gave it."""
-        root = each.node
-        match each:
+        root = exit_.node
+        match exit_:
             case Total(divisor=int(count)):
                 total = self._call(root, aten.div.Tensor, total, count)
             case Total(divisor=TotalWeight() as weight):
@@ -266,45 +269,45 @@ class _Writer:
     # What needs no numbers of the region, and what is left over.
 
     def _renew(self) -> None:
-        for node, each in self.region.renewed:
+        for node, renewal in self.region.renewed:
             with self.graph.inserting_before(node):
-                self.renewed[node] = self._made_anew(node, each)
+                self.renewed[node] = self._made_anew(node, renewal)
             node.replace_all_uses_with(self.renewed[node])
 
-    def _made_anew(self, node: fx.Node, each: Renewed) -> fx.Node:
-        match each:
+    def _made_anew(self, node: fx.Node, renewal: Renewed) -> fx.Node:
+        match renewal:
             case Filled(number=number):
                 like = type_of(node)
                 value = bool(number) if like.dtype is torch.bool else number
                 named = {"dtype": like.dtype, "device": like.device}
                 return emit(node, aten.full.default, list(like.shape), value, **named)
             case TotalWeight():
-                return self._weight(each)
+                return self._weight(renewal)
 
-    def _weight(self, each: TotalWeight) -> fx.Node:
+    def _weight(self, weight: TotalWeight) -> fx.Node:
         """``sum(target != ignored)``, or of the weights of those targets."""
-        if each in self.weights:
-            return self.weights[each]
-        root = each.loss
+        if weight in self.weights:
+            return self.weights[weight]
+        root = weight.loss
         like = type_of(next(iter(user for user in root.users if is_item(user))))
         dtype = wide_dtype(like.dtype)
         with self.graph.inserting_before(root):
-            counts = emit(root, aten.ne.Scalar, each.target, each.ignore_index)
+            counts = emit(root, aten.ne.Scalar, weight.target, weight.ignore_index)
             seen = emit(root, aten._to_copy.default, counts, dtype=dtype)
-            if each.weight is not None:
-                place = emit(root, aten.mul.Tensor, each.target, counts)
-                found = emit(root, aten.gather.default, each.weight, 0, place)
-                seen = emit(root, aten.where.ScalarOther, counts, found, 0)
+            if weight.weight is not None:
+                place = emit(root, aten.mul.Tensor, weight.target, counts)
+                row_weight = emit(root, aten.gather.default, weight.weight, 0, place)
+                seen = emit(root, aten.where.ScalarOther, counts, row_weight, 0)
             total = emit(root, aten.sum.default, seen)
             if like.dtype != dtype:
                 total = emit(root, aten._to_copy.default, total, dtype=like.dtype)
-        self.weights[each] = total
+        self.weights[weight] = total
         return total
 
     def _erase(self) -> None:
         """The nodes that the chunks stand for, and what nobody reads without them."""
         gone = {node for node, _ in self.region.renewed}
-        gone |= {each.node for each in (*self.region.members, *self.region.exits)}
+        gone |= {member.node for member in (*self.region.members, *self.region.exits)}
         gone |= set(self.region.losses)
         for node in reversed(list(self.graph.nodes)):
             if node in gone and not node.users:
@@ -315,7 +318,7 @@ class _Writer:
         for node in self.graph.nodes:
             if node.op != "call_function" or info(node).phase != "forward":
                 continue
-            if any(info(each).phase == "backward" for each in node.all_input_nodes):
+            if any(info(operand).phase == "backward" for operand in node.all_input_nodes):
                 with_info(node, phase="backward")
 
     def _call(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

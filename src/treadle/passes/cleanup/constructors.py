@@ -45,17 +45,17 @@ class CountConstants(NodeRewrite[tuple[fx.Node, int | float]]):
 def _counted(node: fx.Node) -> int | float:
     """The number that ``node`` sums, in its own dtype."""
     require(node.target is aten.cumsum.default, NoMatch, f"{node} is no running sum")
-    given, result = arguments(node), type_of(node)
-    number = number_everywhere(given["self"])
-    require(number is not None, NoMatch, f"{given['self']} is not one number everywhere")
+    args, result = arguments(node), type_of(node)
+    number = number_everywhere(args["self"])
+    require(number is not None, NoMatch, f"{args['self']} is not one number everywhere")
     require(result.ndim > 0, NoMatch, f"{node} has no dims")
-    static = not any(isinstance(each, Size) for each in result.shape)
+    static = not any(isinstance(size, Size) for size in result.shape)
     require(static, NoMatch, f"{node} has sizes that calls decide")
     exact = not isinstance(number, complex) and not result.dtype.is_complex
     exact = exact and result.dtype is not torch.bool
     require(exact, NoMatch, f"{node} is {result}")
     assert isinstance(number, int | float)
-    count = result.shape[given["dim"] % result.ndim]
+    count = result.shape[args["dim"] % result.ndim]
     if result.dtype.is_floating_point:
         return _exact_multiple(number, count, result)
     require(math.isfinite(number), NoMatch, f"{number} is no whole number")
@@ -82,10 +82,10 @@ def _exact_multiple(number: float, count: int, result: TensorType) -> float:
 
 
 def _count(node: fx.Node, number: float) -> fx.Node:
-    given, result = arguments(node), type_of(node)
-    dim = given["dim"] % result.ndim
+    args, result = arguments(node), type_of(node)
+    dim = args["dim"] % result.ndim
     count = result.shape[dim]
-    flat = [count if each == dim else 1 for each in range(result.ndim)]
+    flat = [count if index == dim else 1 for index in range(result.ndim)]
     build = ReplacementBuilder(node)
     kind = {"dtype": result.dtype, "device": result.device}
     new = build.call(aten.arange.start, 1, count + 1, **kind)

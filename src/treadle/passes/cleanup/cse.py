@@ -82,7 +82,7 @@ def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
     def frozen(leaf: object) -> object:
         return _frozen(leaf, alike)
 
-    operands = tuple((name, map_leaves(frozen, each)) for name, each in arguments(node).items())
+    operands = tuple((name, map_leaves(frozen, value)) for name, value in arguments(node).items())
     return node.op, node.target, operands, info(node).region
 
 

@@ -37,10 +37,10 @@ class DrawInMemoryOrder(GraphPass):
     contract = Contract()
 
     def run(self, step: StepGraph) -> int:
-        found = [node for node in step.graph.nodes if _is_misplaced(node)]
-        for node in found:
+        nodes = [node for node in step.graph.nodes if _is_misplaced(node)]
+        for node in nodes:
             _replace(node)
-        return len(found)
+        return len(nodes)
 
 
 def _is_misplaced(node: fx.Node) -> bool:
@@ -54,17 +54,17 @@ def _is_misplaced(node: fx.Node) -> bool:
 
 
 def _replace(node: fx.Node) -> None:
-    given: Any = arguments(node)
-    like = tensor_of(given.pop("self"))
+    value: Any = arguments(node)
+    like = tensor_of(value.pop("self"))
     target = BERNOULLI if node.target is aten.bernoulli.p else FUNCTIONAL[node.target]  # type: ignore[index]
     layout = list(like.shape), list(like.stride()), like.dtype, like.device
-    named = {"generator": given.pop("generator")}
-    made = emit_ahead(node, node, target, *layout, *given.values(), **named)
-    if not same_types(value_of(made), value_of(node)):
-        made = _laid_out(made, node)
-    node.replace_all_uses_with(made)
+    named = {"generator": value.pop("generator")}
+    laid_out = emit_ahead(node, node, target, *layout, *value.values(), **named)
+    if not same_types(value_of(laid_out), value_of(node)):
+        laid_out = _laid_out(laid_out, node)
+    node.replace_all_uses_with(laid_out)
     node.graph.erase_node(node)
-    refresh(made.graph, [made])
+    refresh(laid_out.graph, [laid_out])
 
 
 def _laid_out(draw: fx.Node, old: fx.Node) -> fx.Node:

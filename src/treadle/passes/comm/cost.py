@@ -106,14 +106,16 @@ class CollectiveCost:
 
     def seconds(self, kind: CollectiveKind, nbytes: int) -> float:
         """From its start to its end with nothing before it; ``nbytes`` of the larger side."""
-        found, then = self.measured, self.then or self.now
-        curve = None if found is None else found.curves.get(kind)
+        measurement, then = self.measured, self.then or self.now
+        curve = None if measurement is None else measurement.curves.get(kind)
         if curve is not None and then == self.now:
             return curve.seconds(nbytes)
         if then.ranks == 1 or then.latency(kind) == 0.0:  # it says nothing of others
             return self.now.seconds(kind, nbytes)
         if curve is None:
-            slower, narrower = (1.0, 1.0) if found is None else self._than_told(found, then)
+            slower, narrower = (
+                (1.0, 1.0) if measurement is None else self._than_told(measurement, then)
+            )
             bytes_alone = share(kind, self.now.ranks) * nbytes / self.now.bandwidth
             return slower * self.now.latency(kind) + narrower * bytes_alone
         whole = curve.seconds(nbytes)
@@ -144,12 +146,12 @@ class CollectiveCost:
             return f"{who}, not measured: {links}"
         return f"{who}, measured" if now == then else f"{who}, as {then.ranks} measured ones say"
 
-    def _than_told(self, found: GroupMeasurement, then: GroupLinks) -> tuple[float, float]:
+    def _than_told(self, measurement: GroupMeasurement, then: GroupLinks) -> tuple[float, float]:
         """How much longer than by the formula a message and a byte took, of the kinds that were
         measured: what to expect of another kind."""
         slower: list[float] = []
         narrower: list[float] = []
-        for name, curve in found.curves.items():
+        for name, curve in measurement.curves.items():
             kind = CollectiveKind(name)
             most, longest = curve.points[-1]
             told = share(kind, then.ranks) * most / then.bandwidth
@@ -172,15 +174,15 @@ class CommunicationModel:
     groups: Mapping[str, CollectiveCost]
     interference: float = 0.0
 
-    def seconds(self, each: Collective) -> float:
+    def seconds(self, collective: Collective) -> float:
         """Of one collective with nothing before it. ``PlanError`` TR-550 for an unknown group."""
-        return self._group(each.group).seconds(each.kind, each.nbytes)
+        return self._group(collective.group).seconds(collective.kind, collective.nbytes)
 
     def with_interference(self) -> "CommunicationModel":
         """The same with the interference that was measured, of the group that hides least; none
         where no group was. Nothing hides less than a hundredth."""
-        found = [each.measured.hidden for each in self.groups.values() if each.measured]
-        return replace(self, interference=1.0 / max(min(found, default=1.0), 0.01) - 1.0)
+        hidden = [group.measured.hidden for group in self.groups.values() if group.measured]
+        return replace(self, interference=1.0 / max(min(hidden, default=1.0), 0.01) - 1.0)
 
     def among(self, ranks: int | Mapping[str, int], device: DeviceModel) -> "CommunicationModel":
         """The same groups with other numbers of ranks, each with as many bytes per rank as now:
@@ -190,8 +192,8 @@ class CommunicationModel:
         return replace(self, groups={**self.groups, **changed})
 
     def _group(self, name: str) -> CollectiveCost:
-        found = self.groups.get(name)
-        if found is None:
+        group = self.groups.get(name)
+        if group is None:
             known = ", ".join(sorted(self.groups)) or "none"
             remedy = "give the number of ranks of each group of the step"
             raise PlanError(
@@ -199,7 +201,7 @@ class CommunicationModel:
                 code="TR-550",
                 remedy=remedy,
             )
-        return found
+        return group
 
 
 def unmeasured(ranks: Mapping[str, int], device: DeviceModel) -> CommunicationModel:
@@ -213,13 +215,13 @@ def unmeasured(ranks: Mapping[str, int], device: DeviceModel) -> CommunicationMo
 
 
 def from_measurements(
-    found: Mapping[str, GroupMeasurement], device: DeviceModel
+    measurements: Mapping[str, GroupMeasurement], device: DeviceModel
 ) -> CommunicationModel:
     """For groups that were measured as they are."""
     groups: dict[str, CollectiveCost] = {}
-    for name, each in found.items():
-        links = _links(each.ranks, each.hosts, device)
-        groups[name] = CollectiveCost(links, each, links)
+    for name, measurement in measurements.items():
+        links = _links(measurement.ranks, measurement.hosts, device)
+        groups[name] = CollectiveCost(links, measurement, links)
     return CommunicationModel(groups)
 
 

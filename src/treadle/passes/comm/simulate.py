@@ -162,15 +162,16 @@ def work_of(step: StepGraph, costs: CommunicationModel, device: DeviceModel) -> 
     """What a timeline of the step asks, with the compute of ``device``."""
     facts = facts_of(step)
     index = {node: i for i, node in enumerate(facts.nodes)}
-    collectives = {index[each.node]: each for each in collectives_in(step.graph)}
+    collectives = {index[collective.node]: collective for collective in collectives_in(step.graph)}
     starts = {
-        i: Started(each.group, costs.seconds(each), each.nbytes) for i, each in collectives.items()
+        i: Started(collective.group, costs.seconds(collective), collective.nbytes)
+        for i, collective in collectives.items()
     }
     awaits: dict[int, int] = {}
     for i, node in enumerate(facts.nodes):
-        found = index[collective_awaited(node)] if is_wait(node) else None
-        if found is not None and found in starts:
-            awaits[i] = found
+        awaited = index[collective_awaited(node)] if is_wait(node) else None
+        if awaited is not None and awaited in starts:
+            awaits[i] = awaited
     seconds = list(facts.seconds(device))
     for i in (*starts, *awaits):
         seconds[i] = 0.0
@@ -251,13 +252,13 @@ def _computed(now: float, seconds: float, busy: list[Interval], interference: fl
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Disjoint intervals in order that cover the same."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         elif end > begin:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def length(intervals: Iterable[Interval]) -> float:
@@ -267,7 +268,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 def without(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
     """``left`` minus ``right``, both disjoint and in order."""
-    found: list[Interval] = []
+    uncovered: list[Interval] = []
     at = 0
     for begin, end in left:
         while at < len(right) and right[at][1] <= begin:
@@ -275,12 +276,12 @@ def without(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interva
         here = at
         while here < len(right) and right[here][0] < end:
             if right[here][0] > begin:
-                found.append((begin, right[here][0]))
+                uncovered.append((begin, right[here][0]))
             begin = max(begin, right[here][1])
             here += 1
         if begin < end:
-            found.append((begin, end))
-    return found
+            uncovered.append((begin, end))
+    return uncovered
 
 
 def peak_of(work: Work, order: Sequence[int]) -> int:
@@ -297,14 +298,14 @@ def _in_order(facts: Facts, order: Sequence[int]) -> Facts:
     return replace(
         facts,
         nodes=tuple([facts.nodes[i] for i in order]),
-        operands=tuple([tuple([place[each] for each in facts.operands[i]]) for i in order]),
+        operands=tuple([tuple([place[operand] for operand in facts.operands[i]]) for i in order]),
         kinds=tuple([facts.kinds[i] for i in order]),
         phases=tuple([facts.phases[i] for i in order]),
         inherits=tuple([facts.inherits[i] for i in order]),
         sizes=tuple([facts.sizes[i] for i in order]),
         keep=tuple([facts.keep[i] for i in order]),
-        returned=tuple([None if each is None else place[each] for each in facts.returned]),
-        writes={output: place[each] for output, each in facts.writes.items()},
+        returned=tuple([None if value is None else place[value] for value in facts.returned]),
+        writes={output: place[write] for output, write in facts.writes.items()},
     )
 
 
@@ -322,7 +323,7 @@ def timeline_of(work: Work, order: Sequence[int]) -> CommunicationTimeline:
     computing = union(run.compute.values())
     communicating = union(run.collectives.values())
     alone = sum(work.seconds)
-    names = {each.group for each in work.collectives.values()}
+    names = {collective.group for collective in work.collectives.values()}
     spent = length(run.compute.values()) if work.costs.interference else alone
     return CommunicationTimeline(
         compute=tuple(_computed_span(work, i, run.compute[i]) for i in run.compute),
@@ -341,11 +342,11 @@ def timeline_of(work: Work, order: Sequence[int]) -> CommunicationTimeline:
 def timeline_from_data(data: Mapping[str, Any]) -> CommunicationTimeline:
     """The inverse of ``dataclasses.asdict``, after a way through JSON."""
     collectives: list[CollectiveSpan] = []
-    for each in data["collectives"]:
-        beside = tuple((str(name), float(seconds)) for name, seconds in each["beside"])
-        fields: dict[str, Any] = {**each, "kind": CollectiveKind(each["kind"]), "beside": beside}
+    for span in data["collectives"]:
+        beside = tuple((str(name), float(seconds)) for name, seconds in span["beside"])
+        fields: dict[str, Any] = {**span, "kind": CollectiveKind(span["kind"]), "beside": beside}
         collectives.append(CollectiveSpan(**fields))
-    compute = tuple(ComputeSpan(**each) for each in data["compute"])
+    compute = tuple(ComputeSpan(**span) for span in data["compute"])
     groups = tuple((str(name), str(words)) for name, words in data["groups"])
     fields = {**data, "compute": compute, "collectives": tuple(collectives), "groups": groups}
     return CommunicationTimeline(**fields)
@@ -361,13 +362,13 @@ def _computed_span(work: Work, i: int, interval: Interval) -> ComputeSpan:
 def _collective_span(
     work: Work, i: int, run: TimedOrder, computing: Sequence[Interval]
 ) -> CollectiveSpan:
-    each, (start, end) = work.collectives[i], run.collectives[i]
-    known = info(each.node)
+    collective, (start, end) = work.collectives[i], run.collectives[i]
+    known = info(collective.node)
     return CollectiveSpan(
-        node=str(each.node),
-        kind=each.kind,
-        group=each.group,
-        nbytes=each.nbytes,
+        node=str(collective.node),
+        kind=collective.kind,
+        group=collective.group,
+        nbytes=collective.nbytes,
         phase=known.phase,
         module=known.module,
         issued=run.issued[i],
@@ -381,10 +382,10 @@ def _collective_span(
 
 def _beside(work: Work, run: TimedOrder, start: float, end: float) -> tuple[tuple[str, float], ...]:
     """What is computed between the two, by operation, most of the time first."""
-    found: dict[str, float] = {}
+    beside: dict[str, float] = {}
     for i, (begin, over) in run.compute.items():
         both = min(end, over) - max(start, begin)
         if both > 0.0:
             name = operation_name(work.facts.nodes[i].target)
-            found[name] = found.get(name, 0.0) + both
-    return tuple(sorted(found.items(), key=lambda each: (-each[1], each[0]))[:_BESIDE])
+            beside[name] = beside.get(name, 0.0) + both
+    return tuple(sorted(beside.items(), key=lambda item: (-item[1], item[0]))[:_BESIDE])

@@ -100,8 +100,8 @@ def plan_memory(
     ``PlanError`` TR-202 names the smallest budget that can be met.
     """
     versions = _versions(step)
-    found = [(each, v) for v in versions for each in candidates(v.step, device)]
-    points = [each for each, _ in found]
+    tried = [(candidate, v) for v in versions for candidate in candidates(v.step, device)]
+    points = [candidate for candidate, _ in tried]
     judged = _Judged(pareto(points) if len(versions) > 1 else points, judge)
     budget_bytes = _as_bytes(budget, judged)
     if judged.exact(0) <= budget_bytes:
@@ -111,7 +111,7 @@ def plan_memory(
     else:
         chosen = _last_resort(judged, budget_bytes)
     best = judged.points[chosen]
-    version = next(v for each, v in found if each is best)
+    version = next(v for candidate, v in tried if candidate is best)
     return _plan(version, best, judged.exact(chosen), judged=True)
 
 

@@ -39,16 +39,16 @@ def classify(facts: Facts) -> SaveCandidates:
     candidates = set(needed)
     for i in reversed(forward):
         if i in candidates:
-            candidates.update(each for each in facts.operands[i] if each in inside)
+            candidates.update(operand for operand in facts.operands[i] if operand in inside)
     return SaveCandidates(forward, needed, frozenset(candidates), _roles(facts))
 
 
 def _roles(facts: Facts) -> dict[Role, tuple[int, ...]]:
     index = {node: i for i, node in enumerate(facts.nodes)}
-    found: dict[Role, tuple[int, ...]] = {}
-    for node, given in facts.step.inputs():
-        found[given.role] = (*found.get(given.role, ()), index[node])
-    return found
+    roles: dict[Role, tuple[int, ...]] = {}
+    for node, step_input in facts.step.inputs():
+        roles[step_input.role] = (*roles.get(step_input.role, ()), index[node])
+    return roles
 
 
 def must_save(facts: Facts, i: int, *, products: bool) -> str:

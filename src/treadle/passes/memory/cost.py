@@ -32,8 +32,10 @@ class Kind(enum.StrEnum):
     LIBRARY = CostClass.LIBRARY.value
 
 
-FUSIBLE = frozenset(Kind(each) for each in CostClass if not each.is_expensive)
-CALLS = frozenset({*(Kind(each) for each in CostClass if each.is_expensive), Kind.RANDOM})
+FUSIBLE = frozenset(Kind(cost_class) for cost_class in CostClass if not cost_class.is_expensive)
+CALLS = frozenset(
+    {*(Kind(cost_class) for cost_class in CostClass if cost_class.is_expensive), Kind.RANDOM}
+)
 """Kernels that are not ours: nothing is fused across them."""
 
 
@@ -68,43 +70,43 @@ def flops_of(node: fx.Node) -> float:
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None and facts_of(node.target).cost is not CostClass.PRODUCT:
         return 0.0
-    given = arguments(node)
-    if {"query", "key", "value"} <= given.keys() and type_of(given["query"]).ndim == 4:
+    call_args = arguments(node)
+    if {"query", "key", "value"} <= call_args.keys() and type_of(call_args["query"]).ndim == 4:
         heads_first = name.startswith("aten::_scaled_dot_product")
-        return _attention_flops(given, -2 if heads_first else -3)
+        return _attention_flops(call_args, -2 if heads_first else -3)
     if name.endswith("grouped_mm"):
-        return _grouped_flops(given)
+        return _grouped_flops(call_args)
     if formula is None:
         return 0.0
     args, kwargs = given_of(node, value_of)
     return float(formula(*args, **kwargs, out_val=value_of(node)))
 
 
-def _attention_flops(given: Mapping[str, Any], tokens: int) -> float:
+def _attention_flops(args: Mapping[str, Any], tokens: int) -> float:
     """Of a call of attention or of its gradients, which make the scores again; ``tokens``: the dim
     of the positions. There are as many heads as queries have: PyTorch 2.11's formulas refuse
     fewer of keys and values. A window that is open on one side counts as none."""
-    *rows, head = type_of(given["query"]).shape
-    keys, values = (type_of(given[name]).shape for name in ("key", "value"))
-    backward = not {"grad_out", "grad_out_"}.isdisjoint(given)
+    *rows, head = type_of(args["query"]).shape
+    keys, values = (type_of(args[name]).shape for name in ("key", "value"))
+    backward = not {"grad_out", "grad_out_"}.isdisjoint(args)
     products = 3 * head + 2 * values[-1] if backward else head + values[-1]
-    left, right = (given.get(f"window_size_{side}") for side in ("left", "right"))
+    left, right = (args.get(f"window_size_{side}") for side in ("left", "right"))
     seen = keys[tokens]
     if left is not None and right is not None and min(left, right) >= 0:
         seen = min(seen, left + right + 1)
     return 2.0 * prod(rows) * seen * products
 
 
-def _grouped_flops(given: Mapping[str, Any]) -> float:
+def _grouped_flops(args: Mapping[str, Any]) -> float:
     """Of products whose groups share the rows, the columns, or what is summed."""
-    left, right = (type_of(each).shape for each in list(given.values())[:2])
+    left, right = (type_of(value).shape for value in list(args.values())[:2])
     columns_divided = len(left) > len(right)
     return 2.0 * prod(left[columns_divided:]) * right[-1]
 
 
 def bytes_of(node: fx.Node) -> int:
     """Bytes of a node's elements, all results together."""
-    return sum(each.numel() * each.dtype.itemsize for each in tensors_in(value_of(node)))
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors_in(value_of(node)))
 
 
 def work_of(node: fx.Node) -> tuple[float, int, torch.dtype | None]:
@@ -136,8 +138,8 @@ def _bytes_of_every_chunk(node: fx.Node) -> int:
     chunk = info(node).chunk
     if chunk is None:
         return 0
-    shared = [each for each in node.all_input_nodes if info(each).chunk != chunk]
-    adds = any(type_of(each).shape == type_of(node).shape for each in shared)
+    shared = [operand for operand in node.all_input_nodes if info(operand).chunk != chunk]
+    adds = any(type_of(operand).shape == type_of(node).shape for operand in shared)
     return sum(map(bytes_of, shared)) + adds * bytes_of(node)
 
 
@@ -145,11 +147,11 @@ def _row_bytes(node: fx.Node, kind: Kind) -> int:
     """A reduction reads its widest operand, whatever it returns."""
     if kind is not Kind.REDUCTION:
         return 0
-    return max((bytes_of(each) for each in node.all_input_nodes), default=0)
+    return max((bytes_of(operand) for operand in node.all_input_nodes), default=0)
 
 
 def slow_seconds(node: fx.Node, device: DeviceModel) -> float:
     """Time for transcendental functions, if ``node`` computes any."""
     if not isinstance(node.target, OpOverload) or not facts_of(node.target).slow_elements:
         return 0.0
-    return sum(prod(each.shape) for each in tensors_in(value_of(node))) * device.element
+    return sum(prod(tensor.shape) for tensor in tensors_in(value_of(node))) * device.element

@@ -116,13 +116,15 @@ def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    finite = sum(each for each in edges.capacity if each != math.inf)
+    finite = sum(capacity for capacity in edges.capacity if capacity != math.inf)
     scale = (_LIMIT - len(edges.capacity)) / max(finite, 1.0)
-    whole = [0 if each == math.inf else math.ceil(each * scale) for each in edges.capacity]
+    whole = [
+        0 if capacity == math.inf else math.ceil(capacity * scale) for capacity in edges.capacity
+    ]
     infinite = sum(whole) + 1
     scaled = [
-        infinite if each == math.inf else small
-        for each, small in zip(edges.capacity, whole, strict=True)
+        infinite if capacity == math.inf else small
+        for capacity, small in zip(edges.capacity, whole, strict=True)
     ]
     arcs = (np.array(scaled, dtype=np.int32), (edges.tail, edges.head))
     graph = csr_matrix(arcs, shape=(count, count))

@@ -61,7 +61,7 @@ def _decision(facts: Facts, i: int, again: bool) -> Decision:
 
 
 def _why_saved(facts: Facts, i: int) -> str:
-    sources = (facts.kinds[each] for each in facts.operands[i])
+    sources = (facts.kinds[operand] for operand in facts.operands[i])
     if Kind.RANDOM in sources:
         return "random: drawn once, kept in few bytes"
     if i in facts.returned:
@@ -73,15 +73,15 @@ def _why_saved(facts: Facts, i: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Decisions that differ only in a layer's number: ``each`` with ``*`` in its module."""
+    """Decisions that differ only in a layer's number: ``decision`` with ``*`` in its module."""
 
     count: int
-    each: Decision
+    decision: Decision
 
     @property
     def total(self) -> int:
         """Bytes of all of them."""
-        return self.count * self.each.size
+        return self.count * self.decision.size
 
 
 def layer_of(module: str) -> str:
@@ -92,21 +92,28 @@ def layer_of(module: str) -> str:
 def rows(table: Sequence[Decision]) -> list[Row]:
     """Equal layers folded, the largest total first."""
     groups: dict[tuple[str, ...], list[Decision]] = {}
-    for each in table:
-        layer = layer_of(each.module)
-        key = (each.decision, each.operation, each.type, layer, each.where, each.why)
-        groups.setdefault(key, []).append(replace(each, module=layer))
-    found = [Row(len(same), same[0]) for same in groups.values()]
-    return sorted(found, key=lambda row: -row.total)
+    for decision in table:
+        layer = layer_of(decision.module)
+        key = (
+            decision.decision,
+            decision.operation,
+            decision.type,
+            layer,
+            decision.where,
+            decision.why,
+        )
+        groups.setdefault(key, []).append(replace(decision, module=layer))
+    rows_ = [Row(len(same), same[0]) for same in groups.values()]
+    return sorted(rows_, key=lambda row: -row.total)
 
 
 def shown(row: Row) -> str:
     """``12 x  save  6.00 MiB  f32[..]  blocks.*.mlp  mul: why  (where)``."""
-    each = row.each
-    where = f"  ({each.where})" if each.where else ""
+    decision = row.decision
+    where = f"  ({decision.where})" if decision.where else ""
     return (
-        f"{row.count:3} x {each.decision:9} {format_bytes(each.size):>10} "
-        f"{each.type:20} {each.module or '-'}  {each.operation}: {each.why}{where}"
+        f"{row.count:3} x {decision.decision:9} {format_bytes(decision.size):>10} "
+        f"{decision.type:20} {decision.module or '-'}  {decision.operation}: {decision.why}{where}"
     )
 
 

@@ -93,13 +93,13 @@ def _bytes_of_formulas(facts: Facts, stages: Sequence[int]) -> int:
         if facts.views[i]:
             shown[i] = shown[operands[0]]
             continue
-        for each in (shown[operand] for operand in operands):
+        for groups in (shown[operand] for operand in operands):
             if facts.kinds[i] in CALLS:
-                written.add(each)
-            elif facts.kinds[each] not in FUSIBLE or kernels[i] != kernels[each]:
-                written.add(each)
-                readers.setdefault(each, set()).add(kernels[i])
-    written = {shown[each] for each in written}
+                written.add(groups)
+            elif facts.kinds[groups] not in FUSIBLE or kernels[i] != kernels[groups]:
+                written.add(groups)
+                readers.setdefault(groups, set()).add(kernels[i])
+    written = {shown[groups] for groups in written}
     moved = 0
     for i, kind in enumerate(facts.kinds):
         times = len(readers.get(i, ())) + (kind in FUSIBLE and i in written)
@@ -132,29 +132,30 @@ class _Sources:
                 there.append(there[operands[0]])
                 waits.append(waits[operands[0]])
                 continue
-            made = facts.kinds[i] is Kind.INPUT or facts.phases[i] > 0  # a new weight, for one
-            there.append(stored[i] or made)
+            is_source = facts.kinds[i] is Kind.INPUT or facts.phases[i] > 0  # a new weight, for one
+            there.append(stored[i] or is_source)
             available = (
-                after.but_for(i, each) if there[each] else waits[each] for each in operands
+                after.but_for(i, operand) if there[operand] else waits[operand]
+                for operand in operands
             )
             waits.append(functools.reduce(operator.and_, available, _ALL))
-        read = tuple(each != _ALL for each in after.all_of)
+        read = tuple(width != _ALL for width in after.all_of)
         return _Sources(facts, tuple(there), read, calls, tuple(waits))
 
     def bytes_read(self, i: int, *, by_itself: bool) -> int:
         """Bytes of the operands of formula ``i`` that nothing reads if not this, or, in a kernel of
         its own, of all; of one that is larger than the result, at most an element of it for each of
         the result's."""
-        elements = sum(each.numel() for each in tensors_in(value_of(self.facts.nodes[i])))
+        elements = sum(tensor.numel() for tensor in tensors_in(value_of(self.facts.nodes[i])))
         return sum(
-            min(self.facts.held_bytes(each), elements * self._width(each))
-            for each in set(self.facts.operands[i])
-            if self.there[each] and (by_itself or not self.read[each])
+            min(self.facts.held_bytes(operand), elements * self._width(operand))
+            for operand in set(self.facts.operands[i])
+            if self.there[operand] and (by_itself or not self.read[operand])
         )
 
     def _width(self, i: int) -> int:
         """Bytes of an element."""
-        return sum(each.dtype.itemsize for each in tensors_in(value_of(self.facts.nodes[i])))
+        return sum(tensor.dtype.itemsize for tensor in tensors_in(value_of(self.facts.nodes[i])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class _After:
         """Without formula ``i``, which is no second computation of itself."""
         if self.adds[i] == _ALL:
             return self.all_of[operand]
-        others = (self.adds[each] for each in self.readers[operand] if each != i)
+        others = (self.adds[reader] for reader in self.readers[operand] if reader != i)
         return functools.reduce(operator.and_, others, _ALL)
 
 
@@ -205,7 +206,9 @@ def _later_calls(facts: Facts) -> tuple[list[int], list[int]]:
     for kind, phase, operands in zip(facts.kinds, facts.phases, facts.operands, strict=True):
         own.append(bit if phase and kind in CALLS else 0)
         bit <<= bool(own[-1])
-        behind.append(functools.reduce(operator.or_, (behind[each] for each in operands), own[-1]))
+        behind.append(
+            functools.reduce(operator.or_, (behind[operand] for operand in operands), own[-1])
+        )
     return own, behind
 
 
@@ -242,12 +245,12 @@ def _spread(facts: Facts, stages: list[int]) -> list[bool]:
 def _stages(facts: Facts) -> list[int]:
     stages: list[int] = []
     for i, operands in enumerate(facts.operands):
-        below = max((stages[each] for each in operands), default=0)
+        below = max((stages[operand] for operand in operands), default=0)
         stages.append(below + (facts.kinds[i] in CALLS))
-    made = _from_little(facts)
+    from_little = _from_little(facts)
     readers: dict[int, int] = {}  # the first stage of the same phase that reads a value
     for i in range(len(stages) - 1, -1, -1):
-        if made[i]:
+        if from_little[i]:
             stages[i] = readers.get(i, stages[i])
         for operand in facts.operands[i]:
             if facts.phases[operand] == facts.phases[i]:
@@ -258,9 +261,12 @@ def _stages(facts: Facts) -> list[int]:
 def _from_little(facts: Facts) -> list[bool]:
     """Whether a value is computed from next to nothing, such as a position and a key: it comes
     about where it is read, however early that could have been."""
-    made: list[bool] = []
+    from_little: list[bool] = []
     for i, kind in enumerate(facts.kinds):
         least = facts.held_bytes(i) / _LITTLE
-        little = all(made[each] or facts.held_bytes(each) < least for each in facts.operands[i])
-        made.append(kind is Kind.POINTWISE and little)
-    return made
+        little = all(
+            from_little[operand] or facts.held_bytes(operand) < least
+            for operand in facts.operands[i]
+        )
+        from_little.append(kind is Kind.POINTWISE and little)
+    return from_little

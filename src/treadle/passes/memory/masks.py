@@ -90,8 +90,8 @@ def _draws_alike(dtype: torch.dtype) -> bool:
     """Whether this PyTorch draws the same as ``dtype`` and as bool, and leaves one state."""
     generators = [torch.Generator("cpu").manual_seed(4357) for _ in range(2)]
     numbers, mask = (
-        torch.empty(1259, dtype=each).bernoulli_(0.3, generator=generator)
-        for each, generator in zip((dtype, torch.bool), generators, strict=True)
+        torch.empty(1259, dtype=kind).bernoulli_(0.3, generator=generator)
+        for kind, generator in zip((dtype, torch.bool), generators, strict=True)
     )
     states = [generator.get_state() for generator in generators]
     return torch.equal(numbers, mask.to(dtype)) and torch.equal(*states)

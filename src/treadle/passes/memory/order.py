@@ -68,17 +68,19 @@ class Facts:
         It is also the level of a second computation in any ``Order``: its operands are those of
         the first, or second computations of those.
         """
-        found: list[int] = []
+        levels_: list[int] = []
         unfusible = [kind not in (*FUSIBLE, Kind.VIEW, Kind.INPUT) for kind in self.kinds]
         for operands in self.operands:
-            found.append(max((found[each] + unfusible[each] for each in operands), default=0))
-        return tuple(found)
+            levels_.append(
+                max((levels_[operand] + unfusible[operand] for operand in operands), default=0)
+            )
+        return tuple(levels_)
 
     @functools.cached_property
     def chunks(self) -> tuple[int, ...]:
         """Which chunk of rows each node is of, from 1; 0 for what is of none."""
-        found = (info(node).chunk for node in self.nodes)
-        return tuple(0 if chunk is None else chunk + 1 for chunk in found)
+        chunk_names = (info(node).chunk for node in self.nodes)
+        return tuple(0 if chunk is None else chunk + 1 for chunk in chunk_names)
 
     @functools.cached_property
     def places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -160,10 +162,10 @@ def facts_of(step: StepGraph) -> Facts:
     """What planning asks of a step, by the position of each node."""
     nodes = tuple(node for node in step.graph.nodes if node.op != "output")
     index = {node: i for i, node in enumerate(nodes)}
-    operands = tuple(tuple(index[each] for each in node.all_input_nodes) for node in nodes)
+    operands = tuple(tuple(index[operand] for operand in node.all_input_nodes) for node in nodes)
     held = [_storages_in_order(node) for node in nodes]
     inherits = tuple(
-        tuple(_source(each, operands[i], held) for each in held[i]) for i in range(len(nodes))
+        tuple(_source(value, operands[i], held) for value in held[i]) for i in range(len(nodes))
     )
     places = [index[node] for node in step.placeholders]
     outputs = tuple(None if node is None else index[node] for node in step.returned)
@@ -179,7 +181,7 @@ def facts_of(step: StepGraph) -> Facts:
         kinds=kinds,
         phases=tuple(PHASES[info(node).phase or "forward"] for node in nodes),
         inherits=inherits,
-        sizes=tuple(tuple(each.values()) for each in held),
+        sizes=tuple(tuple(storages.values()) for storages in held),
         keep=tuple(not may_recompute(node) for node in nodes),
         returned=outputs,
         writes={

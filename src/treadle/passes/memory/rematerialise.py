@@ -56,12 +56,12 @@ class _Writer:
         facts = self.facts
         for i, operands in enumerate(facts.operands):
             if facts.phases[i] == 0:
-                reads = tuple([self.first[each] for each in operands])
+                reads = tuple([self.first[operand] for operand in operands])
             else:
                 reads = tuple(
                     [
-                        self.first[each] if self.there[each] else self._late(each)
-                        for each in operands
+                        self.first[operand] if self.there[operand] else self._late(operand)
+                        for operand in operands
                     ]
                 )
             self.first.append(self._emit(i, reads, again=False))
@@ -86,10 +86,10 @@ class _Writer:
         available = self._known(i)
         if available is not None:
             return available
-        for each in self._missing(i):
-            reads = [self._known(operand) for operand in self.facts.operands[each]]
-            found = tuple(read for read in reads if read is not None)
-            self.copy[each] = self._emit(each, found, again=True)
+        for node_index in self._missing(i):
+            reads = [self._known(operand) for operand in self.facts.operands[node_index]]
+            operands = tuple(read for read in reads if read is not None)
+            self.copy[node_index] = self._emit(node_index, operands, again=True)
         known = self._known(i)
         assert known is not None
         return known
@@ -109,7 +109,7 @@ def _available(facts: Facts, saved: frozenset[int]) -> list[bool]:
         if facts.phases[i] > 0 or facts.keep[i] or kind is Kind.INPUT or i in always:
             there.append(True)
         else:
-            there.append(kind is Kind.VIEW and all(there[each] for each in facts.operands[i]))
+            there.append(kind is Kind.VIEW and all(there[operand] for operand in facts.operands[i]))
     return there
 
 
@@ -132,11 +132,11 @@ def build(order: Order) -> StepGraph:
     """The order as a graph of its own, with values whose storages tell who shares bytes."""
     facts = order.facts
     graph = fx.Graph(facts.step.graph.owning_module)
-    made: list[fx.Node] = []
+    nodes: list[fx.Node] = []
     fresh: list[bool] = []  # whether the value is not the original's
     for k, i in enumerate(order.origin):
         node, operands = facts.nodes[i], order.operands[k]
-        new = dict(zip(facts.operands[i], (made[each] for each in operands), strict=True))
+        new = dict(zip(facts.operands[i], (nodes[operand] for operand in operands), strict=True))
         by_node = {facts.nodes[old]: replacement for old, replacement in new.items()}
         name = f"{node.name}_again" if order.again[k] else node.name
         copied = graph.create_node(
@@ -148,14 +148,14 @@ def build(order: Order) -> StepGraph:
             node.type,
         )
         copy_notes(copied, node)
-        moved = facts.kinds[i] is Kind.VIEW and any(fresh[each] for each in operands)
+        moved = facts.kinds[i] is Kind.VIEW and any(fresh[operand] for operand in operands)
         fresh.append(order.again[k] or moved)
         if order.again[k]:
             with_info(copied, phase="backward", recomputed=True)
         if fresh[k]:
             set_value(copied, _value(copied, view=facts.kinds[i] is Kind.VIEW))
-        made.append(copied)
-    graph.output(tuple(None if k is None else made[k] for k in order.returned))
+        nodes.append(copied)
+    graph.output(tuple(None if k is None else nodes[k] for k in order.returned))
     step = StepGraph(graph, facts.step.signature, list(facts.step.history))
     verify(step)
     return step

@@ -28,7 +28,7 @@ def update_early(order: Order) -> Order:
     waits = _old_value_readers(order, late)
     for k, operands in enumerate(order.operands):
         if late[k]:
-            known = [after[each] for each in operands]
+            known = [after[operand] for operand in operands]
             after[k] = max(last_input, waits.get(k, -1), *known)
     earliest = [count] * count
     for k in range(count - 1, -1, -1):

@@ -68,7 +68,7 @@ class _Planner:
 
     def fastest(self) -> Candidate:
         """What moves the fewest bytes once fused: free recomputation, products kept."""
-        prices = [each * self.bandwidth for each in self.fused.again]
+        prices = [nbytes * self.bandwidth for nbytes in self.fused.again]
         return self.candidate(float("inf"), self._cut(prices, products=False))
 
     def _cut(self, prices: list[float], *, products: bool) -> frozenset[int]:
@@ -82,16 +82,16 @@ class _Planner:
 
     def candidate(self, price: float, saved: frozenset[int]) -> Candidate:
         if saved not in self.seen:
-            order, found = smaller_peak(recompute(self.facts, saved))
+            order, peak = smaller_peak(recompute(self.facts, saved))
             seconds = self._seconds(order, saved)
-            self.seen[saved] = Candidate(price, order, saved, found.peak_bytes, seconds)
+            self.seen[saved] = Candidate(price, order, saved, peak.peak_bytes, seconds)
         return self.seen[saved]
 
     def hull(self) -> Iterator[Candidate]:
         """One cut per price, first with products kept, then with products priced as well."""
         for products in (False, True):
             for price in _LAMBDAS:
-                prices = [price * each * self.bandwidth for each in self.fused.again]
+                prices = [price * nbytes * self.bandwidth for nbytes in self.fused.again]
                 yield self.candidate(price, self._cut(prices, products=products))
 
     def between(self, fast: Candidate, small: Candidate) -> Iterator[Candidate]:
@@ -110,18 +110,18 @@ class _Planner:
             kept = self._droppable(current)[: min(4, trials)]
             trials -= len(kept)
             tried = [self.candidate(current.price, current.saved - {i}) for i in kept]
-            better = [each for each in tried if each.predicted_peak < current.predicted_peak]
+            better = [trial for trial in tried if trial.predicted_peak < current.predicted_peak]
             if not better:
                 return
-            current = max(better, key=lambda each: _gain(current, each))
+            current = max(better, key=lambda trial: _gain(current, trial))
             yield current
 
     def _droppable(self, plan: Candidate) -> list[int]:
         origin = plan.order.origin
-        found = [origin[k] for _, k in timeline(plan.order).peak_table]
+        at_peak = [origin[k] for _, k in timeline(plan.order).peak_table]
         return [
             i
-            for i in dict.fromkeys(found)
+            for i in dict.fromkeys(at_peak)
             if i in plan.saved
             and self.facts.kinds[i] is not Kind.INPUT
             and not must_save(self.facts, i, products=True)
@@ -143,12 +143,12 @@ def smaller_peak(order: Order) -> tuple[Order, LiveBytes]:
     return best.order, best
 
 
-def pareto(found: Iterable[Candidate]) -> list[Candidate]:
+def pareto(tried: Iterable[Candidate]) -> list[Candidate]:
     """From fastest to slowest, each with a smaller peak than all before it."""
     kept: list[Candidate] = []
-    for each in sorted(found, key=lambda c: (c.seconds, c.predicted_peak)):
-        if not kept or each.predicted_peak < kept[-1].predicted_peak:
-            kept.append(each)
+    for candidate in sorted(tried, key=lambda c: (c.seconds, c.predicted_peak)):
+        if not kept or candidate.predicted_peak < kept[-1].predicted_peak:
+            kept.append(candidate)
     return kept
 
 
@@ -157,10 +157,10 @@ def convex(points: Iterable[Candidate]) -> list[Candidate]:
     does what one does in some layers and another in the rest is about on their line, so a point
     above it is worse than such a mixture."""
     kept: list[Candidate] = []
-    for each in points:
-        while len(kept) > 1 and _slope(kept[-2], each) <= _slope(kept[-2], kept[-1]):
+    for point in points:
+        while len(kept) > 1 and _slope(kept[-2], point) <= _slope(kept[-2], kept[-1]):
             kept.pop()
-        kept.append(each)
+        kept.append(point)
     return kept
 
 
@@ -186,10 +186,10 @@ def candidates(step: StepGraph, device: DeviceModel) -> Iterator[Candidate]:
 def _thinned(points: list[Candidate], gap: float) -> list[Candidate]:
     """Without points that save next to nothing over the one before; both ends stay."""
     kept = points[:1]
-    for each in points[1:-1]:
-        saves = kept[-1].predicted_peak - each.predicted_peak
-        if saves >= gap and each.predicted_peak - points[-1].predicted_peak >= gap:
-            kept.append(each)
+    for point in points[1:-1]:
+        saves = kept[-1].predicted_peak - point.predicted_peak
+        if saves >= gap and point.predicted_peak - points[-1].predicted_peak >= gap:
+            kept.append(point)
     return kept + points[1:][-1:]
 
 
@@ -203,7 +203,7 @@ def frontier(step: StepGraph | Sequence[StepGraph], device: DeviceModel) -> list
     """A few points of the frontier of a step, or of several versions of one, both ends included,
     evenly spaced in peak."""
     steps = [step] if isinstance(step, StepGraph) else step
-    points = [each for version in steps for each in candidates(version, device)]
+    points = [candidate for version in steps for candidate in candidates(version, device)]
     points = pareto(points) if len(steps) > 1 else points
     first, last = points[0].predicted_peak, points[-1].predicted_peak
     wanted = [first + (last - first) * k / (_SHOWN - 1) for k in range(_SHOWN)]

@@ -94,8 +94,8 @@ def copy_overwritten(
             copy_notes(copy, place)
             with_info(copy, phase="forward")
             set_value(copy, compute(copy))
-            for each in readers:
-                each.replace_input_with(place, copy)
+            for reader in readers:
+                reader.replace_input_with(place, copy)
             copies.append(copy)
     return copies
 
@@ -126,11 +126,11 @@ def _needed(nodes: Collection[fx.Node]) -> set[fx.Node]:
 
 def _after(graph: fx.Graph, tangents: Collection[fx.Node]) -> set[fx.Node]:
     """All that depends on a tangent."""
-    found: set[fx.Node] = set(tangents)
+    later: set[fx.Node] = set(tangents)
     for node in graph.nodes:
-        if node.op != "output" and not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
+        if node.op != "output" and not later.isdisjoint(node.all_input_nodes):
+            later.add(node)
+    return later
 
 
 def _kept(
@@ -138,19 +138,19 @@ def _kept(
 ) -> list[fx.Node]:
     """What the backward reads of the forward, views followed to what they show; in order."""
     wanted = [node for node in returned if node is not None and node not in late]
-    wanted += [each for node in late for each in node.all_input_nodes if each not in late]
-    found: set[fx.Node] = set()
+    wanted += [operand for node in late for operand in node.all_input_nodes if operand not in late]
+    kept: set[fx.Node] = set()
     while wanted:
         node = wanted.pop()
-        if node in found or node in tangents or node in late:
+        if node in kept or node in tangents or node in late:
             continue
         base = _shown(node)
         if base is None:
-            found.add(node)
+            kept.add(node)
         else:  # a view: taken again in the backward
             late.add(node)
             wanted.append(base)
-    return [node for node in graph.nodes if node in found]
+    return [node for node in graph.nodes if node in kept]
 
 
 def _shown(node: fx.Node) -> fx.Node | None:
@@ -175,10 +175,10 @@ def extract(
     Each input becomes a placeholder; dead code is left out; metadata stays. ``PlanError`` TR-210
     if an output depends on an input of the graph that is not among ``inputs``.
     """
-    made = fx.Graph(graph.owning_module)
+    extracted = fx.Graph(graph.owning_module)
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
-        copies[node] = made.placeholder(node.name)
+        copies[node] = extracted.placeholder(node.name)
         copy_notes(copies[node], node)
     aims = [*filter(None, outputs), *effects]
     wanted = reached(aims, lambda node: () if node in copies else node.all_input_nodes)
@@ -187,8 +187,8 @@ def extract(
             continue
         if node.op == "placeholder":
             continue
-        if all(each in copies for each in node.all_input_nodes):
-            copies[node] = made.node_copy(node, copies.__getitem__)
+        if all(operand in copies for operand in node.all_input_nodes):
+            copies[node] = extracted.node_copy(node, copies.__getitem__)
     for at, node in enumerate(outputs):
         if node is not None and node not in copies:
             raise PlanError(
@@ -196,5 +196,5 @@ def extract(
                 code="TR-210",
                 remedy="this is a bug in treadle: report it with the model",
             )
-    made.output(tuple(None if node is None else copies[node] for node in outputs))
-    return made
+    extracted.output(tuple(None if node is None else copies[node] for node in outputs))
+    return extracted

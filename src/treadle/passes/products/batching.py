@@ -99,7 +99,7 @@ class _Waiting:
 
     def waits(self, node: fx.Node, place: dict[fx.Node, int]) -> bool:
         """Whether ``node`` needs one of them, directly or not."""
-        start = min(place[each] for each in self._sources)
+        start = min(place[source] for source in self._sources)
         worklist, seen = [node], {node}
         while worklist:
             for operand in worklist.pop().all_input_nodes:
@@ -113,8 +113,8 @@ class _Waiting:
 
 def _kind(node: fx.Node) -> Hashable:
     """Equal for products that one call can do."""
-    given, known = arguments(node), info(node)
-    left, right = type_of(given["self"]), type_of(given["mat2"])
+    args, known = arguments(node), info(node)
+    left, right = type_of(args["self"]), type_of(args["mat2"])
     sizes = tuple(map(sample_of, (*left.shape, *right.shape)))
     marks = known.phase, known.region, known.checkpoint, known.asked
     return sizes, left, right, marks
@@ -125,7 +125,7 @@ def _copied_bytes(batch: Sequence[fx.Node]) -> int:
     for name in ("self", "mat2"):
         factors = [arguments(node)[name] for node in batch]
         if len(set(factors)) > 1:
-            total += sum(sample_of(type_of(each).nbytes) for each in factors)
+            total += sum(sample_of(type_of(factor).nbytes) for factor in factors)
     return total
 
 

@@ -45,10 +45,10 @@ def _joined(
     for seen in (chain[0] for chain in views if chain):
         require(columns, NoMatch, f"{seen} is not mm")
         with_columns(seen)
-    left, right = ([arguments(each)[name] for each in products] for name in ("self", "mat2"))
+    left, right = ([arguments(product)[name] for product in products] for name in ("self", "mat2"))
     shared, others = (left, right) if columns else (right, left)
     require(len(set(shared)) == 1, NoMatch, "the products share no factor")
-    copied = sum(sample_of(type_of(each).numel) for each in others)
+    copied = sum(sample_of(type_of(other).numel) for other in others)
     fewer = copied < sample_of(result.numel)
     require(fewer, NoMatch, f"the factors are {copied} elements, the result {result.numel}")
     require(result.is_contiguous, NoMatch, f"{node} is not laid out row by row")

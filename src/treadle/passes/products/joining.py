@@ -116,11 +116,11 @@ def cuts_of(node: fx.Node) -> list[_Cut]:
     require(bool(readers), NoMatch, f"{node} is not cut")
     joined = joined_of(node)
     if node.target is aten.stack.default:
-        cuts = [_from_stack(node, each) for each in readers]
+        cuts = [_from_stack(node, reader) for reader in readers]
     else:
         require(joined is not None, NoMatch, f"{node} converts or skips an operand")
         assert joined is not None
-        cuts = [_from_cat(joined, each) for each in readers]
+        cuts = [_from_cat(joined, reader) for reader in readers]
     for cut in cuts:
         _require_same_bytes(node, cut)
     return cuts
@@ -169,16 +169,16 @@ def _from_stack(stack: fx.Node, reader: fx.Node) -> _Cut:
     chosen = selected_of(reader)
     require(chosen is not None, NoMatch, f"{reader} selects nothing")
     assert chosen is not None
-    given = arguments(stack)
-    dim = given["dim"] % type_of(stack).ndim
+    args = arguments(stack)
+    dim = args["dim"] % type_of(stack).ndim
     require(chosen.dim == dim, NoMatch, f"{reader} cuts another dim")
-    return _Cut(reader, given["tensors"][chosen.index], dim, None)
+    return _Cut(reader, args["tensors"][chosen.index], dim, None)
 
 
 def _require_same_bytes(node: fx.Node, cut: _Cut) -> None:
     """The operand stands for its piece: for every view of it, for whoever gets it."""
     reader, source = cut.reader, cut.source
-    regions = {info(each).region for each in (node, reader)}
+    regions = {info(end).region for end in (node, reader)}
     require(len(regions) == 1, NoMatch, f"{reader} is in another region than {node}")
     new, old = type_of(source), type_of(reader)
     require(new.dtype is old.dtype, NoMatch, f"{node} converts {source}")
@@ -195,17 +195,19 @@ def _flattened(node: fx.Node) -> list[fx.Node]:
     outer = joined_of(node)
     if outer is None:
         return []
-    inner = [joined_of(each) if _is_inside(each, outer) else None for each in outer.operands]
+    inner = [
+        joined_of(operand) if _is_inside(operand, outer) else None for operand in outer.operands
+    ]
     if not any(inner):
         return []
     operands: list[fx.Node] = []
-    for each, found in zip(outer.operands, inner, strict=True):
-        operands += found.operands if found is not None else (each,)
+    for operand, flattened in zip(outer.operands, inner, strict=True):
+        operands += flattened.operands if flattened is not None else (operand,)
     if not _rewired(node, operands):
         return []
-    for each in dict.fromkeys(outer.operands):
-        if not each.users and each.target is aten.cat.default:
-            node.graph.erase_node(each)
+    for operand in dict.fromkeys(outer.operands):
+        if not operand.users and operand.target is aten.cat.default:
+            node.graph.erase_node(operand)
     return [node]
 
 
@@ -220,7 +222,7 @@ def _merged(node: fx.Node) -> list[fx.Node]:
     joined = joined_of(node)
     if joined is None:
         return []
-    operands = [each for each in joined.operands if not is_empty(each, joined.dim)]
+    operands = [operand for operand in joined.operands if not is_empty(operand, joined.dim)]
     runs = _runs(operands, joined.dim)
     if len(runs) == len(operands):
         return []
@@ -241,13 +243,13 @@ def _runs(operands: Sequence[fx.Node], dim: int) -> list[list[fx.Node]]:
     """Operands, those that continue each other together."""
     runs: list[list[fx.Node]] = []
     previous: Piece | None = None
-    for each in operands:
-        piece = piece_of(each)
+    for operand in operands:
+        piece = piece_of(operand)
         piece = piece if piece is not None and piece.dim == dim else None
         if previous is not None and piece is not None and piece.continues(previous):
-            runs[-1].append(each)
+            runs[-1].append(operand)
         else:
-            runs.append([each])
+            runs.append([operand])
         previous = piece
     return runs
 

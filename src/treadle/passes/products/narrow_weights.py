@@ -59,8 +59,8 @@ def _scaled_product(
     x: fx.Node, weight: fx.Node, scale: fx.Node, product: fx.Node, views: object
 ) -> object:
     by_rows = any_of(*SWAPS)(aten._to_copy.default(weight, ...), ...)
-    found = named(product, aten.mm.default(x, by_rows))
-    return commuting(aten.mul.Tensor)(through(RESHAPES, found, views), scale)
+    bindings = named(product, aten.mm.default(x, by_rows))
+    return commuting(aten.mul.Tensor)(through(RESHAPES, bindings, views), scale)
 
 
 def _check_int8(
@@ -96,8 +96,8 @@ def _scaled(
     require(type_of(mul) == type_of(seen), NoMatch, f"{mul} converts or stretches {seen}")
     _require_row(scale, type_of(weight).shape[0])
     row = build.viewed(scale, [type_of(scale).numel])
-    made = build.belonging(product).call(aten._weight_int8pack_mm.default, x, weight, row)
-    return build.viewed(made, type_of(mul).shape)
+    scaled = build.belonging(product).call(aten._weight_int8pack_mm.default, x, weight, row)
+    return build.viewed(scaled, type_of(mul).shape)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _require_narrow(node: fx.Node, wide: fx.Node) -> None:
     formula: list[fx.Node] = []
     _collect(wide, read, formula)
     known = type_of(wide)
-    size = sum(sample_of(type_of(each).nbytes) for each in read)
+    size = sum(sample_of(type_of(operand).nbytes) for operand in read)
     narrow = 2 * size <= sample_of(known.nbytes)
     require(narrow, NoMatch, f"{wide} is {sample_of(known.nbytes)} bytes, made of {size}")
     dense = known.is_contiguous or _is_transposed(known)
@@ -152,8 +152,8 @@ def _collect(node: fx.Node, read: dict[fx.Node, None], formula: list[fx.Node]) -
         inner = dim == type_of(node).ndim - 1
         require(not inner, NoMatch, f"{node} joins inside of rows: it is read by leaps")
     formula.append(node)
-    for each in node.all_input_nodes:
-        _collect(each, read, formula)
+    for operand in node.all_input_nodes:
+        _collect(operand, read, formula)
 
 
 def _is_formula(node: fx.Node) -> bool:
@@ -162,7 +162,7 @@ def _is_formula(node: fx.Node) -> bool:
     if node.target in _FREE:
         return True
     if node.target is aten.view.dtype:
-        return all(type_of(each).dtype in _BYTES for each in (node, *node.all_input_nodes))
+        return all(type_of(operand).dtype in _BYTES for operand in (node, *node.all_input_nodes))
     facts = facts_of(node.target)
     return facts.cost is CostClass.POINTWISE and not facts.draws and not facts.slow_elements
 

@@ -71,7 +71,7 @@ def _accumulated(
 def _require_equal_views(add: fx.Node, left: Sequence[fx.Node], right: Sequence[fx.Node]) -> None:
     """The same views of both products, and a sum of their type."""
     steps = (
-        [(_view_of(each), each.args[1:], each.kwargs) for each in side[:-1]]
+        [(_view_of(view), view.args[1:], view.kwargs) for view in side[:-1]]
         for side in (left, right)
     )
     seen = f"{left[0]} and {right[0]} are other views"
@@ -185,7 +185,7 @@ def _check_split(bias: object, x: TensorType, w: TensorType) -> None:
 def _split(build: ReplacementBuilder, bias: fx.Node, x: fx.Node, w: fx.Node) -> fx.Node:
     require(bias.target not in _PRODUCTS, NoMatch, f"{build.root} adds to a product")
     readers = readers_of(build.root, _is_view)
-    calls = [str(each) for each in readers if _is_call(each)]
+    calls = [str(reader) for reader in readers if _is_call(reader)]
     formulas = bool(readers) and not calls
     require(formulas, NoMatch, f"{next(iter(calls), 'nobody')} reads what is stored")
     return build.call(aten.add.Tensor, build.call(aten.mm.default, x, w), bias)
@@ -226,7 +226,7 @@ def _check_outer(x: TensorType, y: TensorType) -> None:
 def _is_memory_bound(x: TensorType, y: TensorType) -> bool:
     """Whether reading and writing takes longer than multiplying, by the ceilings of the device."""
     model = target_for(x.device).model
-    m, k, n = (sample_of(each) for each in (*x.shape, y.shape[1]))
+    m, k, n = (sample_of(size) for size in (*x.shape, y.shape[1]))
     bytes_ = (m * k + k * n + m * n) * x.dtype.itemsize
     return 2 * m * k * n / model.rate(x.dtype) <= bytes_ / model.bandwidth
 

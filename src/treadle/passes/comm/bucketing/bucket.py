@@ -78,7 +78,7 @@ class BucketCollectives(GraphPass):
         return until_settled(self._once, step)  # readers that move may change who is behind whom
 
     def _once(self, step: StepGraph) -> int:
-        buckets = [each for each in self.choose(step).buckets if len(each) > 1]
+        buckets = [bucket for bucket in self.choose(step).buckets if len(bucket) > 1]
         if not buckets:
             return 0
         earlier = kept_order(step.graph)
@@ -88,46 +88,46 @@ class BucketCollectives(GraphPass):
         caller = _Caller(step)
         moved: dict[fx.Node, fx.Node] = {}
         results: list[fx.Node] = []
-        for each in buckets:
-            start, wait, made = _join(each, caller)
-            moved |= {old.start: start for old in each} | {old.wait: wait for old in each}
-            results += made
+        for bucket in buckets:
+            start, wait, new_nodes = _join(bucket, caller)
+            moved |= {old.start: start for old in bucket} | {old.wait: wait for old in bucket}
+            results += new_nodes
         earlier = _renamed(earlier, moved)
-        for before, node in pairwise([moved.get(each, each) for each in sequence]):
+        for before, node in pairwise([moved.get(original, original) for original in sequence]):
             earlier.setdefault(node, []).append(before)
         restore_order(step.graph, earlier)
         refresh(step.graph, results)
         return sum(map(len, buckets))
 
-    def _cap(self, found: Sequence[JoinCandidate]) -> int:
+    def _cap(self, candidates: Sequence[JoinCandidate]) -> int:
         if self.bucket_bytes is not None:
             return self.bucket_bytes
-        total = sum(each.collective.nbytes for each in found)
+        total = sum(candidate.collective.nbytes for candidate in candidates)
         return min(max(total // _SHARES, _SMALLEST), _LARGEST)
 
     def choose(self, step: StepGraph) -> "BucketChoice":
         """Which collectives would be joined, and why the others would not; changes nothing."""
-        found, reasons = candidates_in(step.graph)
-        pairs = [(each.start, each.wait) for each in found]
+        candidates, reasons = candidates_in(step.graph)
+        pairs = [(candidate.start, candidate.wait) for candidate in candidates]
         dependence = Dependence(step.graph, pairs, kept_order(step.graph))
         choice = BucketChoice([], reasons)
-        later = self._cap(found)
+        later = self._cap(candidates)
         open_buckets: dict[Hashable, _Open] = {}
-        for at, each in enumerate(found):
-            key = tuple(each.kind.values())
+        for at, candidate in enumerate(candidates):
+            key = tuple(candidate.kind.values())
             bucket = open_buckets.get(key)
-            reason = f"{each.start} is the first of its kind"
+            reason = f"{candidate.start} is the first of its kind"
             if bucket is not None:
-                reason = bucket.refusal(each, at, dependence)
+                reason = bucket.refusal(candidate, at, dependence)
             if bucket is not None and not reason:
                 dependence.join(bucket.first, at)
-                bucket.members.append(each)
-                bucket.nbytes += each.collective.nbytes
+                bucket.members.append(candidate)
+                bucket.nbytes += candidate.collective.nbytes
                 continue
-            choice.reasons[each.start] = reason
-            is_early = bucket is None and info(each.start).gathered is None
+            choice.reasons[candidate.start] = reason
+            is_early = bucket is None and info(candidate.start).gathered is None
             cap = self.first_bucket_bytes if is_early else later
-            open_buckets[key] = _Open(at, cap, each.collective.nbytes, [each])
+            open_buckets[key] = _Open(at, cap, candidate.collective.nbytes, [candidate])
             choice.buckets.append(open_buckets[key].members)
         return choice
 
@@ -175,7 +175,7 @@ class _Caller:
     def storages_of_views(self) -> frozenset[int]:
         """The storages of results that are views."""
         return frozenset().union(
-            *(storages(value_of(each)) for each in self._results if is_view(each))
+            *(storages(value_of(result)) for result in self._results if is_view(result))
         )
 
     def gets(self, node: fx.Node) -> bool:
@@ -185,13 +185,13 @@ class _Caller:
     def give_copy(self, node: fx.Node) -> None:
         """The caller gets a copy of ``node``, made where it is read first."""
         graph = self._step.graph
-        known = [each for each in readers_of(node, is_view) if each in self._position]
+        known = [reader for reader in readers_of(node, is_view) if reader in self._position]
         with graph.inserting_before(min(known, key=self._position.__getitem__)):
             copy = graph.call_function(aten.clone.default, (node,))
         inherit(copy, node)
         returned = [
-            copy if each is node and output.writes is None else each
-            for each, output in self._step.outputs()
+            copy if result is node and output.writes is None else result
+            for result, output in self._step.outputs()
         ]
         (end,) = graph.find_nodes(op="output")
         end.args = (tuple(returned),)
@@ -202,9 +202,9 @@ def _join(
 ) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
     """The start and the wait that stand for those of ``members``, and the results."""
     last = members[-1].start
-    given = dict(arguments(last)) | {"input": packed(members)}
+    args = dict(arguments(last)) | {"input": packed(members)}
     with last.graph.inserting_before(last):
-        start = last.graph.call_function(_operator_of(last), tuple(given.values()))
+        start = last.graph.call_function(_operator_of(last), tuple(args.values()))
     inherit(start, last)
     root = _place_of_wait(members)
     with last.graph.inserting_before(root):
@@ -227,7 +227,7 @@ def _operator_of(node: fx.Node) -> OpOverload:
 
 def _place_of_wait(members: Sequence[JoinCandidate]) -> fx.Node:
     """The first of the waits that stands behind the start of the last member."""
-    waits = {each.wait for each in members}
+    waits = {member.wait for member in members}
     node = members[-1].start
     while node not in waits:
         node = node.next
@@ -238,6 +238,6 @@ def _renamed(earlier: Earlier, moved: dict[fx.Node, fx.Node]) -> dict[fx.Node, l
     """``earlier`` in the words of the nodes that stand for others now."""
     renamed: dict[fx.Node, list[fx.Node]] = {}
     for node, others in earlier.items():
-        found = renamed.setdefault(moved.get(node, node), [])
-        found += [moved.get(each, each) for each in others]
+        names = renamed.setdefault(moved.get(node, node), [])
+        names += [moved.get(other, other) for other in others]
     return renamed

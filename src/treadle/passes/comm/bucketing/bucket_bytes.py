@@ -23,13 +23,13 @@ def choose_bucket_bytes(
     make the step no more than a thousandth longer than the best. ``passes_for(cap)``: the passes
     that make buckets of at most ``cap`` bytes, which are run on copies; the step stays as it is.
     """
-    found: dict[int, float] = {}
-    for cap in _caps(sum(each.nbytes for each in collectives_in(step.graph))):
+    predicted: dict[int, float] = {}
+    for cap in _caps(sum(collective.nbytes for collective in collectives_in(step.graph))):
         bucketed = step.copy()
         run_passes(bucketed, passes_for(cap))
-        found[cap] = simulate_communication(bucketed, costs, device).seconds
-    most = min(found.values()) * (1.0 + _GAIN)
-    return next(cap for cap, seconds in found.items() if seconds <= most)
+        predicted[cap] = simulate_communication(bucketed, costs, device).seconds
+    most = min(predicted.values()) * (1.0 + _GAIN)
+    return next(cap for cap, seconds in predicted.items() if seconds <= most)
 
 
 def _caps(total: int) -> list[int]:

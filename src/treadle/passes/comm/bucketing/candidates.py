@@ -33,14 +33,14 @@ class JoinCandidate:
     @property
     def kind(self) -> Mapping[str, Hashable]:
         """What has to be equal for two that one collective can do, by what it is called."""
-        given, (source,) = self.collective, self.collective.inputs
+        first, (source,) = self.collective, self.collective.inputs
         known, type_ = info(self.start), type_of(source)
         return {
-            "kind": given.kind,
-            "group": given.group,
-            "reduction": given.reduce,
-            "root": given.root,
-            "number of ranks": given.ranks,
+            "kind": first.kind,
+            "group": first.group,
+            "reduction": first.reduce,
+            "root": first.root,
+            "number of ranks": first.ranks,
             "dtype": type_.dtype,
             "device": type_.device,
             "phase": known.phase,
@@ -51,35 +51,35 @@ class JoinCandidate:
 
 def candidates_in(graph: fx.Graph) -> tuple[list[JoinCandidate], dict[fx.Node, str]]:
     """The collectives that can be joined, in the graph's order; why the others cannot."""
-    found: list[JoinCandidate] = []
+    candidates: list[JoinCandidate] = []
     reasons: dict[fx.Node, str] = {}
-    for each in collectives_in(graph):
-        candidate = attempt(_candidate, each)
+    for collective in collectives_in(graph):
+        candidate = attempt(_candidate, collective)
         if isinstance(candidate, NoMatch):
-            reasons[each.node] = candidate.message
+            reasons[collective.node] = candidate.message
         else:
-            found.append(candidate)
-    return found, reasons
+            candidates.append(candidate)
+    return candidates, reasons
 
 
-def _candidate(each: Collective) -> JoinCandidate:
-    node, waits = each.node, each.waits
-    alike = each.kind is not CollectiveKind.ALL_TO_ALL
+def _candidate(collective: Collective) -> JoinCandidate:
+    node, waits = collective.node, collective.waits
+    alike = collective.kind is not CollectiveKind.ALL_TO_ALL
     require(alike, NoMatch, f"{node} gives each rank another part of what it sends")
-    require(not each.coalesced, NoMatch, f"{node} is several already")
+    require(not collective.coalesced, NoMatch, f"{node} is several already")
     whole = info(node).piece is None
     require(whole, NoMatch, f"{node} is a piece of what was one: products go on beside it")
     require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")
     require(len(node.users) == 1, NoMatch, f"{node} is read before it is waited for")
-    (given,), (wait,) = each.inputs, waits
-    sizes = [*type_of(given).shape, *type_of(wait).shape]
+    (source,), (wait,) = collective.inputs, waits
+    sizes = [*type_of(source).shape, *type_of(wait).shape]
     require(not dims_in(sizes), NoMatch, f"{node} has sizes that each call decides")
     require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
-    return JoinCandidate(each, wait)
+    return JoinCandidate(collective, wait)
 
 
 def _first_phase(wait: fx.Node) -> int:
     """In which phase the result is needed; what is only returned is needed in the last. A result
     that the backward pass goes on with does not wait for gradients that the optimizer reads."""
-    phases = [info(each).phase or PHASES[-1] for each in readers_of(wait, rearranges)]
+    phases = [info(reader).phase or PHASES[-1] for reader in readers_of(wait, rearranges)]
     return min(map(PHASES.index, phases), default=len(PHASES))

@@ -39,10 +39,10 @@ class Dependence:
         bits = {node: 1 << at for at, node in enumerate(nodes)}
         behind: dict[fx.Node, int] = {}  # what a node depends on, itself included
         for node in graph.nodes:
-            found = bits.get(node, 0)
-            for each in (*node.all_input_nodes, *earlier.get(node, ())):
-                found |= behind[each]
-            behind[node] = found
+            needed = bits.get(node, 0)
+            for operand in (*node.all_input_nodes, *earlier.get(node, ())):
+                needed |= behind[operand]
+            behind[node] = needed
         self._together = list(bits.values())
         self._needs = [behind[node] & ~bits[node] for node in nodes]
 
@@ -57,20 +57,20 @@ class Dependence:
             one, other = 2 * left + side, 2 * right + side
             together = self._together[one] | self._together[other]
             needs = self._needs[one] | self._needs[other]
-            for each in _bits_of(together):
-                self._together[each] = together
-                self._needs[each] = needs
+            for bit in _bits_of(together):
+                self._together[bit] = together
+                self._needs[bit] = needs
 
     def _circular(self, left: int, right: int) -> bool:
         """Whether one of the two needs the other, by whatever way."""
         together = self._together[left] | self._together[right]
-        found, pending = 0, self._needs[left] | self._needs[right]
+        reached, pending = 0, self._needs[left] | self._needs[right]
         while pending:
             lowest = (pending & -pending).bit_length() - 1
-            found |= self._together[lowest]
+            reached |= self._together[lowest]
             pending |= self._needs[lowest]
-            pending &= ~found
-        return bool(found & together)
+            pending &= ~reached
+        return bool(reached & together)
 
 
 def joined_sequence(
@@ -86,26 +86,26 @@ def joined_sequence(
     ``joined``: the starts of each group, in the graph's order; no group may need itself. What comes
     of it depends on the order of collectives and on which of them need which, and on no other node.
     """
-    starts = [each.node for each in collectives_in(graph)]
+    starts = [collective.node for collective in collectives_in(graph)]
     place = {node: at for at, node in enumerate(starts)}
     last = {at: at for at in range(len(starts))}  # the last member of the group of each
-    last |= {place[each]: place[group[-1]] for group in joined for each in group}
+    last |= {place[node]: place[group[-1]] for group in joined for node in group}
     behind: dict[fx.Node, int] = {}
     needs: dict[int, set[int]] = {}  # what all of a group need, by last members
     for node in graph.nodes:
-        found = 0
-        for each in (*node.all_input_nodes, *earlier.get(node, ())):
-            found |= behind[each]
-        behind[node] = found
+        emitted = 0
+        for operand in (*node.all_input_nodes, *earlier.get(node, ())):
+            emitted |= behind[operand]
+        behind[node] = emitted
         if node in place:
             group = last[place[node]]
-            needs.setdefault(group, set()).update(last[at] for at in _bits_of(found))
+            needs.setdefault(group, set()).update(last[at] for at in _bits_of(emitted))
             behind[node] |= 1 << place[node]
     missing = {group: len(others - {group}) for group, others in needs.items()}
     behind_of: dict[int, list[int]] = {group: [] for group in needs}
     for group, others in needs.items():
-        for each in others - {group}:
-            behind_of[each].append(group)
+        for other in others - {group}:
+            behind_of[other].append(group)
     ready = [group for group, count in missing.items() if not count]
     heapq.heapify(ready)
     order: list[fx.Node] = []

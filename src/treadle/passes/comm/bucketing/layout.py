@@ -40,7 +40,7 @@ def packed(members: Sequence[JoinCandidate]) -> fx.Node:
     """What one collective sends for ``members``, right ahead of the last of them."""
     last = members[-1].start
     rows = _rows_to_send(members[-1].collective)
-    pieces = [_row_by_row(each, rows, last) for each in members]
+    pieces = [_row_by_row(member, rows, last) for member in members]
     joined = emit_ahead(last, last, aten.cat.default, pieces, len(rows))
     return reshaped_ahead(last, last, joined, [type_of(joined).numel])
 
@@ -55,14 +55,14 @@ def unpacked(
     table = reshaped_ahead(place, waited, waited, [*rows, type_of(waited).numel // prod(rows)])
     results: list[fx.Node] = []
     start = 0
-    for each in members:
-        kind = type_of(each.wait)
+    for member in members:
+        kind = type_of(member.wait)
         stop = start + kind.numel // prod(rows)
-        piece = emit_ahead(place, each.wait, aten.slice.Tensor, table, len(rows), start, stop)
-        if rows or _needs_own_memory(each.wait, given_away):
+        piece = emit_ahead(place, member.wait, aten.slice.Tensor, table, len(rows), start, stop)
+        if rows or _needs_own_memory(member.wait, given_away):
             form = {"memory_format": torch.contiguous_format}
-            piece = emit_ahead(place, each.wait, aten.clone.default, piece, **form)
-        results.append(reshaped_ahead(place, each.wait, piece, list(kind.shape)))
+            piece = emit_ahead(place, member.wait, aten.clone.default, piece, **form)
+        results.append(reshaped_ahead(place, member.wait, piece, list(kind.shape)))
         start = stop
     return results
 
@@ -81,9 +81,9 @@ def _rows_received(member: Collective) -> list[int]:
 def _row_by_row(member: JoinCandidate, rows: Sequence[int], place: fx.Node) -> fx.Node:
     """Its input in the shape ``[*rows, n]``, a view where it can be one. What that is may have
     changed since ``member`` was found: another bucket may have replaced it."""
-    given = arguments(member.start)["input"]
-    shape = [*rows, type_of(given).numel // prod(rows)]
-    return reshaped_ahead(place, member.start, given, shape)
+    tensor = arguments(member.start)["input"]
+    shape = [*rows, type_of(tensor).numel // prod(rows)]
+    return reshaped_ahead(place, member.start, tensor, shape)
 
 
 def _needs_own_memory(node: fx.Node, given_away: frozenset[int]) -> bool:
@@ -92,5 +92,5 @@ def _needs_own_memory(node: fx.Node, given_away: frozenset[int]) -> bool:
     elsewhere then, or sees its bytes as another dtype, which has to fit where it begins."""
     if storages(value_of(node)) & given_away or read_by_strides(node):
         return True
-    shown = (tensor for each in views_of(node) for tensor in tensors_in(value_of(each)))
+    shown = (tensor for view in views_of(node) for tensor in tensors_in(value_of(view)))
     return any(tensor.dtype is not tensor_of(node).dtype for tensor in shown)

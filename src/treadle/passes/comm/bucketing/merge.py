@@ -76,7 +76,7 @@ def _equal_before(node: fx.Node, first: dict[Hashable, fx.Node]) -> fx.Node | No
 
 def _is_result(node: fx.Node) -> bool:
     """Whether the node is one of the results of a coalesced collective."""
-    return is_item(node) and any(collective_of(each) for each in node.all_input_nodes)
+    return is_item(node) and any(collective_of(operand) for operand in node.all_input_nodes)
 
 
 def _may_be(node: fx.Node, kept: fx.Node) -> bool:

@@ -76,8 +76,8 @@ def carried(step: StepGraph, moves: Sequence[Move]) -> CarriedSteps:
         plan.flushed,
         tuple(map(_name, plan.values)),
     )
-    for each in (steps.first, steps.steady, steps.flush):
-        verify(each)
+    for step in (steps.first, steps.steady, steps.flush):
+        verify(step)
     return steps
 
 
@@ -103,31 +103,31 @@ class _Plan:
     def __init__(self, step: StepGraph, sets: Sequence[MovedSet]) -> None:
         self.step = step
         self.places = step.placeholders
-        self.removed = {node for each in sets for node in each.nodes}
-        self.written = {at for each in sets for at in each.writes}
+        self.removed = {node for moved_set in sets for node in moved_set.nodes}
+        self.written = {at for moved_set in sets for at in moved_set.writes}
         self.values: dict[fx.Node, None] = {}
         self._index = {node: at for at, node in enumerate(self.places)}
         self._aliases: Aliases = analyse(step)
         self._position = {node: at for at, node in enumerate(step.graph.nodes)}
         self._of_scalars = made_of_scalars(step)
-        self.sets = tuple(self._planned(each) for each in sets)
+        self.sets = tuple(self._planned(moved_set) for moved_set in sets)
         inputs = {
             at
-            for each in self.sets
-            for node in each.nodes
+            for moved in self.sets
+            for node in moved.nodes
             for operand in node.all_input_nodes
-            if (at := self._index.get(operand)) is not None and at in each.writes
+            if (at := self._index.get(operand)) is not None and at in moved.writes
         }
         self.flushed = tuple(sorted(inputs | self.written))
 
-    def _planned(self, each: MovedSet) -> _Moved:
-        nodes: dict[fx.Node, None] = dict.fromkeys(each.nodes)
-        worklist = [operand for node in each.nodes for operand in node.all_input_nodes]
+    def _planned(self, moved_set: MovedSet) -> _Moved:
+        nodes: dict[fx.Node, None] = dict.fromkeys(moved_set.nodes)
+        worklist = [operand for node in moved_set.nodes for operand in node.all_input_nodes]
         while worklist:
             node = worklist.pop()
-            if node in nodes or node in self.values or self._index.get(node) in each.writes:
+            if node in nodes or node in self.values or self._index.get(node) in moved_set.writes:
                 continue
-            if self._is_computed_again(node, each):
+            if self._is_computed_again(node, moved_set):
                 nodes[node] = None
                 worklist += node.all_input_nodes
             else:
@@ -135,9 +135,9 @@ class _Plan:
                     raise VerifyError(f"{node} is carried, and is not one tensor")
                 self.values[node] = None
         ordered = sorted(nodes, key=self._position.__getitem__)
-        return _Moved(tuple(ordered), each.writes, each.before)
+        return _Moved(tuple(ordered), moved_set.writes, moved_set.before)
 
-    def _is_computed_again(self, node: fx.Node, each: MovedSet) -> bool:
+    def _is_computed_again(self, node: fx.Node, moved_set: MovedSet) -> bool:
         if node.op == "get_attr":
             return True
         if node.op != "call_function" or not may_recompute(node):
@@ -150,7 +150,7 @@ class _Plan:
         if not self._aliases.share(operand, node):
             return False
         base = self._aliases.base(node)
-        if base is not None and self._index.get(base) in each.writes:
+        if base is not None and self._index.get(base) in moved_set.writes:
             return True
         return tensor_of(operand).numel() <= tensor_of(node).numel()
 
@@ -169,23 +169,23 @@ class _Copy:
     @staticmethod
     def of(step: StepGraph, inputs: Iterable[int]) -> "_Copy":
         """With some of the step's inputs."""
-        made = _Copy(step, fx.Graph(owning_module=step.graph.owning_module))
+        copy = _Copy(step, fx.Graph(owning_module=step.graph.owning_module))
         places = step.placeholders
         for at in inputs:
-            made.env[places[at]] = made.graph.node_copy(places[at])
-            made.inputs.append(step.signature.inputs[at])
-        return made
+            copy.env[places[at]] = copy.graph.node_copy(places[at])
+            copy.inputs.append(step.signature.inputs[at])
+        return copy
 
     def carried_inputs(self, values: Iterable[fx.Node]) -> _Env:
         """Inputs for carried values."""
-        found: _Env = {}
+        new_inputs: _Env = {}
         for value in values:
             place = self.graph.placeholder(f"{value.name}_carried")
             name = _name(value)
             describe(place, like(_laid_out(value)), NodeInfo(name=name))
-            found[value] = place
+            new_inputs[value] = place
             self.inputs.append(Input(Role.CARRIED, name))
-        return found
+        return new_inputs
 
     def node(self, node: fx.Node, env: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """A copy of ``node``."""
@@ -230,66 +230,66 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _first(plan: _Plan) -> StepGraph:
     """The step without the moved sets; what these would have read is returned."""
-    made = _Copy.of(plan.step, range(len(plan.places)))
+    copy = _Copy.of(plan.step, range(len(plan.places)))
     for node in plan.step.graph.nodes:
         if node.op in ("call_function", "get_attr") and node not in plan.removed:
-            made.env[node] = made.node(node, made.env)
-    values, outputs = _kept_outputs(plan, made.env)
+            copy.env[node] = copy.node(node, copy.env)
+    values, outputs = _kept_outputs(plan, copy.env)
     at = sum(output.writes is None for output in outputs)
-    kept = _kept_values(plan, made, values)
+    kept = _kept_values(plan, copy, values)
     names = [Output(_name(value)) for value in plan.values]
-    return made.returns([*values[:at], *kept, *values[at:]], [*outputs[:at], *names, *outputs[at:]])
+    return copy.returns([*values[:at], *kept, *values[at:]], [*outputs[:at], *names, *outputs[at:]])
 
 
 def _steady(plan: _Plan) -> StepGraph:
     """The moved sets of the call before, each in front of its node, and the rest of the step."""
-    made = _Copy.of(plan.step, range(len(plan.places)))
-    base = dict(made.env)
-    carried_ = made.carried_inputs(plan.values)
+    copy = _Copy.of(plan.step, range(len(plan.places)))
+    base = dict(copy.env)
+    carried_ = copy.carried_inputs(plan.values)
     writes: dict[int, fx.Node] = {}
     for node in plan.step.graph.nodes:
-        for each in plan.sets:
-            if each.before is node:
-                found = _run_on(made, base, each, carried_)
-                made.env |= {plan.places[at]: value for at, value in found.items()}
-                writes |= found
+        for moved in plan.sets:
+            if moved.before is node:
+                env = _run_on(copy, base, moved, carried_)
+                copy.env |= {plan.places[at]: value for at, value in env.items()}
+                writes |= env
         if node.op in ("call_function", "get_attr") and node not in plan.removed:
-            made.env[node] = made.node(node, made.env)
-    made.fresh += writes.values()
-    values, outputs = _kept_outputs(plan, made.env)
-    kept = [made.env[value] for value in plan.values]
+            copy.env[node] = copy.node(node, copy.env)
+    copy.fresh += writes.values()
+    values, outputs = _kept_outputs(plan, copy.env)
+    kept = [copy.env[value] for value in plan.values]
     first = len(plan.places)
     names = [Output(_name(value), first + at) for at, value in enumerate(plan.values)]
     updates = [Output(plan.step.signature.inputs[at].name, at) for at in writes]
-    return made.returns([*values, *writes.values(), *kept], [*outputs, *updates, *names])
+    return copy.returns([*values, *writes.values(), *kept], [*outputs, *updates, *names])
 
 
 def _run_on(
-    made: _Copy, base: _Env, moved: _Moved, carried_: Mapping[fx.Node, fx.Node]
+    copy: _Copy, base: _Env, moved: _Moved, carried_: Mapping[fx.Node, fx.Node]
 ) -> dict[int, fx.Node]:
     """The set reads its own inputs as they were when the call began."""
-    env, made.env = made.env, base
+    env, copy.env = copy.env, base
     try:
-        return made.run(moved, carried_)
+        return copy.run(moved, carried_)
     finally:
-        made.env = env
+        copy.env = env
 
 
 def _flush(plan: _Plan) -> StepGraph:
     """The moved sets alone."""
-    made = _Copy.of(plan.step, plan.flushed)
-    carried_ = made.carried_inputs(plan.values)
+    copy = _Copy.of(plan.step, plan.flushed)
+    carried_ = copy.carried_inputs(plan.values)
     places = {at: new for new, at in enumerate(plan.flushed)}
     values: list[fx.Node] = []
     outputs: list[Output] = []
-    for each in plan.sets:
-        for at, value in made.run(each, carried_).items():
+    for moved in plan.sets:
+        for at, value in copy.run(moved, carried_).items():
             values.append(value)
             outputs.append(Output(plan.step.signature.inputs[at].name, places[at]))
-    for node in made.graph.nodes:
+    for node in copy.graph.nodes:
         if node.op == "call_function":
             with_info(node, phase="optimizer")
-    return made.returns(values, outputs)
+    return copy.returns(values, outputs)
 
 
 def _kept_outputs(plan: _Plan, env: _Env) -> tuple[list[fx.Node | None], list[Output]]:
@@ -302,16 +302,18 @@ def _kept_outputs(plan: _Plan, env: _Env) -> tuple[list[fx.Node | None], list[Ou
     return [node for node, _ in pairs], [output for _, output in pairs]
 
 
-def _kept_values(plan: _Plan, made: _Copy, returned: Sequence[fx.Node | None]) -> list[fx.Node]:
+def _kept_values(plan: _Plan, copy: _Copy, returned: Sequence[fx.Node | None]) -> list[fx.Node]:
     """The values that the first call returns to be carried: copies of those whose memory another
     returned value shares, or that have no plain layout."""
-    held = {each for node in returned if node is not None for each in storages(value_of(node))}
+    held = {
+        storage for node in returned if node is not None for storage in storages(value_of(node))
+    }
     kept: list[fx.Node] = []
     for value in plan.values:
-        node = made.env[value]
+        node = copy.env[value]
         dense, own = _is_dense(tensor_of(node)), storages(value_of(node))
         if not dense or not held.isdisjoint(own):
-            node = _copied(made.graph, node, plain=not dense)
+            node = _copied(copy.graph, node, plain=not dense)
         held |= storages(value_of(node))
         kept.append(node)
     return kept

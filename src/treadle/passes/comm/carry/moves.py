@@ -66,7 +66,7 @@ class MovedSet:
 def moved_sets(step: StepGraph, moves: Sequence[Move]) -> tuple[MovedSet, ...]:
     """The moves of a step. ``TreadleError`` TR-530 to TR-538, which names what is in the way."""
     check = _Check(step, moves)
-    return tuple(check.legal(each) for each in moves)
+    return tuple(check.legal(move) for move in moves)
 
 
 def update_moves(
@@ -75,12 +75,12 @@ def update_moves(
     """The updates of ``parameters`` with the communication ahead of each: one move per group of
     updates that share any of it; with ``before`` one for all. TR-530 for a parameter without an
     update, TR-534 for one whose update depends on other gradients than its own."""
-    found = update_blocks(step)
+    blocks = update_blocks(step)
     names = tuple(parameters)
-    chosen = [_known(found, each) for each in names]
-    _refuse_coupled(found, names)
+    chosen = [_known(blocks, parameter) for parameter in names]
+    _refuse_coupled(blocks, names)
     scalars = made_of_scalars(step)
-    ahead = [_ahead(block, found.ahead) for block in chosen]
+    ahead = [_ahead(block, blocks.ahead) for block in chosen]
     needed = [{*block.nodes, *more} for block, more in zip(chosen, ahead, strict=True)]
     nodes = _with_communication(step, set[fx.Node]().union(*needed), scalars)
     if before is not None:
@@ -88,7 +88,7 @@ def update_moves(
     groups: list[tuple[set[fx.Node], list[str]]] = []
     for block, start in zip(chosen, needed, strict=True):
         own, mine = _connected(nodes, start), [block.name]
-        for other in [each for each in groups if each[0] & own]:
+        for other in [group for group in groups if group[0] & own]:
             groups.remove(other)
             own, mine = own | other[0], [*other[1], *mine]
         groups.append((own, mine))
@@ -99,25 +99,25 @@ def _joined(names: Sequence[str]) -> str:
     return f"the update of {', '.join(names)}"
 
 
-def _known(found: UpdateBlocks, name: str) -> UpdateBlock:
-    block = found.by_name.get(name)
+def _known(blocks: UpdateBlocks, name: str) -> UpdateBlock:
+    block = blocks.by_name.get(name)
     if block is None:
         raise TreadleError(
             f"the step has no update of {name!r} that could be moved",
             code="TR-530",
-            remedy=f"one of {', '.join(found.by_name) or 'none: it updates nothing'}",
+            remedy=f"one of {', '.join(blocks.by_name) or 'none: it updates nothing'}",
         )
     return block
 
 
-def _refuse_coupled(found: UpdateBlocks, names: Sequence[str]) -> None:
-    for each in found.couplings:
-        if each.parameter in names:
+def _refuse_coupled(blocks: UpdateBlocks, names: Sequence[str]) -> None:
+    for coupling in blocks.couplings:
+        if coupling.parameter in names:
             raise TreadleError(
-                f"the update of {each.parameter} depends on the gradient of {each.other}: "
-                f"{_called(each.node)} reads both",
+                f"the update of {coupling.parameter} depends on the gradient of {coupling.other}: "
+                f"{_called(coupling.node)} reads both",
                 code="TR-534",
-                where=info(each.node).where,
+                where=info(coupling.node).where,
                 remedy="clip or scale each gradient by itself, or carry nothing",
             )
 
@@ -126,13 +126,13 @@ def _ahead(block: UpdateBlock, known: frozenset[fx.Node]) -> set[fx.Node]:
     """What a gradient goes through between its backward pass and the update: all that comes after
     the pass, and within it the collective that it is the result of."""
     late = {node for node in ancestors(block.gradients, known.__contains__) if node in known}
-    found = late | {call for node in late if (call := list_call(node)) is not None}
+    nodes = late | {call for node in late if (call := list_call(node)) is not None}
     for node in block.gradients:
-        found |= _reduction_of(node)
+        nodes |= _reduction_of(node)
     for node in late:
         for operand in operands(node):
-            found |= _reduction_of(operand)
-    return found
+            nodes |= _reduction_of(operand)
+    return nodes
 
 
 def _reduction_of(gradient: fx.Node) -> set[fx.Node]:
@@ -162,7 +162,7 @@ def _keeps_elements(node: fx.Node) -> bool:
     except NoMatch:
         return False
     dims = [*known.results, *(each for _, each in known.operands)]
-    return len({frozenset(known.table.factors(each)) for each in dims}) == 1
+    return len({frozenset(known.table.factors(dim)) for dim in dims}) == 1
 
 
 def _with_communication(
@@ -170,17 +170,17 @@ def _with_communication(
 ) -> set[fx.Node]:
     """``nodes``, and what is computed for them alone: all after the backward pass, and within it
     from the start of a collective on. What is made of scalars alone is cheaper made again."""
-    found = set(nodes)
+    moved = set(nodes)
     for node in reversed(step.graph.nodes):
         users = list(node.users)
         serves = node.op == "call_function" and node not in scalars and users
-        if serves and all(user in found and not _starts_early(user) for user in users):
-            found.add(node)
+        if serves and all(user in moved and not _starts_early(user) for user in users):
+            moved.add(node)
     started: set[fx.Node] = set()
     for node in step.graph.nodes:
-        if node in found and (_starts_early(node) or not started.isdisjoint(node.all_input_nodes)):
+        if node in moved and (_starts_early(node) or not started.isdisjoint(node.all_input_nodes)):
             started.add(node)
-    return {node for node in found if node in nodes or is_late(node) or node in started}
+    return {node for node in moved if node in nodes or is_late(node) or node in started}
 
 
 def _connected(nodes: set[fx.Node], start: Iterable[fx.Node]) -> set[fx.Node]:
@@ -205,9 +205,9 @@ class _Check:
             if node is not None:
                 self._outputs.setdefault(node, []).append(output)
         self._moved: dict[fx.Node, Move] = {}
-        self._coupled = {each.parameter: each for each in update_blocks(step).couplings}
-        for each in moves:
-            self._claim(each)
+        self._coupled = {coupling.parameter: coupling for coupling in update_blocks(step).couplings}
+        for move in moves:
+            self._claim(move)
 
     def _claim(self, move: Move) -> None:
         for node in move.nodes:
@@ -278,12 +278,12 @@ class _Check:
         for node in nodes:
             for output in self._outputs.get(node, ()):
                 assert output.writes is not None, output
-                given = self._step.signature.inputs[output.writes]
-                if given.role not in _STAYS:
+                input_ = self._step.signature.inputs[output.writes]
+                if input_.role not in _STAYS:
                     _refuse(
                         "TR-532",
                         move,
-                        f"it writes to {given.name!r}, which may be another tensor at the next "
+                        f"it writes to {input_.name!r}, which may be another tensor at the next "
                         "call",
                         node,
                         "write to a buffer of the model",
@@ -295,14 +295,14 @@ class _Check:
 
     def _require_uncoupled(self, writes: dict[int, fx.Node], move: Move) -> None:
         for at in writes:
-            found = self._coupled.get(self._step.signature.inputs[at].name)
-            if found is not None:
+            coupled = self._coupled.get(self._step.signature.inputs[at].name)
+            if coupled is not None:
                 _refuse(
                     "TR-534",
                     move,
-                    f"the update of {found.parameter} depends on the gradient of {found.other}: "
-                    f"{_called(found.node)} reads both",
-                    found.node,
+                    f"the update of {coupled.parameter} depends on the gradient of {coupled.other}: "
+                    f"{_called(coupled.node)} reads both",
+                    coupled.node,
                     "clip or scale each gradient by itself, or carry nothing",
                 )
 
@@ -310,12 +310,12 @@ class _Check:
         """No other input shows the memory that is written."""
         places = self._step.placeholders
         for at in writes:
-            for other, (node, given) in enumerate(self._step.inputs()):
+            for other, (node, step_input) in enumerate(self._step.inputs()):
                 if other != at and self._aliases.share(places[at], node):
                     _refuse(
                         "TR-538",
                         move,
-                        f"{given.name!r} shares memory with "
+                        f"{step_input.name!r} shares memory with "
                         f"{self._step.signature.inputs[at].name!r}, which it writes to",
                         node,
                         "pass the tensor that both are views of, or a copy of one",
@@ -332,9 +332,9 @@ class _Check:
             if node.op == "call_function"
             and node not in self._moved
             and any(
-                self._aliases.share(base, each)
+                self._aliases.share(base, operand)
                 for base in bases
-                for each in (node, *node.all_input_nodes)
+                for operand in (node, *node.all_input_nodes)
             )
         ]
         return sorted(seen, key=self._position.__getitem__)
@@ -360,15 +360,18 @@ class _Check:
         self, move: Move, node: fx.Node, writes: dict[int, fx.Node], before: fx.Node
     ) -> NoReturn:
         places = self._step.placeholders
-        given = next(
+        input_ = next(
             self._step.signature.inputs[at]
             for at in writes
-            if any(self._aliases.share(places[at], each) for each in (node, *node.all_input_nodes))
+            if any(
+                self._aliases.share(places[at], operand)
+                for operand in (node, *node.all_input_nodes)
+            )
         )
         _refuse(
             "TR-533",
             move,
-            f"{_called(node)} reads {given.name!r} ahead of {_called(before)}, in front of which "
+            f"{_called(node)} reads {input_.name!r} ahead of {_called(before)}, in front of which "
             "it would be written",
             node,
             "choose an operation that comes no later than that",

@@ -52,16 +52,16 @@ class SplitUpdates(GraphPass):
 
 
 def _calls_of_scalars(block: UpdateBlock, scalars: set[fx.Node]) -> set[fx.Node]:
-    found = ancestors(block.shared, scalars.__contains__)
-    return {node for node in found if node.op == "call_function"}
+    calls = ancestors(block.shared, scalars.__contains__)
+    return {node for node in calls if node.op == "call_function"}
 
 
 def _parted(
     step: StepGraph, parameters: Iterable[str]
 ) -> tuple[tuple[UpdateBlock, ...], tuple[UpdateBlock, ...]]:
     """The blocks of ``parameters``, and the others."""
-    found, wanted = update_blocks(step), set(parameters)
-    known = found.by_name
+    blocks, wanted = update_blocks(step), set(parameters)
+    known = blocks.by_name
     missing = sorted(wanted - known.keys())
     if missing:
         raise TreadleError(
@@ -69,8 +69,8 @@ def _parted(
             code="TR-522",
             remedy=f"one of {', '.join(known) or 'none: it updates nothing'}",
         )
-    chosen = tuple(each for each in found.blocks if each.name in wanted)
-    rest = tuple(each for each in found.blocks if each.name not in wanted)
+    chosen = tuple(block for block in blocks.blocks if block.name in wanted)
+    rest = tuple(block for block in blocks.blocks if block.name not in wanted)
     if not chosen:
         raise TreadleError(
             "an empty set of parameters was to be split off",
@@ -83,13 +83,13 @@ def _parted(
             code="TR-521",
             remedy="leave at least one parameter out",
         )
-    for each in found.couplings:
-        if (each.parameter in wanted) != (each.other in wanted):
+    for coupling in blocks.couplings:
+        if (coupling.parameter in wanted) != (coupling.other in wanted):
             raise TreadleError(
-                f"the updates of {each.parameter} and {each.other} cannot be split: {each.node} "
-                f"({operation_name(each.node.target)}) reads the gradients of both",
+                f"the updates of {coupling.parameter} and {coupling.other} cannot be split: {coupling.node} "
+                f"({operation_name(coupling.node.target)}) reads the gradients of both",
                 code="TR-523",
-                where=info(each.node).where,
+                where=info(coupling.node).where,
                 remedy="split between parameters that are clipped or scaled apart",
             )
     return chosen, rest
@@ -100,40 +100,42 @@ def _shared_lists(
 ) -> dict[fx.Node, list[int]]:
     """In order the operations on lists that both sides read, with the elements of the chosen one.
     Elements that neither reads stay with the rest."""
-    found: dict[fx.Node, list[int]] = {}
+    shared_lists: dict[fx.Node, list[int]] = {}
     mine, others = _elements(chosen), _elements(rest)
     for node in step.graph.nodes:
         if node in mine and node in others:
-            found[node] = sorted(mine[node])
-    return found
+            shared_lists[node] = sorted(mine[node])
+    return shared_lists
 
 
 def _elements(blocks: Iterable[UpdateBlock]) -> dict[fx.Node, set[int]]:
     """By operation on lists the elements that the updates are made of."""
-    found: dict[fx.Node, set[int]] = {}
+    elements: dict[fx.Node, set[int]] = {}
     roots = [node for block in blocks for node in (*block.nodes, *block.gradients)]
     for node in ancestors(roots, is_late):
-        for each in node.all_input_nodes:
-            if is_list_call(each) and is_late(each):
+        for operand in node.all_input_nodes:
+            if is_list_call(operand) and is_late(operand):
                 at: Any = node.args[1]
-                found.setdefault(each, set()).add(at)
-    return found
+                elements.setdefault(operand, set()).add(at)
+    return elements
 
 
 def _split_list(call: fx.Node, chosen: list[int]) -> None:
     """The elements ``chosen`` by an operation of their own behind ``call``, which keeps the rest.
     An element's number becomes its place among those of its side."""
-    items: list[tuple[fx.Node, int]] = [(each, _number(each)) for each in call.users]
+    items: list[tuple[fx.Node, int]] = [(user, _number(user)) for user in call.users]
     count = next(
-        len(each) for each in (*call.args, *call.kwargs.values()) if isinstance(each, list | tuple)
+        len(argument)
+        for argument in (*call.args, *call.kwargs.values())
+        if isinstance(argument, list | tuple)
     )
     kept = [at for at in range(count) if at not in chosen]
     with call.graph.inserting_after(call):
         other = call.graph.call_function(call.target, *_some(call, chosen))  # type: ignore[arg-type]
     copy_notes(other, call)
     call.args, call.kwargs = _some(call, kept)
-    for each in (call, other):
-        set_value(each, compute(each))
+    for node in (call, other):
+        set_value(node, compute(node))
     for item, at in items:
         side, places = (other, chosen) if at in chosen else (call, kept)
         item.args = (side, places.index(at))
@@ -155,19 +157,23 @@ def _behind(item: fx.Node, call: fx.Node) -> None:
 def _some(call: fx.Node, places: list[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of ``call`` with these elements of its lists."""
 
-    def part(each: Any) -> Any:
-        return [each[at] for at in places] if isinstance(each, list | tuple) else each
+    def part(value: Any) -> Any:
+        return [value[at] for at in places] if isinstance(value, list | tuple) else value
 
-    return tuple(map(part, call.args)), {key: part(each) for key, each in call.kwargs.items()}
+    return tuple(map(part, call.args)), {
+        key: part(argument) for key, argument in call.kwargs.items()
+    }
 
 
 def _nodes_of(step: StepGraph, parameters: Iterable[str]) -> set[fx.Node]:
     """All that the updates of these parameters consist of after the backward pass."""
     wanted = set(parameters)
-    blocks = [each for each in update_blocks(step).blocks if each.name in wanted]
+    blocks = [block for block in update_blocks(step).blocks if block.name in wanted]
     roots = [node for block in blocks for node in (*block.nodes, *block.gradients)]
-    found = {node for node in ancestors(roots, is_late) if is_late(node)}
-    return found | {each for node in found for each in node.all_input_nodes if is_list_call(each)}
+    nodes = {node for node in ancestors(roots, is_late) if is_late(node)}
+    return nodes | {
+        operand for node in nodes for operand in node.all_input_nodes if is_list_call(operand)
+    }
 
 
 def _shared_scalars(step: StepGraph, parameters: Iterable[str]) -> list[fx.Node]:
@@ -185,11 +191,11 @@ def _made_twice(step: StepGraph, nodes: list[fx.Node], readers: set[fx.Node]) ->
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         with step.graph.inserting_after(node):
-            copies[node] = step.graph.node_copy(node, lambda each: copies.get(each, each))
+            copies[node] = step.graph.node_copy(node, lambda operand: copies.get(operand, operand))
 
-    def other(each: fx.Node) -> fx.Node:
-        return copies.get(each, each)
+    def other(node: fx.Node) -> fx.Node:
+        return copies.get(node, node)
 
     for node in nodes:
-        for user in [each for each in node.users if each in readers and each not in copies]:
+        for user in [reader for reader in node.users if reader in readers and reader not in copies]:
             user.args, user.kwargs = map_nodes(other, user.args), map_nodes(other, user.kwargs)

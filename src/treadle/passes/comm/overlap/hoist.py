@@ -91,30 +91,34 @@ class _Hoisted:
 
     def _ready_for(self, node: fx.Node) -> int:
         """Behind which position all that ``node`` reads is there."""
-        known = [self._ready.get(each, self._place[each][0]) for each in node.all_input_nodes]
+        known = [
+            self._ready.get(operand, self._place[operand][0]) for operand in node.all_input_nodes
+        ]
         return max(self._behind, *known) if known else self._behind
 
     def _move(self, node: fx.Node, to: tuple[int, int]) -> None:
         """``node``, and what goes with it, unless they stand there or earlier already."""
         pending = [node]
         while pending:
-            each = pending.pop()
-            place = *to, self._place[each][2]
-            if place < self._place[each]:
-                self._place[each] = place
-                pending += [given for given in each.all_input_nodes if given in self._companions]
+            current = pending.pop()
+            place = *to, self._place[current][2]
+            if place < self._place[current]:
+                self._place[current] = place
+                pending += [
+                    operand for operand in current.all_input_nodes if operand in self._companions
+                ]
 
 
 def _companions(graph: fx.Graph) -> set[fx.Node]:
     """What may go with collectives: views of what they read, and what is computed for collectives
     alone, element by element."""
     starts = collectives_in(graph)
-    found = views_towards(given for each in starts for given in each.inputs)
-    serving = {each.node for each in starts}
+    nodes = views_towards(input_ for start in starts for input_ in start.inputs)
+    serving = {start.node for start in starts}
     for node in reversed(graph.nodes):
         if node.op != "call_function" or not node.users or not serving.issuperset(node.users):
             continue
         if kind_of(node) in (Kind.POINTWISE, Kind.VIEW) or rearranges(node):
             serving.add(node)
-            found.add(node)
-    return found
+            nodes.add(node)
+    return nodes

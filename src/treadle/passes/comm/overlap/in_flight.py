@@ -77,7 +77,7 @@ class InFlight:
         ordered = sorted(edges)
         own = self._spans[node].nbytes
         for left, right in pairwise(ordered):
-            there = sum(each.nbytes for each in others if each.start <= left < each.end)
+            there = sum(other.nbytes for other in others if other.start <= left < other.end)
             if own + there > (self._bound or 0):
                 yield left, right
 
@@ -85,9 +85,9 @@ class InFlight:
 def spans_of(graph: fx.Graph) -> dict[fx.Node, Span]:
     """The span of each collective of the graph."""
     position = {node: at for at, node in enumerate(graph.nodes)}
-    return {each.node: _span_of(each, position) for each in collectives_in(graph)}
+    return {collective.node: _span_of(collective, position) for collective in collectives_in(graph)}
 
 
-def _span_of(each: Collective, position: dict[fx.Node, int]) -> Span:
-    end = max((position[wait] for wait in each.waits), default=inf)
-    return Span(position[each.node], end, each.nbytes)
+def _span_of(collective: Collective, position: dict[fx.Node, int]) -> Span:
+    end = max((position[wait] for wait in collective.waits), default=inf)
+    return Span(position[collective.node], end, collective.nbytes)

@@ -47,8 +47,8 @@ def ways_to_end(work: Work, precedence: Precedence) -> list[float]:
     for i in reversed(precedence.placed):
         start = work.starts.get(i)
         ways[i] += work.seconds[i] if start is None else start.seconds
-        for each in precedence.before[i]:
-            ways[each] = max(ways[each], ways[i])
+        for earlier in precedence.before[i]:
+            ways[earlier] = max(ways[earlier], ways[i])
     return ways
 
 
@@ -67,8 +67,8 @@ class _Placing:
         self._missing = {i: len(precedence.before[i]) for i in precedence.placed}
         self._after: dict[int, list[int]] = {i: [] for i in precedence.placed}
         for i in precedence.placed:
-            for each in precedence.before[i]:
-                self._after[each].append(i)
+            for earlier in precedence.before[i]:
+                self._after[earlier].append(i)
         self._order = list(precedence.first)
         self._done: set[int] = set(self._order)
         self._frontier = 0
@@ -113,7 +113,7 @@ class _Placing:
 
     def _admit(self, i: int) -> None:
         """A node in reach whose operands are placed."""
-        end = max((self._ends[each] for each in self._precedence.awaited[i]), default=0.0)
+        end = max((self._ends[start] for start in self._precedence.awaited[i]), default=0.0)
         if end > self._now:
             heapq.heappush(self._waiting, (end, self._priority[i], i))
         else:
@@ -134,11 +134,11 @@ class _Placing:
         return not self._flying or nbytes <= self._preference.in_flight_bytes
 
     def _place(self, i: int) -> None:
-        for each in self._precedence.shown[i]:
-            self._show(each)
+        for operand in self._precedence.shown[i]:
+            self._show(operand)
         self._append(i)
-        for each in self._precedence.behind[i]:
-            self._append(each)
+        for later in self._precedence.behind[i]:
+            self._append(later)
         start = self._work.starts.get(i)
         if start is None:
             self._now += self._work.seconds[i]
@@ -146,10 +146,10 @@ class _Placing:
             begin = max(self._now, self._free.get(start.channel, 0.0))
             self._free[start.channel] = self._ends[i] = begin + start.seconds
             self._flying += start.nbytes
-        for each in self._after[i]:
-            self._missing[each] -= 1
-            if not self._missing[each]:
-                heapq.heappush(self._far, self._rank[each])
+        for later in self._after[i]:
+            self._missing[later] -= 1
+            if not self._missing[later]:
+                heapq.heappush(self._far, self._rank[later])
 
     def _show(self, i: int) -> None:
         """Place a node that has no place of its own, if it is not there yet."""

@@ -78,23 +78,23 @@ def better_order(
 ) -> Sequence[int] | None:
     """A shorter order of a step within both bounds, as ``OverlapCommunication`` has them; ``None``
     if none was found. Less may be in flight than allowed, where the peak does not allow more."""
-    given = _judged(work, range(len(work.seconds)), 0)
-    most = max(given.peak_bytes, peak_bytes or 0)
-    total = sum(each.nbytes for each in work.starts.values())
-    flying = total if in_flight_bytes is None else max(in_flight_bytes, given.in_flight_bytes)
-    limit = given.seconds * (1.0 - _GAIN)
+    present = _judged(work, range(len(work.seconds)), 0)
+    most = max(present.peak_bytes, peak_bytes or 0)
+    total = sum(start.nbytes for start in work.starts.values())
+    flying = total if in_flight_bytes is None else max(in_flight_bytes, present.in_flight_bytes)
+    limit = present.seconds * (1.0 - _GAIN)
     if limit < sum(work.seconds):  # no order takes less than the compute alone
         return None
     precedence = precedence_of(work)
     for bound in _bounds(work, flying):
-        found: list[_Judged] = []
+        trials: list[_Judged] = []
         for rank, preference in enumerate(_preferences(work, bound)):
             order = list_schedule(work, precedence, preference)
-            each = _judged(work, order, rank, below=limit)
-            within = each.peak_bytes <= most and each.in_flight_bytes <= flying
-            found += [each] if within and each.seconds < limit else []
-        if found:
-            return _best(found).order
+            trial = _judged(work, order, rank, below=limit)
+            within = trial.peak_bytes <= most and trial.in_flight_bytes <= flying
+            trials += [trial] if within and trial.seconds < limit else []
+        if trials:
+            return _best(trials).order
     return None
 
 
@@ -105,16 +105,16 @@ def _judged(work: Work, order: Sequence[int], rank: int, *, below: float | None 
     return _Judged(order, run.seconds, run.in_flight_bytes, peak, rank)
 
 
-def _best(found: Sequence[_Judged]) -> _Judged:
+def _best(trials: Sequence[_Judged]) -> _Judged:
     """Of the shortest, and those that take hardly longer, the one with the lowest peak."""
-    longest = min(each.seconds for each in found) * (1.0 + _GAIN)
-    near = [each for each in found if each.seconds <= longest]
-    return min(near, key=lambda each: (each.peak_bytes, each.seconds, each.rank))
+    longest = min(trial.seconds for trial in trials) * (1.0 + _GAIN)
+    near = [trial for trial in trials if trial.seconds <= longest]
+    return min(near, key=lambda trial: (trial.peak_bytes, trial.seconds, trial.rank))
 
 
 def _bounds(work: Work, most: int) -> Iterator[int]:
     """From the most that may be in flight, by halves, to no more than the largest collective."""
-    largest = max(each.nbytes for each in work.starts.values())
+    largest = max(start.nbytes for start in work.starts.values())
     bound = most
     while bound > largest:
         yield bound
@@ -124,6 +124,6 @@ def _bounds(work: Work, most: int) -> Iterator[int]:
 
 def _preferences(work: Work, in_flight_bytes: int) -> Iterator[Preference]:
     count = len(work.seconds)
-    for reach in (*(each for each in _REACH if each < count), count):
+    for reach in (*(reach_ for reach_ in _REACH if reach_ < count), count):
         for longest_first, in_sequence in itertools.product((False, True), repeat=2):
             yield Preference(reach, longest_first, in_sequence, in_flight_bytes)

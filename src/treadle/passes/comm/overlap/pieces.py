@@ -46,7 +46,7 @@ class _Rows:
     def sizes(self, factors: Sequence[int]) -> list[int]:
         """How many indices each of ``factors`` has in a piece."""
         pairs = zip(factors, self._moves.sizes(factors), strict=True)
-        return [size // self.pieces if each == self._factor else size for each, size in pairs]
+        return [size // self.pieces if factor == self._factor else size for factor, size in pairs]
 
     def whole(self) -> list[int]:
         """How many indices each factor has in all of them."""
@@ -68,11 +68,11 @@ class _Calls:
     def like(self, root: fx.Node, changes: Mapping[str, fx.Node]) -> fx.Node:
         """What ``root`` calls, with other arguments."""
         with self._place.graph.inserting_before(self._place):
-            made = self._place.graph.node_copy(root)
+            node = self._place.graph.node_copy(root)
         for name, value in changes.items():
-            set_argument(made, name, value)
-        inherit(made, root)
-        return made
+            set_argument(node, name, value)
+        inherit(node, root)
+        return node
 
     def shaped(self, node: fx.Node, shape: Sequence[int], root: fx.Node) -> fx.Node:
         """``node`` in another shape, if it is another; a copy if it cannot be a view."""
@@ -91,8 +91,8 @@ class _Calls:
         if node not in self._split:
             shape = [*rows.whole(), columns]
             self._split[node] = self.call(aten.view.default, root, node, shape)
-        found = self.part(self._split[node], rows.at, piece, rows.pieces, root)
-        return self.shaped(found, [prod(rows.sizes(rows.factors)), columns], root)
+        rows_ = self.part(self._split[node], rows.at, piece, rows.pieces, root)
+        return self.shaped(rows_, [prod(rows.sizes(rows.factors)), columns], root)
 
     def joined(self, parts: Sequence[fx.Node], rows: _Rows, root: fx.Node) -> fx.Node:
         """The matrix of which ``parts`` have the rows of each piece."""
@@ -100,15 +100,15 @@ class _Calls:
             return self.call(aten.cat.default, root, list(parts))
         columns = type_of(parts[0]).shape[1]
         shape = [*rows.sizes(rows.factors), columns]
-        split = [self.shaped(each, shape, root) for each in parts]
-        found = self.call(aten.cat.default, root, split, rows.at)
-        return self.shaped(found, [prod(rows.whole()), columns], root)
+        split = [self.shaped(piece, shape, root) for piece in parts]
+        whole = self.call(aten.cat.default, root, split, rows.at)
+        return self.shaped(whole, [prod(rows.whole()), columns], root)
 
     def permuted(
         self, node: fx.Node, has: Sequence[int], wanted: Sequence[int], root: fx.Node
     ) -> fx.Node:
         """``node``, whose dims are the factors ``has``, with its dims in another order."""
-        order = [has.index(each) for each in wanted]
+        order = [has.index(factor) for factor in wanted]
         if order == [*range(len(order))]:
             return node
         return self.call(aten.permute.default, root, node, order)
@@ -117,10 +117,10 @@ class _Calls:
         self, product: fx.Node, known: Mapping[str, fx.Node], rows: _Rows, piece: int
     ) -> fx.Node:
         """The rows of one piece of ``product``; ``known``: some of the arguments, cut."""
-        given, changes = arguments(product), dict(known)
+        args, changes = arguments(product), dict(known)
         for name in row_arguments(product):
             if name not in changes:
-                changes[name] = self.rows_of(given[name], rows, piece, product)
+                changes[name] = self.rows_of(args[name], rows, piece, product)
         return self.like(product, changes)
 
 
@@ -131,57 +131,62 @@ def _cut_gather(site: GatherSite, factor: int, pieces: int) -> list[fx.Node]:
     _move_views_ahead(site)
     calls = _Calls(site.products[0])
     operands: list[fx.Node] = []
-    made: dict[fx.Node, list[fx.Node]] = {each: [] for each in site.products}
+    parts_of: dict[fx.Node, list[fx.Node]] = {product: [] for product in site.products}
     for piece, start in enumerate(starts):
         operands.append(_received(site, calls, rows, start))
-        for each, parts in made.items():
-            known = {LEFT[each.target]: operands[-1]}
-            parts.append(calls.product(each, known, rows, piece))
-    results = {each: calls.joined(parts, rows, each) for each, parts in made.items()}
+        for product, parts in parts_of.items():
+            known = {LEFT[product.target]: operands[-1]}
+            parts.append(calls.product(product, known, rows, piece))
+    results = {product: calls.joined(parts, rows, product) for product, parts in parts_of.items()}
     if site.others:
         results[site.operand] = calls.joined(operands, rows, site.operand)
     for old, new in results.items():
         old.replace_all_uses_with(new)
-    for each in (*reversed(site.products), *reversed(site.chain), site.wait, site.collective.node):
-        each.graph.erase_node(each)
+    for product in (
+        *reversed(site.products),
+        *reversed(site.chain),
+        site.wait,
+        site.collective.node,
+    ):
+        product.graph.erase_node(product)
     return list(results.values())
 
 
 def _started(site: GatherSite, rows: _Rows, factor: int) -> list[fx.Node]:
     """A gather of each part of what this rank gives."""
     start = site.collective.node
-    given, calls = arguments(start), _Calls(start)
-    whole = calls.shaped(given["input"], site.moves.sizes(site.local), start)
-    found: list[fx.Node] = []
+    args, calls = arguments(start), _Calls(start)
+    whole = calls.shaped(args["input"], site.moves.sizes(site.local), start)
+    nodes: list[fx.Node] = []
     for piece in range(rows.pieces):
         part = calls.part(whole, site.local.index(factor), piece, rows.pieces, start)
         if not type_of(part).is_contiguous:
             form = {"memory_format": torch.contiguous_format}
             part = calls.call(aten.clone.default, start, part, **form)
-        found.append(calls.like(start, {"input": part}))
-        with_info(found[-1], piece=piece)
-    return found
+        nodes.append(calls.like(start, {"input": part}))
+        with_info(nodes[-1], piece=piece)
+    return nodes
 
 
 def _received(site: GatherSite, calls: _Calls, rows: _Rows, start: fx.Node) -> fx.Node:
     """A piece as products read it."""
     wait, order = site.wait, (*site.ranks, *site.local)
-    found = calls.call(collective_op("wait_tensor"), wait, start)
+    received = calls.call(collective_op("wait_tensor"), wait, start)
     wanted = (*site.rows, *site.columns)
     shape = [prod(rows.sizes(site.rows)), prod(rows.sizes(site.columns))]
     if wanted != order:
-        found = calls.shaped(found, rows.sizes(order), wait)
-        found = calls.permuted(found, order, wanted, wait)
-    found = calls.shaped(found, shape, wait)
-    for each in casts_of(site):
-        found = calls.like(each, {"self": found})
-    return found
+        received = calls.shaped(received, rows.sizes(order), wait)
+        received = calls.permuted(received, order, wanted, wait)
+    received = calls.shaped(received, shape, wait)
+    for cast in casts_of(site):
+        received = calls.like(cast, {"self": received})
+    return received
 
 
 def _move_views_ahead(site: GatherSite) -> None:
     """Views that later products read stand ahead of the first one, where they can be computed."""
     first, *later = site.products
-    read = {each for product in later for each in product.all_input_nodes}
+    read = {operand for product in later for operand in product.all_input_nodes}
     views = views_towards(read - {site.operand})
     behind: set[fx.Node] = {first}
     node = first
@@ -200,35 +205,35 @@ def _cut_scatter(site: ScatterSite, factor: int, pieces: int) -> list[fx.Node]:
     calls = _Calls(start)
     starts: list[fx.Node] = []
     for piece in range(pieces):
-        made: fx.Node | None = None
-        for each in site.products:
-            known = {} if made is None else {"self": made}
-            made = calls.product(each, known, rows, piece)
-        assert made is not None, site
-        starts.append(calls.like(start, {"input": _sent(site, calls, rows, made)}))
+        node: fx.Node | None = None
+        for product in site.products:
+            known = {} if node is None else {"self": node}
+            node = calls.product(product, known, rows, piece)
+        assert node is not None, site
+        starts.append(calls.like(start, {"input": _sent(site, calls, rows, node)}))
         with_info(starts[-1], piece=piece)
     behind = _Calls(site.wait)
     op = collective_op("wait_tensor")
     shape = rows.sizes(site.local)
     waits = [behind.shaped(behind.call(op, site.wait, s), shape, site.wait) for s in starts]
-    found = behind.call(aten.cat.default, site.wait, waits, site.local.index(factor))
-    found = behind.shaped(found, type_of(site.wait).shape, site.wait)
-    site.wait.replace_all_uses_with(found)
+    call = behind.call(aten.cat.default, site.wait, waits, site.local.index(factor))
+    call = behind.shaped(call, type_of(site.wait).shape, site.wait)
+    site.wait.replace_all_uses_with(call)
     start.graph.erase_node(site.wait)
     start.graph.erase_node(start)
-    for each in (*reversed(site.chain), *reversed(site.products)):
-        each.graph.erase_node(each)
-    return [found]
+    for product in (*reversed(site.chain), *reversed(site.products)):
+        product.graph.erase_node(product)
+    return [call]
 
 
-def _sent(site: ScatterSite, calls: _Calls, rows: _Rows, made: fx.Node) -> fx.Node:
+def _sent(site: ScatterSite, calls: _Calls, rows: _Rows, node: fx.Node) -> fx.Node:
     """A piece of a product as it is sent: what each rank gets, one behind the other."""
     start, has = site.collective.node, (*site.rows, *site.columns)
-    for each in casts_of(site):
-        made = calls.like(each, {"self": made})
+    for cast in casts_of(site):
+        node = calls.like(cast, {"self": node})
     wanted = (*site.ranks, *site.local)
     if has != wanted:
-        made = calls.shaped(made, rows.sizes(has), start)
-        made = calls.permuted(made, has, wanted, start)
+        node = calls.shaped(node, rows.sizes(has), start)
+        node = calls.permuted(node, has, wanted, start)
     first, *rest = rows.sizes(site.local)
-    return calls.shaped(made, [prod(rows.sizes(site.ranks)) * first, *rest], start)
+    return calls.shaped(node, [prod(rows.sizes(site.ranks)) * first, *rest], start)

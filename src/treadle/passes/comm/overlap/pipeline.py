@@ -91,36 +91,38 @@ class PipelineProducts(GraphPass):
         sites, reasons = sites_in(step.graph)
         choice = PipelineChoice({}, reasons)
         alike: dict[Hashable, list[PipelineSite]] = {}
-        for each in sites:
-            alike.setdefault(likeness(each), []).append(each)
+        for site in sites:
+            alike.setdefault(likeness(site), []).append(site)
         if not alike:
             return choice
         if not has_equal_parts(step):
-            reasons |= {each.collective.node: _UNEVEN for each in sites}
+            reasons |= {site.collective.node: _UNEVEN for site in sites}
             return choice
         best = self._judged(step)
         for kind, members in alike.items():
-            found = list(self._trials(best, kind, members[0]))
-            shortest = min(found, key=lambda trial: trial.seconds, default=None)
+            trials = list(self._trials(best, kind, members[0]))
+            shortest = min(trials, key=lambda trial: trial.seconds, default=None)
             if shortest is not None and shortest.seconds < best.seconds * (1.0 - self.gain):
                 best, choice.pieces[kind] = shortest, shortest.pieces
                 continue
             reason = self._refusal(best, shortest, members[0])
-            reasons |= {each.collective.node: reason for each in members}
+            reasons |= {member.collective.node: reason for member in members}
         return choice
 
-    def _trials(self, given: "_Trial", kind: Hashable, site: PipelineSite) -> Iterator["_Trial"]:
+    def _trials(
+        self, trial_before: "_Trial", kind: Hashable, site: PipelineSite
+    ) -> Iterator["_Trial"]:
         """The step with those of one kind in 2, 4... pieces, as long as that makes it shorter."""
-        shortest = given.seconds
+        shortest = trial_before.seconds
         pieces = 1
         while 2 * pieces <= self.most:
             pieces *= 2
             if isinstance(attempt(cut_factor, site, pieces, self.smallest_rows), NoMatch):
                 return  # nor can be more
-            step = given.step.copy()
+            step = trial_before.step.copy()
             self._cut_alike(step, kind, pieces)
             trial = self._judged(step, pieces)
-            if not self.grows and trial.peak_bytes > given.peak_bytes:
+            if not self.grows and trial.peak_bytes > trial_before.peak_bytes:
                 continue
             yield trial
             if trial.seconds > shortest:
@@ -151,14 +153,14 @@ class PipelineProducts(GraphPass):
         gone: set[fx.Node] = set()
         results: list[fx.Node] = []
         count = 0
-        for each in sites_in(step.graph)[0]:
-            if likeness(each) != kind or gone.intersection(nodes_of(each)):
+        for other in sites_in(step.graph)[0]:
+            if likeness(other) != kind or gone.intersection(nodes_of(other)):
                 continue
-            results += cut(each, cut_factor(each, pieces, self.smallest_rows), pieces)
-            gone.update(nodes_of(each))
+            results += cut(other, cut_factor(other, pieces, self.smallest_rows), pieces)
+            gone.update(nodes_of(other))
             count += 1
         earlier = {node: list(others) for node, others in kept_order(step.graph).items()}
-        for before, node in pairwise([each.node for each in collectives_in(step.graph)]):
+        for before, node in pairwise([other.node for other in collectives_in(step.graph)]):
             earlier.setdefault(node, []).append(before)
         restore_order(step.graph, earlier)
         refresh(step.graph, results)

@@ -70,7 +70,7 @@ class GatherSite(_Site):
     @property
     def others(self) -> list[fx.Node]:
         """Who else reads that: it is put together for them."""
-        return [each for each in self.operand.users if each not in self.products]
+        return [user for user in self.operand.users if user not in self.products]
 
 
 @final
@@ -89,19 +89,19 @@ def nodes_of(site: PipelineSite) -> tuple[fx.Node, ...]:
 
 def casts_of(site: PipelineSite) -> list[fx.Node]:
     """What gives elements another dtype on the way."""
-    return [each for each in site.chain if each.target in CASTS]
+    return [node for node in site.chain if node.target in CASTS]
 
 
 def likeness(site: PipelineSite) -> Hashable:
     """Equal for sites of which each takes as long as the other: layers of one kind."""
-    each = site.collective
-    types = [str(type_of(given)) for p in site.products for given in p.all_input_nodes]
+    collective = site.collective
+    types = [str(type_of(operand)) for p in site.products for operand in p.all_input_nodes]
     names = [operation_name(p.target) for p in site.products]
     moves, others = site.moves, len(site.others) if isinstance(site, GatherSite) else 0
     sizes = [tuple(moves.sizes(part)) for part in (site.rows, site.columns, site.local)]
     places = tuple(map(site.rows.index, site.ranks))
-    phase = info(each.node).phase
-    return each.agreement, phase, tuple(names), tuple(types), tuple(sizes), places, others
+    phase = info(collective.node).phase
+    return collective.agreement, phase, tuple(names), tuple(types), tuple(sizes), places, others
 
 
 def cut_factor(site: PipelineSite, pieces: int, smallest_rows: int) -> int:
@@ -112,28 +112,28 @@ def cut_factor(site: PipelineSite, pieces: int, smallest_rows: int) -> int:
     enough = rows // pieces >= smallest_rows
     require(enough, NoMatch, f"{start}: {pieces} pieces of {rows} rows are smaller products than "
             f"of {smallest_rows}")  # fmt: skip
-    for each in site.rows:
-        (size,) = sizes([each])
-        if each not in site.ranks and size % pieces == 0:
-            return each
+    for row in site.rows:
+        (size,) = sizes([row])
+        if row not in site.ranks and size % pieces == 0:
+            return row
     own = " x ".join(str(size) for size in sizes(f for f in site.rows if f not in site.ranks))
     raise NoMatch(f"{start}: the {own} rows of a rank are not {pieces} equal parts")
 
 
 def sites_in(graph: fx.Graph) -> tuple[list[PipelineSite], dict[fx.Node, str]]:
     """The sites in the order of their collectives; why other gathers and scatters are none."""
-    found: list[PipelineSite] = []
+    sites: list[PipelineSite] = []
     reasons: dict[fx.Node, str] = {}
-    for each in collectives_in(graph):
-        if each.kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+    for collective in collectives_in(graph):
+        if collective.kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
             continue
-        gathers = each.kind is CollectiveKind.ALL_GATHER
-        site = attempt(_gather if gathers else _scatter, each)
+        gathers = collective.kind is CollectiveKind.ALL_GATHER
+        site = attempt(_gather if gathers else _scatter, collective)
         if isinstance(site, NoMatch):
-            reasons[each.node] = site.message
+            reasons[collective.node] = site.message
         else:
-            found.append(site)
-    return found, reasons
+            sites.append(site)
+    return sites, reasons
 
 
 def row_arguments(product: fx.Node) -> list[str]:
@@ -146,12 +146,12 @@ def row_arguments(product: fx.Node) -> list[str]:
 # --- gathers --------------------------------------------------------------------------------
 
 
-def _gather(each: Collective) -> GatherSite:
-    wait = _only_wait(each)
-    given, moves = type_of(each.inputs[0]), FactorTable()
-    own = moves.dims_of(given.shape)
-    (ranks,) = moves.dims_of([each.ranks or 1])
-    require(given.ndim > 0, NoMatch, f"{each.node} gathers numbers")
+def _gather(collective: Collective) -> GatherSite:
+    wait = _only_wait(collective)
+    tensor_type, moves = type_of(collective.inputs[0]), FactorTable()
+    own = moves.dims_of(tensor_type.shape)
+    (ranks,) = moves.dims_of([collective.ranks or 1])
+    require(tensor_type.ndim > 0, NoMatch, f"{collective.node} gathers numbers")
     chain, dims = _to_products(wait, moves, ((*ranks, *own[0]), *own[1:]))
     operand = chain[-1] if chain else wait
     products = _products_ahead(wait, _readers(operand))
@@ -163,7 +163,7 @@ def _gather(each: Collective) -> GatherSite:
     for product in products:
         row_arguments(product)
     return GatherSite(
-        each, wait, tuple(chain), products, moves, moves.factors(own), ranks, rows, columns
+        collective, wait, tuple(chain), products, moves, moves.factors(own), ranks, rows, columns
     )
 
 
@@ -200,7 +200,8 @@ def _readers(node: fx.Node) -> list[fx.Node]:
         user
         for user in node.users
         if user.target in LEFT
-        and [k for k, each in arguments(user).items() if each is node] == [LEFT[user.target]]
+        and [k for k, argument in arguments(user).items() if argument is node]
+        == [LEFT[user.target]]
     ]
 
 
@@ -208,27 +209,27 @@ def _products_ahead(wait: fx.Node, readers: Iterable[fx.Node]) -> tuple[fx.Node,
     """Those of ``readers``, in their order, that are of one pass, and ahead of what no wait may
     pass."""
     wanted = set(readers)
-    found: list[fx.Node] = []
+    products: list[fx.Node] = []
     node = wait
     while node.op != "output" and wanted:
         if is_fence(node):
-            require(bool(found), NoMatch, f"{node} stands between {wait} and its products")
+            require(bool(products), NoMatch, f"{node} stands between {wait} and its products")
             break
         if node in wanted:
             wanted.remove(node)
-            found.append(node)
+            products.append(node)
         node = node.next
-    phase = info(found[0]).phase
-    return tuple([each for each in found if info(each).phase == phase])
+    phase = info(products[0]).phase
+    return tuple([product for product in products if info(product).phase == phase])
 
 
 # --- scatters -------------------------------------------------------------------------------
 
 
-def _scatter(each: Collective) -> ScatterSite:
-    wait = _only_wait(each)
-    chain = _from_product(each)
-    source = each.inputs[0] if not chain else _operand(chain[0])
+def _scatter(collective: Collective) -> ScatterSite:
+    wait = _only_wait(collective)
+    chain = _from_product(collective)
+    source = collective.inputs[0] if not chain else _operand(chain[0])
     moves = FactorTable()
     dims = start = moves.dims_of(type_of(source).shape)
     at = 0
@@ -238,22 +239,22 @@ def _scatter(each: Collective) -> ScatterSite:
         dims = moved(moves, node, dims) if join is None else rejoined(moves, join, dims)
         at = at + 1 if join is None else chain.index(join) + 1
     sent = list(moves.factors(dims))
-    ranks = moves.taken(each.node, sent, each.ranks or 1)
+    ranks = moves.taken(collective.node, sent, collective.ranks or 1)
     rows, columns = (moves.factors([dim]) for dim in start)
-    require(set(ranks) <= set(rows), NoMatch, f"{each.node} parts the columns of {source}")
+    require(set(ranks) <= set(rows), NoMatch, f"{collective.node} parts the columns of {source}")
     require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
     products = _summed(source)
-    _require_no_fence(products[0], each.node)
+    _require_no_fence(products[0], collective.node)
     for product in products:
         row_arguments(product)
     local = moves.factors([tuple(sent)])
-    return ScatterSite(each, wait, tuple(chain), products, moves, local, ranks, rows, columns)
+    return ScatterSite(collective, wait, tuple(chain), products, moves, local, ranks, rows, columns)
 
 
-def _from_product(each: Collective) -> list[fx.Node]:
+def _from_product(collective: Collective) -> list[fx.Node]:
     """The moves from a product to what is sent, none of which anybody else reads."""
     chain: list[fx.Node] = []
-    at = each.inputs[0]
+    at = collective.inputs[0]
     while True:
         require(len(at.users) == 1, NoMatch, f"{at} is read by others, too")
         if at.target in LEFT:
@@ -270,20 +271,20 @@ def _from_product(each: Collective) -> list[fx.Node]:
 
 
 def _operand(node: fx.Node) -> fx.Node:
-    (found,) = node.all_input_nodes
-    return found
+    (operand,) = node.all_input_nodes
+    return operand
 
 
 def _summed(last: fx.Node) -> tuple[fx.Node, ...]:
     """``last``, behind the products that it adds to its own, and that nobody else reads."""
-    found = [last]
-    while found[0].target is aten.addmm.default:
-        before = arguments(found[0])["self"]
+    summed = [last]
+    while summed[0].target is aten.addmm.default:
+        before = arguments(summed[0])["self"]
         fits = is_tensor(before) and before.target in LEFT and len(before.users) == 1
         if not fits or type_of(before).shape != type_of(last).shape:
             break
-        found.insert(0, before)
-    return tuple(found)
+        summed.insert(0, before)
+    return tuple(summed)
 
 
 def _require_no_fence(product: fx.Node, start: fx.Node) -> None:
@@ -294,15 +295,15 @@ def _require_no_fence(product: fx.Node, start: fx.Node) -> None:
         node = node.next
 
 
-def _only_wait(each: Collective) -> fx.Node:
-    node, waits = each.node, each.waits
-    require((each.ranks or 1) > 1, NoMatch, f"{node} has a group of one rank")
+def _only_wait(collective: Collective) -> fx.Node:
+    node, waits = collective.node, collective.waits
+    require((collective.ranks or 1) > 1, NoMatch, f"{node} has a group of one rank")
     require(info(node).piece is None, NoMatch, f"{node} is a piece already")
     require(info(node).gathered is None, NoMatch, f"{node} gathers parameters")
-    require(not each.coalesced, NoMatch, f"{node} is several")
+    require(not collective.coalesced, NoMatch, f"{node} is several")
     require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")
     require(len(node.users) == 1, NoMatch, f"{node} is read before it is waited for")
-    for tensor in map(type_of, (*each.inputs, waits[0])):
+    for tensor in map(type_of, (*collective.inputs, waits[0])):
         _require_plain(node, tensor)
     return waits[0]
 

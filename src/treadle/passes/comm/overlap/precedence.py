@@ -89,9 +89,9 @@ def precedence_of(work: Work) -> Precedence:
     return Precedence(
         tuple(first),
         tuple(placed),
-        tuple(frozenset(each.before.difference(first)) for each in needs),
-        tuple(frozenset(each.awaited) for each in needs),
-        tuple(tuple(sorted(each.shown)) for each in needs),
+        tuple(frozenset(need.before.difference(first)) for need in needs),
+        tuple(frozenset(need.awaited) for need in needs),
+        tuple(tuple(sorted(need.shown)) for need in needs),
         tuple(map(tuple, behind)),
         tuple(late),
     )
@@ -103,12 +103,12 @@ def _by_data(work: Work, makers: Mapping[int, int]) -> tuple[list[int], list[_Ne
     needs: list[_Needs] = []
     for i, operands in enumerate(work.facts.operands):
         own = _Needs(set(), set(), set())
-        for each in operands:
-            if each in late:
-                own.join(needs[each])
-                own.shown.add(each)
+        for operand in operands:
+            if operand in late:
+                own.join(needs[operand])
+                own.shown.add(operand)
             else:
-                own.before.add(makers.get(each, each))
+                own.before.add(makers.get(operand, operand))
         if i in work.awaits:
             own.awaited.add(work.awaits[i])
             late[i] = None
@@ -125,12 +125,12 @@ def _shows(work: Work, i: int, makers: Mapping[int, int], late: Collection[int])
 
 def _makers(work: Work) -> dict[int, int]:
     """The operation that made each single result of several, by the result."""
-    found: dict[int, int] = {}
+    makers: dict[int, int] = {}
     for i, node in enumerate(work.facts.nodes):
         if is_item(node):
             source = work.facts.operands[i][0]
-            found[i] = found.get(source, source)
-    return found
+            makers[i] = makers.get(source, source)
+    return makers
 
 
 def _by_effect(work: Work, placed: Iterable[int]) -> list[tuple[int, int]]:
@@ -152,7 +152,7 @@ def _by_effect(work: Work, placed: Iterable[int]) -> list[tuple[int, int]]:
             pairs += [(foreign, i)] if foreign is not None else []
             starts.append(i)
         elif effects & _FOREIGN:
-            pairs += [(each, i) for each in (*starts, foreign) if each is not None]
+            pairs += [(start, i) for start in (*starts, foreign) if start is not None]
             foreign, starts = i, []
     return pairs
 
@@ -173,16 +173,16 @@ def _keep_updates(work: Work, placed: list[int], needs: list[_Needs]) -> None:
 def _keep_waits(i: int, late: list[int], needs: list[_Needs]) -> None:
     """Waits stay before ``i``: nothing more is on its way beside it, and none reads what it
     writes."""
-    for each in late:
-        if each < i:
-            needs[i].join(needs[each])
-            needs[i].shown.add(each)
+    for node in late:
+        if node < i:
+            needs[i].join(needs[node])
+            needs[i].shown.add(node)
 
 
 def _keep_sides(wall: int, placed: list[int], needs: list[_Needs]) -> None:
     """Nothing crosses ``wall``."""
-    for each in placed:
-        if each < wall:
-            needs[wall].before.add(each)
-        elif each > wall:
-            needs[each].before.add(wall)
+    for node in placed:
+        if node < wall:
+            needs[wall].before.add(node)
+        elif node > wall:
+            needs[node].before.add(wall)

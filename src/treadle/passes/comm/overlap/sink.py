@@ -75,10 +75,10 @@ class SinkWaits(GraphPass):
         then what started first is waited for first, and something is always under way."""
         flight = InFlight(graph, self.in_flight_bytes)
         position = {node: at for at, node in enumerate(graph.nodes)}
-        for each in reversed(collectives_in(graph)):
-            waits = sorted(each.waits, key=position.__getitem__)
+        for collective in reversed(collectives_in(graph)):
+            waits = sorted(collective.waits, key=position.__getitem__)
             end = max((_spot(place[wait]) for wait in waits), default=0.0)
-            allowed = flight.end_late(each.node, end)
+            allowed = flight.end_late(collective.node, end)
             for wait in waits:
                 if _spot(place[wait]) > allowed:
                     at, limit = position[wait], ceil(allowed)
@@ -87,15 +87,15 @@ class SinkWaits(GraphPass):
 
 def _behind_the_next(graph: fx.Graph) -> dict[fx.Node, int]:
     """For each wait for a reduce-scatter: where the next one of its group has started."""
-    found: dict[fx.Node, int] = {}
+    targets: dict[fx.Node, int] = {}
     latest: dict[str, Collective] = {}
     position = {node: at for at, node in enumerate(graph.nodes)}
-    for each in collectives_in(graph):
-        if each.kind is CollectiveKind.REDUCE_SCATTER:
-            before = latest.get(each.group)
-            found |= dict.fromkeys(before.waits if before else (), position[each.node] + 1)
-            latest[each.group] = each
-    return found
+    for collective in collectives_in(graph):
+        if collective.kind is CollectiveKind.REDUCE_SCATTER:
+            before = latest.get(collective.group)
+            targets |= dict.fromkeys(before.waits if before else (), position[collective.node] + 1)
+            latest[collective.group] = collective
+    return targets
 
 
 def _too_late(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -103,14 +103,14 @@ def _too_late(graph: fx.Graph) -> dict[fx.Node, int]:
     go: there, or behind the last fence."""
     nodes = list(graph.nodes)
     position = {node: at for at, node in enumerate(nodes)}
-    found: dict[fx.Node, int] = {}
+    too_late: dict[fx.Node, int] = {}
     for wait, limit in _behind_the_next(graph).items():
         between = nodes[limit : position[wait]]
         fences = [position[node] + 1 for node in between if is_fence(node)]
         at = max([limit, *fences])
         if not all(map(is_wait, nodes[at : position[wait]])):
-            found[wait] = at
-    return found
+            too_late[wait] = at
+    return too_late
 
 
 def _ahead_of_updates(step: StepGraph) -> dict[fx.Node, int]:
@@ -120,8 +120,10 @@ def _ahead_of_updates(step: StepGraph) -> dict[fx.Node, int]:
     if not updates:
         return {}
     first = position[updates[0]]
-    early = [each for each in collectives_in(step.graph) if position[each.node] < first]
-    return {wait: first for each in early for wait in each.waits}
+    early = [
+        collective for collective in collectives_in(step.graph) if position[collective.node] < first
+    ]
+    return {wait: first for collective in early for wait in collective.waits}
 
 
 def _spot(place: _OrderKey) -> float:
@@ -132,12 +134,12 @@ def _spot(place: _OrderKey) -> float:
 
 def _movable(graph: fx.Graph) -> set[fx.Node]:
     """Waits that somebody reads, and views of them."""
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in graph.nodes:
-        of_wait = is_view(node) and found.issuperset(node.all_input_nodes)
+        of_wait = is_view(node) and nodes.issuperset(node.all_input_nodes)
         if node.users and (is_wait(node) or of_wait):
-            found.add(node)
-    return found
+            nodes.add(node)
+    return nodes
 
 
 def _wanted(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -36,17 +36,17 @@ def rejoined(moves: FactorTable, join: fx.Node, dims: Dims) -> Dims:
     split = split_behind(join)
     assert split is not None, join
     pieces = arguments(join)["tensors"]
-    sizes = {type_of(each).shape for each in pieces}
+    sizes = {type_of(piece).shape for piece in pieces}
     require(len(sizes) == 1, NoMatch, f"{split} cuts pieces of several sizes")
-    given = arguments(split)
-    along = given["dim"] % len(dims)
+    args = arguments(split)
+    along = args["dim"] % len(dims)
     left = list(moves.factors([dims[along]]))
     number = moves.taken(split, left, len(pieces))
-    found = list(dims)
-    found[along] = tuple(left)
+    joined = list(dims)
+    joined[along] = tuple(left)
     to = arguments(join)["dim"] % len(dims)
-    found[to] = (*number, *found[to])
-    return tuple(found)
+    joined[to] = (*number, *joined[to])
+    return tuple(joined)
 
 
 def split_behind(join: fx.Node) -> fx.Node | None:
@@ -55,11 +55,11 @@ def split_behind(join: fx.Node) -> fx.Node | None:
     if join.target is not aten.cat.default:
         return None
     pieces = arguments(join)["tensors"]
-    if not all(is_item(each) and len(each.users) == 1 for each in pieces):
+    if not all(is_item(piece) and len(piece.users) == 1 for piece in pieces):
         return None
-    sources = {each.args[0] for each in pieces}
+    sources = {piece.args[0] for piece in pieces}
     split = sources.pop()
     if sources or not isinstance(split, fx.Node) or split.target not in SPLITS:
         return None
-    whole = [each.args[1] for each in pieces] == [*range(len(value_of(split)))]
+    whole = [piece.args[1] for piece in pieces] == [*range(len(value_of(split)))]
     return split if whole and set(split.users) == set(pieces) else None

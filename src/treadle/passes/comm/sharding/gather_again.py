@@ -56,11 +56,11 @@ class GatherAgain(GraphPass):
         groups = _groups_of(step.graph)
         if not groups:
             return 0
-        found = _Runs(groups, step.graph)
-        changes = sum(map(found.gather_for, range(len(found.runs))))
+        runs = _Runs(groups, step.graph)
+        changes = sum(map(runs.gather_for, range(len(runs.runs))))
         if changes:
-            for each in groups:
-                each.drop_unread()
+            for group in groups:
+                group.drop_unread()
             restore_order(step.graph)
         return changes
 
@@ -104,7 +104,7 @@ class _Runs:
 
     def __init__(self, groups: Sequence[_Group], graph: fx.Graph) -> None:
         self._position = {node: at for at, node in enumerate(graph.nodes)}
-        runs = [run for each in groups for run in _runs_of(each, self._position)]
+        runs = [run for group in groups for run in _runs_of(group, self._position)]
         self.runs = sorted(runs, key=lambda run: self._position[run.readers[0]])
         self._before: list[int | None] = []  # the run of the same group before each
         last: dict[_Group, int] = {}
@@ -128,7 +128,9 @@ class _Runs:
             for node in reader.all_input_nodes:
                 if node in group.nodes:
                     reader.replace_input_with(node, group.there[node])
-        return sum(collective_of(each) is not None for each in group.there.values()) if anew else 0
+        return (
+            sum(collective_of(value) is not None for value in group.there.values()) if anew else 0
+        )
 
     def _is_still_there(self, at: int) -> bool:
         """Whether no other group is read since this one was."""
@@ -174,11 +176,11 @@ class _Runs:
         if node in there:
             return
         with node.graph.inserting_before(early if node in run.group.sent else run.readers[0]):
-            made = node.graph.node_copy(node, lambda each: there.get(each, each))
-        copy_notes(made, node)
-        with_info(made, phase=info(run.readers[0]).phase)
-        set_value(made, compute(made) if is_view(node) else like(value_of(node)))
-        there[node] = made
+            call = node.graph.node_copy(node, lambda operand: there.get(operand, operand))
+        copy_notes(call, node)
+        with_info(call, phase=info(run.readers[0]).phase)
+        set_value(call, compute(call) if is_view(node) else like(value_of(node)))
+        there[node] = call
 
 
 def _until(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
@@ -192,21 +194,21 @@ def _until(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
 
 def _groups_of(graph: fx.Graph) -> list[_Group]:
     """Without those of which the caller gets something, or that nobody else has a part of."""
-    found: dict[_Key, dict[fx.Node, None]] = {}
+    members: dict[_Key, dict[fx.Node, None]] = {}
     key_of: dict[fx.Node, _Key] = {}
     sent = _sent(graph)
     for node in graph.nodes:
         key = _key_of(node, key_of, sent)
         if key is not None:
             key_of[node] = key
-            found.setdefault(key, {})[node] = None
+            members.setdefault(key, {})[node] = None
     returned = {key_of.get(node) for node in graph.output_node().all_input_nodes}
     groups = [
         _Group(nodes, frozenset(sent.intersection(nodes)), {})
-        for key, nodes in found.items()
+        for key, nodes in members.items()
         if key not in returned
     ]
-    return [each for each in groups if each.sent]
+    return [group for group in groups if group.sent]
 
 
 def _sent(graph: fx.Graph) -> set[fx.Node]:
@@ -225,7 +227,7 @@ def _key_of(node: fx.Node, key_of: Mapping[fx.Node, _Key], sent: Set[fx.Node]) -
     known = info(node)
     if known.gathered is not None:
         return known.gathered, known.phase
-    keys = {key_of.get(each) for each in node.all_input_nodes}
+    keys = {key_of.get(operand) for operand in node.all_input_nodes}
     if len(keys) != 1 or not sent.isdisjoint(node.all_input_nodes) or not _is_remade(node):
         return None
     (key,) = keys

@@ -99,11 +99,11 @@ class RowComputation:
 
     def _scatter(self, wait: fx.Node, reduction: Collective) -> None:
         """``a = all_reduce(g); w = wait(a)`` -> ``a = reduce_scatter(pad(g)); w = wait(a)[:n]``"""
-        rows, (given,) = self.rows[wait], reduction.inputs
+        rows, (source,) = self.rows[wait], reduction.inputs
         start, stop = collective_op("reduce_scatter_tensor"), collective_op("wait_tensor")
         place = self._moved_to_where_ready(reduction)
         with self._ahead_of(place.next, reduction.node) as emit:
-            padded = _padded(emit, given, rows.ranks)
+            padded = _padded(emit, source, rows.ranks)
             started = emit(start, padded, reduction.reduce, rows.ranks, reduction.group)
         self._position[started] = self._position[place]
         self._behind[place] = started
@@ -116,12 +116,12 @@ class RowComputation:
         """What is computed element by element for the collective alone stands right behind what it
         is computed of; the last of all that. Never before the last fence. A step reads gradients in
         the order of its parameters, and they are ready in another."""
-        (given,) = reduction.inputs
+        (source,) = reduction.inputs
         chain: list[fx.Node] = []
-        while _serves_one(given):
-            chain.append(given)
-            given = max(given.all_input_nodes, key=self._position.__getitem__)
-        place = max(given, self._fence_of(reduction.node), key=self._position.__getitem__)
+        while _serves_one(source):
+            chain.append(source)
+            source = max(source.all_input_nodes, key=self._position.__getitem__)
+        place = max(source, self._fence_of(reduction.node), key=self._position.__getitem__)
         while place in self._behind:
             place = self._behind[place]
         for node in reversed(chain):
@@ -147,22 +147,22 @@ class RowComputation:
             own = emit(node.target, *args, **kwargs)
         self._is_own(node, own, self._group_of(node.all_input_nodes))
 
-    def _group_of(self, given: Iterable[fx.Node]) -> str:
-        return next(self._group[each] for each in given if each in self._group)
+    def _group_of(self, nodes: Iterable[fx.Node]) -> str:
+        return next(self._group[node] for node in nodes if node in self._group)
 
-    def _fitted(self, node: fx.Node, place: fx.Node, given: fx.Node) -> fx.Node:
+    def _fitted(self, node: fx.Node, place: fx.Node, fitted: fx.Node) -> fx.Node:
         """What stands for an operand of ``node``, which is computed in rows at ``place``: its rows,
         if it has some."""
-        if given in self._own:
-            return self._own[given]
+        if fitted in self._own:
+            return self._own[fitted]
         shape = type_of(node).shape
-        if not is_tensor(given) or type_of(given).ndim < len(shape):
-            return given
-        if shape[0] == 1 or type_of(given).shape[0] != shape[0]:
-            return given
+        if not is_tensor(fitted) or type_of(fitted).ndim < len(shape):
+            return fitted
+        if shape[0] == 1 or type_of(fitted).shape[0] != shape[0]:
+            return fitted
         rows = self.rows[node]
         with self._ahead_of(place, place) as emit:
-            return emit(aten.slice.Tensor, given, 0, rows.begin, rows.end)
+            return emit(aten.slice.Tensor, fitted, 0, rows.begin, rows.end)
 
     # operations on lists
 
@@ -186,23 +186,23 @@ class RowComputation:
     def _in_rows(
         self, call: fx.Node, items: Mapping[int, fx.Node], in_rows: Mapping[int, fx.Node]
     ) -> None:
-        def listed(each: Any) -> Any:
-            if not isinstance(each, list | tuple):
-                return each
+        def listed(argument: Any) -> Any:
+            if not isinstance(argument, list | tuple):
+                return argument
             return [
                 self._fitted(in_rows[at], call, value) if at in in_rows else value
-                for at, value in enumerate(each)
+                for at, value in enumerate(argument)
             ]
 
-        args = [listed(each) for each in call.args]
-        kwargs = {name: listed(each) for name, each in call.kwargs.items()}
+        args = [listed(argument) for argument in call.args]
+        kwargs = {name: listed(argument) for name, argument in call.kwargs.items()}
         with self._ahead_of(call, call) as emit:
-            made = emit(call.target, *args, **kwargs)
+            node = emit(call.target, *args, **kwargs)
         self._gone[call] = None
         group = self._group_of(call.all_input_nodes)
         for at, item in items.items():
             with self._ahead_of(item, item) as emit:
-                own = emit(item.target, made, at)
+                own = emit(item.target, node, at)
             if at in in_rows:
                 self._is_own(item, own, group)
             else:
@@ -211,40 +211,40 @@ class RowComputation:
     def _single(self, call: fx.Node, value: Any, item: fx.Node) -> fx.Node:
         """The result of an operation on lists for one element of its list."""
         with self._ahead_of(call, item) as emit:
-            made = emit(call.target, [value], *call.args[1:], **call.kwargs)
-            return emit(item.target, made, 0)
+            node = emit(call.target, [value], *call.args[1:], **call.kwargs)
+            return emit(item.target, node, 0)
 
     # what reads rows
 
     def _read(
-        self, reader: fx.Node, given: Iterable[fx.Node], place: fx.Node | None = None
+        self, reader: fx.Node, nodes: Iterable[fx.Node], place: fx.Node | None = None
     ) -> bool:
         """What ``reader`` takes or makes of rows, ahead of ``place``; whether it reads any."""
-        for each in given:
-            if each not in self._own:
+        for node in nodes:
+            if node not in self._own:
                 continue
-            match use_of(reader, each):
+            match use_of(reader, node):
                 case OwnRows():
-                    self._put(reader, self._own[each])
+                    self._put(reader, self._own[node])
                 case Combined() as how:
-                    self._note_part(reader, each, how, place or reader)
+                    self._note_part(reader, node, how, place or reader)
                 case _:
                     raise AssertionError(f"{reader} is computed in rows itself")
             return True
         return False
 
-    def _note_part(self, reader: fx.Node, given: fx.Node, how: Combined, place: fx.Node) -> None:
+    def _note_part(self, reader: fx.Node, operand: fx.Node, how: Combined, place: fx.Node) -> None:
         with self._ahead_of(place, reader) as emit:
-            node = how.part(emit, self._own[given])
-        ranks, device = self.rows[given].ranks, type_of(node).device
-        key = how.combine, how.dtype, device, self._group[given], ranks
+            node = how.part(emit, self._own[operand])
+        ranks, device = self.rows[operand].ranks, type_of(node).device
+        key = how.combine, how.dtype, device, self._group[operand], ranks
         self._pending.setdefault(key, []).append(_Part(reader, how, node))
 
     def _combine_for(self, node: fx.Node) -> None:
         """Numbers that ``node`` reads are made of the parts that there are."""
-        given = {*node.all_input_nodes}
+        operands = {*node.all_input_nodes}
         for key, parts in list(self._pending.items()):
-            if any(each.reader in given for each in parts):
+            if any(part.reader in operands for part in parts):
                 self._combine(key, parts, node)
                 del self._pending[key]
 
@@ -254,13 +254,13 @@ class RowComputation:
         combine, _, _, group, ranks = key
         start, stop = collective_op("all_gather_into_tensor"), collective_op("wait_tensor")
         with self._ahead_of(place, parts[0].reader) as emit:
-            stacked = emit(aten.stack.default, [each.node for each in parts])
-            found = emit(stop, emit(start, stacked, ranks, group))
-            totals = emit(combine, emit(aten.view.default, found, [ranks, len(parts)]), [0])
-        for at, each in enumerate(parts):
-            with self._ahead_of(place, each.reader) as emit:
-                number = each.how.finish(emit, emit(aten.select.int, totals, 0, at))
-            self._put(each.reader, number)
+            stacked = emit(aten.stack.default, [part.node for part in parts])
+            combined = emit(stop, emit(start, stacked, ranks, group))
+            totals = emit(combine, emit(aten.view.default, combined, [ranks, len(parts)]), [0])
+        for at, part in enumerate(parts):
+            with self._ahead_of(place, part.reader) as emit:
+                number = part.how.finish(emit, emit(aten.select.int, totals, 0, at))
+            self._put(part.reader, number)
 
 
 def _serves_one(node: fx.Node) -> bool:
@@ -270,13 +270,13 @@ def _serves_one(node: fx.Node) -> bool:
     return kind_of(node) in (Kind.POINTWISE, Kind.VIEW) and bool(node.all_input_nodes)
 
 
-def _padded(emit: Emit, given: fx.Node, ranks: int) -> fx.Node:
+def _padded(emit: Emit, node: fx.Node, ranks: int) -> fx.Node:
     """``given`` with rows of zeros behind, so many that ``ranks`` divide all."""
-    found = type_of(given)
-    missing = -found.shape[0] % ranks
+    tensor_type = type_of(node)
+    missing = -tensor_type.shape[0] % ranks
     if missing:
-        zeros = emit(aten.new_zeros.default, given, [missing, *found.shape[1:]])
-        return emit(aten.cat.default, [given, zeros])
-    if found.is_contiguous:
-        return given
-    return emit(aten.clone.default, given, memory_format=torch.contiguous_format)
+        zeros = emit(aten.new_zeros.default, node, [missing, *tensor_type.shape[1:]])
+        return emit(aten.cat.default, [node, zeros])
+    if tensor_type.is_contiguous:
+        return node
+    return emit(aten.clone.default, node, memory_format=torch.contiguous_format)

@@ -48,8 +48,8 @@ class Combined:
 
 
 def _norm(reader: fx.Node) -> Combined:
-    given = arguments(list_call(reader) or reader)
-    order, dtype = float(given["ord"]), _number(reader)
+    args = arguments(list_call(reader) or reader)
+    order, dtype = float(args["ord"]), _number(reader)
     if math.isinf(order):
         combine, fill = (_MOST, 0.0) if order > 0 else (_LEAST, math.inf)
 
@@ -125,17 +125,17 @@ def _truth(combine: OpOverload, fill: float, reader: fx.Node) -> Combined:
 
 def _number(reader: fx.Node) -> torch.dtype:
     """The dtype in which parts of the number ``reader`` are computed: that of PyTorch's kernels."""
-    found = type_of(reader)
-    require(found.ndim == 0, NoMatch, f"{reader} is more than one number: {found}")
-    return torch.float32 if found.dtype in _HALVES else found.dtype
+    tensor_type = type_of(reader)
+    require(tensor_type.ndim == 0, NoMatch, f"{reader} is more than one number: {tensor_type}")
+    return torch.float32 if tensor_type.dtype in _HALVES else tensor_type.dtype
 
 
 def _extreme(emit: Emit, combine: OpOverload, own: fx.Node, fill: float) -> fx.Node:
     """The greatest or the least element; ``fill`` where there is none."""
-    found = type_of(own)
-    if not found.numel:
-        return emit(aten.full.default, [], fill, dtype=found.dtype, device=found.device)
-    return emit(combine, own, list(range(found.ndim)))
+    tensor_type = type_of(own)
+    if not tensor_type.numel:
+        return emit(aten.full.default, [], fill, dtype=tensor_type.dtype, device=tensor_type.device)
+    return emit(combine, own, list(range(tensor_type.ndim)))
 
 
 def _as(emit: Emit, x: fx.Node, dtype: torch.dtype) -> fx.Node:

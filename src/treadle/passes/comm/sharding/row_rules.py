@@ -71,9 +71,9 @@ def use_of(reader: fx.Node, whole: fx.Node) -> Use:
 
 
 def _own_rows(reader: fx.Node) -> OwnRows:
-    given, ranks = arguments(reader), info(reader).own_rows
+    args, ranks = arguments(reader), info(reader).own_rows
     assert ranks is not None
-    return OwnRows(ranks, given["start"], given["end"])
+    return OwnRows(ranks, args["start"], args["end"])
 
 
 def _is_by_element(call: fx.Node) -> bool:

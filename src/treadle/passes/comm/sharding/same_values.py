@@ -27,20 +27,20 @@ _SAME = frozenset({Role.PARAMETER, Role.STATE, Role.SCALAR})
 def may_differ(step: StepGraph, group: str) -> set[fx.Node]:
     """Values that ranks of ``group`` need not have in common. Parameters and state of optimizers
     that are not in parts are, and numbers; tensors that come from elsewhere may be anything."""
-    found = {node for node, given in step.inputs() if not _is_same(node, given)}
+    nodes = {node for node, step_input in step.inputs() if not _is_same(node, step_input)}
     for node in step.graph.nodes:
         collective = collective_of(node)
         if collective is not None and collective.group == group:
             if collective.kind not in _GIVES_ALL:
-                found.add(node)
-        elif not found.isdisjoint(operands(node)) or _is_own(node):
-            found.add(node)
-    return found
+                nodes.add(node)
+        elif not nodes.isdisjoint(operands(node)) or _is_own(node):
+            nodes.add(node)
+    return nodes
 
 
-def _is_same(node: fx.Node, given: Input) -> bool:
-    is_number = is_tensor(node) and not tensor_of(node).dim() and given.role is Role.BATCH
-    return (given.role in _SAME or is_number) and not given.sharded
+def _is_same(node: fx.Node, step_input: Input) -> bool:
+    is_number = is_tensor(node) and not tensor_of(node).dim() and step_input.role is Role.BATCH
+    return (step_input.role in _SAME or is_number) and not step_input.sharded
 
 
 def _is_own(node: fx.Node) -> bool:

@@ -53,10 +53,10 @@ class ScatterReductions(GraphPass):
     contract = Contract()
 
     def run(self, step: StepGraph) -> int:
-        found = _reductions_to_scatter(step)
-        if found.collectives:
-            RowComputation(step.graph, found.rows, found.collectives).run()
-        return len(found.collectives)
+        reductions = _reductions_to_scatter(step)
+        if reductions.collectives:
+            RowComputation(step.graph, reductions.rows, reductions.collectives).run()
+        return len(reductions.collectives)
 
 
 def refusals(step: StepGraph) -> dict[fx.Node, str]:
@@ -79,8 +79,8 @@ def _reductions_to_scatter(step: StepGraph) -> _Found:
     if all(info(node).own_rows is None for node in step.graph.nodes):
         return _Found({}, {}, {})
     waits = dict(_waits(step.graph))
-    found = _found(step.graph, waits, set())
-    groups = {each.group for each in found.collectives.values()}
+    reductions = _found(step.graph, waits, set())
+    groups = {collective.group for collective in reductions.collectives.values()}
     apart = {node for group in groups for node in may_differ(step, group)}
     return _found(step.graph, waits, apart)
 
@@ -94,13 +94,13 @@ def _found(graph: fx.Graph, waits: Mapping[fx.Node, Collective], apart: Set[fx.N
     for wait in waits:
         if needs.rows.get(wait, wait) is None:
             needs.whole[wait] = f"no rank takes its rows of {wait}"
-    goes = {wait: each for wait, each in waits.items() if wait not in needs.whole}
+    goes = {wait: collective for wait, collective in waits.items() if wait not in needs.whole}
     rows: dict[fx.Node, OwnRows] = {}
     for node in graph.nodes:
         if node not in by_element or node in needs.whole:
             continue
-        given = [rows[each] for each in operands(node) if each in rows]
-        known = needs.rows[node] if node in goes else next(iter(given), None)
+        operand_rows = [rows[operand] for operand in operands(node) if operand in rows]
+        known = needs.rows[node] if node in goes else next(iter(operand_rows), None)
         if known is not None:
             rows[node] = known
     return _Found(goes, rows, needs.whole)
@@ -138,9 +138,9 @@ class _Needs:
             self.rows[node] = rows
 
     def _rows_of(self, node: fx.Node) -> OwnRows | None:
-        found = {self._rows_for(reader, node) for reader in readers(node)} - {None}
-        require(len(found) < 2, NoMatch, f"ranks divide {node} in several ways")
-        return found.pop() if found else None
+        needed = {self._rows_for(reader, node) for reader in readers(node)} - {None}
+        require(len(needed) < 2, NoMatch, f"ranks divide {node} in several ways")
+        return needed.pop() if needed else None
 
     def _rows_for(self, reader: fx.Node, node: fx.Node) -> OwnRows | None:
         match use_of(reader, node):
