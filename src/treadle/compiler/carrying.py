@@ -38,7 +38,7 @@ def carried_steps(captured: Captured, options: Options) -> CarriedSteps | None:
             remedy="leave shapes= off, or carry nothing",
         )
     _split_lists(plain, options)
-    moves = [move for each in options.carries for move in _moves(plain, each)]
+    moves = [move for carry in options.carries for move in _moves(plain, carry)]
     steps = carried(plain, moves)
     _refuse_handed_out(captured, steps)
     return steps
@@ -46,9 +46,9 @@ def carried_steps(captured: Captured, options: Options) -> CarriedSteps | None:
 
 def _refuse_handed_out(captured: Captured, steps: CarriedSteps) -> None:
     """A parameter that the call itself returns would be read before the next call."""
-    given = {id(each) for each in captured.result.handed_out()}
+    ids = {id(tensor) for tensor in captured.result.handed_out()}
     for at in steps.flushed:
-        if id(captured.inputs.sources[at].read([], {})) in given:
+        if id(captured.inputs.sources[at].read([], {})) in ids:
             raise TreadleError(
                 f"the update of {captured.step.signature.inputs[at].name!r} cannot run in the next "
                 "call: the parameter itself is returned by this one",
@@ -61,15 +61,15 @@ def _split_lists(step: StepGraph, options: Options) -> None:
     """Operations on lists that only a part of moves become two."""
     if not any(map(is_list_call, step.graph.nodes)) or update_blocks(step).couplings:
         return
-    for each in options.carries:
-        names = frozenset(_taken(step, each))
+    for carry in options.carries:
+        names = frozenset(_taken(step, carry))
         if len(names) < len(update_blocks(step).blocks):
             run_passes(step, [SplitUpdates(names)])
 
 
 def _taken(step: StepGraph, carry: Carry) -> list[str]:
     """The parameters of a choice. TR-530 where there are none."""
-    known = [each.name for each in update_blocks(step).blocks]
+    known = [block.name for block in update_blocks(step).blocks]
     names = [name for name in known if carry.takes(name)]
     if not names:
         raise TreadleError(

@@ -21,8 +21,8 @@ def ceilings(target: DeviceTarget, device: str, cache: Cache, here: Machine) -> 
         return from_words(json.loads(known), target.model)
     try:
         with torch.no_grad():
-            found = measured(target, torch.device(device))
+            device_model = measured(target, torch.device(device))
     except torch.OutOfMemoryError:
         return target.model
-    cache.put(key, json.dumps(to_words(found)).encode())
-    return found
+    cache.put(key, json.dumps(to_words(device_model)).encode())
+    return device_model

@@ -39,7 +39,7 @@ def versions_of(step: StepGraph, target: Target) -> tuple[Version, ...]:
         return (plain,)
     most = fastest_chunk(logits, target.hardware)
     smaller = _smaller(logits, most) if options.budget is not None else ()
-    return tuple(_cut(step, each, target) for each in (most, *smaller))
+    return tuple(_cut(step, nbytes, target) for nbytes in (most, *smaller))
 
 
 def fastest_chunk(logits: Logits, device: DeviceModel) -> int:
@@ -55,9 +55,9 @@ def fastest_chunk(logits: Logits, device: DeviceModel) -> int:
     fewer where chunks would be smaller than 64 MiB.
     """
     moved = (8 + 2 * logits.dtype.itemsize) * logits.weights
-    each = (1 - device.hidden) * moved / device.bandwidth + _KERNELS * device.launch
+    per_chunk = (1 - device.hidden) * moved / device.bandwidth + _KERNELS * device.launch
     products = 6 * logits.rows * logits.weights / device.rate(logits.dtype)
-    chunks = min(1 << (int(1 + _OVERHEAD * products / each).bit_length() - 1), _MOST_CHUNKS)
+    chunks = min(1 << (int(1 + _OVERHEAD * products / per_chunk).bit_length() - 1), _MOST_CHUNKS)
     return max(_WORTH, -(-logits.rows // chunks) * logits.row_bytes)
 
 
@@ -71,9 +71,9 @@ def _smaller(logits: Logits, most: int) -> tuple[int, ...]:
 def _cut(step: StepGraph, most: int, target: Target) -> Version:
     """The step with chunks of at most that many bytes; itself where none is needed."""
     cut = ChunkLoss(most, target.record.wide_products)
-    made = rewritten(step, (cut,))
-    changed = len(made.graph.nodes) != len(step.graph.nodes)
-    return Version(made, (cut,)) if changed else Version(step)
+    cut_step = rewritten(step, (cut,))
+    changed = len(cut_step.graph.nodes) != len(step.graph.nodes)
+    return Version(cut_step, (cut,)) if changed else Version(step)
 
 
 def without_chunks(options: Options) -> Options:

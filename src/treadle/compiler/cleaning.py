@@ -112,15 +112,19 @@ def extending(options: Options) -> tuple[GraphPass, ...]:
 def without(passes: Sequence[GraphPass], skip: Sequence[str]) -> tuple[GraphPass, ...]:
     """The passes but those that ``skip`` names, by their class or by the rules they apply."""
     kept: list[GraphPass] = []
-    for each in passes:
-        if type(each).__name__ in skip:
+    for graph_pass in passes:
+        if type(graph_pass).__name__ in skip:
             continue
-        if isinstance(each, Rewrite):
-            rules = tuple(rule for rule in each.rules if rule.name not in skip)
+        if isinstance(graph_pass, Rewrite):
+            rules = tuple(rule for rule in graph_pass.rules if rule.name not in skip)
             if not rules:
                 continue
-            each = each if len(rules) == len(each.rules) else replace(each, rules=rules)
-        kept.append(each)
+            graph_pass = (
+                graph_pass
+                if len(rules) == len(graph_pass.rules)
+                else replace(graph_pass, rules=rules)
+            )
+        kept.append(graph_pass)
     return tuple(kept)
 
 

@@ -28,18 +28,18 @@ def communication_costs(
     groups have to come here with the same collectives in the same order: a group is measured by all
     of its ranks, the first that the step uses first. ``hardware`` stands for what is not measured.
     """
-    names = list(dict.fromkeys(each.group for each in collectives_in(step.graph)))
+    names = list(dict.fromkeys(collective.group for collective in collectives_in(step.graph)))
     if not names:
         return None
     groups = {name: group_named(name) for name in names}
     here = torch.device(device)
-    found = {name: measured_group(groups[name], here, cache, measure=measure) for name in names}
+    measured = {name: measured_group(groups[name], here, cache, measure=measure) for name in names}
     counts = {
         name: distributed.get_world_size(group)
         for name, group in groups.items()
-        if found[name] is None
+        if measured[name] is None
     }
-    known = {name: each for name, each in found.items() if each is not None}
+    known = {name: measurement for name, measurement in measured.items() if measurement is not None}
     costs = {
         **unmeasured(counts, hardware).groups,
         **from_measurements(known, hardware).groups,

@@ -56,8 +56,8 @@ class KeptResults:
 
     def take(self) -> list[Tensor]:
         """The tensors, which are gone from here then."""
-        found, self.tensors = self.tensors, []
-        return found
+        taken, self.tensors = self.tensors, []
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Compiled(Built):
 
     def views(self) -> list[Tensor]:
         """The tensors through which its programs read and write the user's memory."""
-        return [view for each in self.programs for view in each.executable.frame.views()]
+        return [view for program in self.programs for view in program.executable.frame.views()]
 
     @property
     def programs(self) -> "tuple[Compiled, ...]":
@@ -106,17 +106,17 @@ class Compiled(Built):
 
     def release(self) -> None:
         """Give back the memory that stays between calls; the next call allocates it again."""
-        for each in self.programs:
-            each.executable.release()
+        for program in self.programs:
+            program.executable.release()
 
 
 def memory_of_variants(variants: Iterable[Compiled], last: Compiled) -> tuple[VariantMemory, ...]:
     """Those that take turns in the arena of ``last``, one for each program."""
-    programs = {id(each.executable): each for each in (*variants, last)}
+    programs = {id(variant.executable): variant for variant in (*variants, last)}
     return tuple(
-        VariantMemory(_kind(each), each.artifact.arena_bytes, each.artifact.peak_bytes)
-        for each in programs.values()
-        if each.executable.takes_turns_with(last.executable)
+        VariantMemory(_kind(program), program.artifact.arena_bytes, program.artifact.peak_bytes)
+        for program in programs.values()
+        if program.executable.takes_turns_with(last.executable)
     )
 
 
@@ -125,10 +125,10 @@ def _kind(compiled: Compiled) -> str:
     artifact = compiled.artifact
     entries = zip(compiled.step.signature.inputs, artifact.inputs, strict=True)
     batch = [artifact.buffers[name] for entry, name in entries if entry.role is Role.BATCH]
-    shapes = [f"{dtype_name(each.dtype)}{list(each.shape)}" for each in batch]
+    shapes = [f"{dtype_name(buffer.dtype)}{list(buffer.shape)}" for buffer in batch]
     path = [
-        f"{short_line(each.where)} is {each.answer}"
-        for each in compiled.captured.dependencies.path.decisions
+        f"{short_line(decision.where)} is {decision.answer}"
+        for decision in compiled.captured.dependencies.path.decisions
     ]
     return ", ".join((*shapes, *path)) or "no batch"
 
@@ -144,17 +144,17 @@ def observed_of(
     tail = "it steps after the graph, and its memory is not in the plan"
     eager = [
         (
-            f"{type(each.optimizer).__name__}.step",
-            f"{each.reason.code}: {each.reason.words}; {tail}",
+            f"{type(optimizer.optimizer).__name__}.step",
+            f"{optimizer.reason.code}: {optimizer.reason.words}; {tail}",
         )
-        for each in captured.optimizers.eager
+        for optimizer in captured.optimizers.eager
     ]
     return Observed(
         name=name,
         step=compiled.step,
         build=compiled,
         options=compiled.options,
-        left=tuple(each.place.label for each in captured.result.left),
+        left=tuple(change.place.label for change in captured.result.left),
         eager=tuple(eager),
         kernel_seconds=compiled.kernel_seconds,
         measured_peak=compiled.measured_peak,
@@ -162,6 +162,8 @@ def observed_of(
         recompiles=tuple(recompiles),
         launching=compiled.executable.replay.note if compiled.executable.replay else "",
         conditions=len(captured.dependencies.conditions),
-        decisions=tuple((each.answer, each.where) for each in captured.dependencies.path.decisions),
+        decisions=tuple(
+            (decision.answer, decision.where) for decision in captured.dependencies.path.decisions
+        ),
         variants=memory_of_variants(variants, compiled),
     )

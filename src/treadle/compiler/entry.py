@@ -22,16 +22,18 @@ def with_lines(
     artifact: Artifact, log: CompileLog, lines: SourceLines
 ) -> tuple[Artifact, CompileLog]:
     """Both with the source lines of this run in place of their numbers."""
-    steps = tuple(replace(each, origin=lines.fill(each.origin)) for each in artifact.steps)
+    steps = tuple(replace(step, origin=lines.fill(step.origin)) for step in artifact.steps)
     texts = {name: lines.fill(text) for name, text in log.texts.items()}
     notes = log.notes
-    decisions = tuple(replace(each, where=lines.fill(each.where)) for each in notes.decisions)
+    decisions = tuple(
+        replace(decision, where=lines.fill(decision.where)) for decision in notes.decisions
+    )
     line = notes.timeline
     if line is not None:
-        held = tuple(replace(each, where=lines.fill(each.where)) for each in line.held)
+        held = tuple(replace(value, where=lines.fill(value.where)) for value in line.held)
         line = replace(line, held=held)
-    kernels = {name: _filled(each, lines) for name, each in notes.kernels.items()}
-    calls = tuple(_filled(each, lines) for each in notes.calls)
+    kernels = {name: _filled(kernel, lines) for name, kernel in notes.kernels.items()}
+    calls = tuple(_filled(call, lines) for call in notes.calls)
     notes = replace(notes, decisions=decisions, kernels=kernels, calls=calls, timeline=line)
     filled = CompileLog(texts, notes)
     filled.pass_seconds = log.pass_seconds
@@ -64,24 +66,24 @@ def read_saved(blob: bytes) -> tuple[Artifact, CompileLog] | None:
 
 
 def _notes(data: Mapping[str, Any]) -> Notes:
-    kernels = {name: _info(each) for name, each in data["kernels"].items()}
-    calls = tuple(_info(each) for each in data["calls"])
-    decisions = tuple(Decision(**each) for each in data["decisions"])
+    kernels = {name: _info(kernel) for name, kernel in data["kernels"].items()}
+    calls = tuple(_info(call) for call in data["calls"])
+    decisions = tuple(Decision(**decision) for decision in data["decisions"])
     line = data["timeline"]
     passes = tuple(
-        StagePass(each["stage"], PassReport(**each["report"])) for each in data["passes"]
+        StagePass(record["stage"], PassReport(**record["report"])) for record in data["passes"]
     )
-    found = None if line is None else timeline_from(line)
+    timeline = None if line is None else timeline_from(line)
     told = data["communication"]
     communication = None if told is None else timeline_from_data(told)
-    bodies = {name: _body_notes(each) for name, each in data["bodies"].items()}
+    bodies = {name: _body_notes(body) for name, body in data["bodies"].items()}
     sizes = dict(data["sizes"])
-    return Notes(decisions, kernels, calls, found, passes, sizes, communication, bodies)
+    return Notes(decisions, kernels, calls, timeline, passes, sizes, communication, bodies)
 
 
 def _body_notes(data: Mapping[str, Any]) -> BodyNotes:
-    kernels = {name: _info(each) for name, each in data["kernels"].items()}
-    return BodyNotes(kernels, tuple(_info(each) for each in data["calls"]))
+    kernels = {name: _info(kernel) for name, kernel in data["kernels"].items()}
+    return BodyNotes(kernels, tuple(_info(call) for call in data["calls"]))
 
 
 def _info(data: Mapping[str, Any]) -> KernelInfo:

@@ -37,9 +37,9 @@ def with_rounds(
 
 def _bytes_of(plan: KernelPlan, kind: BufferKind, allocator: Allocator) -> int:
     return sum(
-        allocator.taken(largest(each.nbytes))
-        for each in plan.buffers.values()
-        if each.kind is kind and (not plan.device or each.device == plan.device)
+        allocator.taken(largest(buffer.nbytes))
+        for buffer in plan.buffers.values()
+        if buffer.kind is kind and (not plan.device or buffer.device == plan.device)
     )
 
 
@@ -50,11 +50,11 @@ def _workspace(call: Call, plans: Mapping[LoopBody, KernelPlan], allocator: Allo
     each began with and those after the last; how many there are is not known: one is counted."""
     own = [plans[body] for body in bodies_in(call)]
     constants = [_bytes_of(plan, BufferKind.CONSTANT, allocator) for plan in own]
-    given = [_bytes_of(plan, BufferKind.INPUT, allocator) + allocator.reserve for plan in own]
-    triples = zip(own, given, constants, strict=True)
+    inputs = [_bytes_of(plan, BufferKind.INPUT, allocator) + allocator.reserve for plan in own]
+    triples = zip(own, inputs, constants, strict=True)
     beside = [plan.peak_bytes - a - b for plan, a, b in triples]
     if len(own) > 2:
-        carried = [each for each in leaves(call.args[1]) if isinstance(each, TensorRef)]
+        carried = [leaf for leaf in leaves(call.args[1]) if isinstance(leaf, TensorRef)]
         beside[0] += sum(_taken(ref, allocator) for ref in carried)
     copies = sum(
         _taken(ref, allocator) for ref in call.refs if not is_contiguous(ref.shape, ref.strides)
@@ -66,13 +66,13 @@ def _taken(ref: TensorRef, allocator: Allocator) -> int:
     return allocator.taken(largest(prod(ref.shape) * ref.dtype.itemsize))
 
 
-def with_bodies(artifact: Artifact, made: Mapping[LoopBody, Artifact]) -> Artifact:
+def with_bodies(artifact: Artifact, artifacts: Mapping[LoopBody, Artifact]) -> Artifact:
     """The artifact with those of its loops, each under its name."""
-    if not made:
+    if not artifacts:
         return artifact
-    names = {body: name_of(each) for body, each in made.items()}
+    names = {body: name_of(body_artifact) for body, body_artifact in artifacts.items()}
     steps = tuple(_named(step, names) for step in artifact.steps)
-    bodies = {names[body]: each for body, each in made.items()}
+    bodies = {names[body]: body_artifact for body, body_artifact in artifacts.items()}
     return replace(artifact, steps=steps, bodies=bodies)
 
 
@@ -84,5 +84,5 @@ def name_of(artifact: Artifact) -> str:
 def _named(step: Launch | CallStep, names: Mapping[LoopBody, str]) -> Launch | CallStep:
     if isinstance(step, Launch) or step.reason:
         return step
-    found = bodies_of(step.op, step.args)
-    return replace(step, bodies=tuple(names[body] for body in found)) if found else step
+    bodies = bodies_of(step.op, step.args)
+    return replace(step, bodies=tuple(names[body] for body in bodies)) if bodies else step

@@ -74,7 +74,7 @@ def planned(step: StepGraph, target: Target, known: LoweringCache | None = None)
     bodies = _bodies(program, target, known)
     allocator = target.hardware.allocator
     if bodies:
-        plans = {body: each.scheduled.plan for body, each in bodies.items()}
+        plans = {body: scheduled_body.scheduled.plan for body, scheduled_body in bodies.items()}
         program = with_rounds(program, plans, allocator)
     plan = schedule(
         program,
@@ -91,14 +91,14 @@ def _bodies(
 ) -> dict[LoopBody, ScheduledBody]:
     """The functions of the program's loops, cleaned, lowered and scheduled like steps. They have no
     budget of their own: nothing of a round is there in the next one but its results."""
-    found = known.bodies if known else dict[LoopBody, ScheduledBody]()
-    wanted = dict.fromkeys(body for each in program.steps for body in bodies_in(each))
+    bodies = known.bodies if known else dict[LoopBody, ScheduledBody]()
+    wanted = dict.fromkeys(body for host_step in program.steps for body in bodies_in(host_step))
     own = replace(target, options=replace(target.options, memory=None))
     for body in wanted:
-        if body not in found:
+        if body not in bodies:
             step = cleaned(body.step(), own.options)
-            found[body] = ScheduledBody(step, planned(step, own))
-    return {body: found[body] for body in wanted}
+            bodies[body] = ScheduledBody(step, planned(step, own))
+    return {body: bodies[body] for body in wanted}
 
 
 def lowered(step: StepGraph, target: Target, known: LoweringCache | None = None) -> Program:
@@ -132,7 +132,7 @@ class PeakEvaluator:
 
     def scheduled(self, step: StepGraph) -> Scheduled:
         """What was made of a candidate that was evaluated."""
-        return next(made for seen, made in self._seen if seen is step)
+        return next(result for seen, result in self._seen if seen is step)
 
 
 def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled | None]:
@@ -166,11 +166,14 @@ def frontier_points(
     step = with_regions(step, device, options)
     target = request_of(step, device, budgeted, build_, cache=cache).target
     versions = versions_of(cleaned(step, budgeted), target)
-    found = frontier([each.step for each in versions], target.hardware)
+    candidates = frontier([version.step for version in versions], target.hardware)
     known = known_of(step)
-    ends = (found[0], found[-1])
-    first, last = (planned(each.step, target, known).plan.peak_bytes for each in ends)
-    high, low = found[0].predicted_peak, found[-1].predicted_peak
+    ends = (candidates[0], candidates[-1])
+    first, last = (planned(end.step, target, known).plan.peak_bytes for end in ends)
+    high, low = candidates[0].predicted_peak, candidates[-1].predicted_peak
     slope = (first - last) / max(high - low, 1)
-    points = [(round(last + (each.predicted_peak - low) * slope), each.seconds) for each in found]
-    return tuple(dict.fromkeys([(max(first, last), found[0].seconds), *points[1:]]))
+    points = [
+        (round(last + (candidate.predicted_peak - low) * slope), candidate.seconds)
+        for candidate in candidates
+    ]
+    return tuple(dict.fromkeys([(max(first, last), candidates[0].seconds), *points[1:]]))

@@ -78,7 +78,7 @@ def compile_graph(
     keeps addresses in it. Raises what the stages raise; changes nothing."""
     steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
-        alike = {each.key: each for each in known if _may_run(each, captured)}
+        alike = {compiled.key: compiled for compiled in known if _may_run(compiled, captured)}
         return _compiled(captured, options, cache, clock, arena, alike)
     first = _compiled(replace(captured, step=steps.first), options, cache, clock, arena)
     steady = _compiled(replace(captured, step=steps.steady), options, cache, clock, arena)
@@ -153,18 +153,18 @@ def compile_step(
         if key in known and not foreign and not options.watched:
             return known[key]
         entry = None if options.watched or foreign else cache.get(key)
-        found = None if entry is None else read_saved(entry)
+        saved = None if entry is None else read_saved(entry)
     lines = request.canonical.lines
-    if entry is None or found is None:  # what another version wrote is written again
+    if entry is None or saved is None:  # what another version wrote is written again
         internal = internal_errors("compiling the step")
         with lines.in_errors(), internal, without_collector():
-            made = _generate(request, clock)
-        found = replace(made[0], guards=tuple(guards.guards)), made[1]
-        entry = saved_bytes(*found)
+            generated = _generate(request, clock)
+        saved = replace(generated[0], guards=tuple(guards.guards)), generated[1]
+        entry = saved_bytes(*saved)
         from_cache = False
     else:
         from_cache = True
-    artifact, log = with_lines(*found, lines)
+    artifact, log = with_lines(*saved, lines)
     with clock.stage("build"):
         policy = _replay_policy(step, artifact, options)
         executable = Executable(
@@ -233,8 +233,8 @@ def _replay_policy(step: StepGraph, artifact: Artifact, options: Options) -> Rep
     if not options.replay:
         return None
     signature = step.signature
-    batch = {at for at, each in enumerate(signature.inputs) if each.role is Role.BATCH}
-    written = {each.writes for each in signature.outputs if each.writes is not None}
+    batch = {at for at, input_ in enumerate(signature.inputs) if input_.role is Role.BATCH}
+    written = {output.writes for output in signature.outputs if output.writes is not None}
     match options.budget:
         case None:
             room = _ROOM + artifact.peak_bytes // 16
@@ -301,10 +301,10 @@ def _generated(scheduled: Scheduled, target: Target, log: CompileLog) -> Artifac
         contract=target.rounds_once,
     )
     bodies: dict[LoopBody, Artifact] = {}
-    for body, made in scheduled.bodies.items():
-        round_of_it = _generated(made.scheduled, target, log)
+    for body, body_program in scheduled.bodies.items():
+        round_of_it = _generated(body_program.scheduled, target, log)
         bodies[body] = replace(round_of_it, untouched=0)  # by then a step has begun
-        log.made_inside(name_of(bodies[body]), made.step, made.scheduled.plan)
+        log.made_inside(name_of(bodies[body]), body_program.step, body_program.scheduled.plan)
     return with_bodies(artifact, bodies)
 
 
@@ -313,5 +313,5 @@ def _verify(scheduled: Scheduled, guards: GuardSet) -> None:
     for step in scheduled.plan.steps:
         if isinstance(step, Kernel):
             verify_kernel(step, scheduled.plan.buffers, guards)
-    for made in scheduled.bodies.values():
-        _verify(made.scheduled, guards_of(made.step.graph))
+    for body in scheduled.bodies.values():
+        _verify(body.scheduled, guards_of(body.step.graph))

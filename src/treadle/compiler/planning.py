@@ -100,7 +100,7 @@ def plan(
     target = Target(at, replace(options, memory=None, target=chosen), like=name)
     target = replace(target, kept=captured.kept_bytes)
     is_here = at == captured.device and here.type == place.type
-    if is_here and not any(_is_described(each) for each in models.values()):
+    if is_here and not any(_is_described(module) for module in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
         build_ = build_for(captured.device, target.options, cache)
         here = machine(torch.device(captured.device), switches(), build_.identity)
@@ -110,8 +110,8 @@ def plan(
     versions = versions_of(step, replace(target, options=budgeted))
     known = known_of(step)
     points = [
-        Point(planned(each.step, target, known).plan.peak_bytes, 1e3 * each.seconds)
-        for each in frontier([version.step for version in versions], hardware)
+        Point(planned(candidate.step, target, known).plan.peak_bytes, 1e3 * candidate.seconds)
+        for candidate in frontier([version.step for version in versions], hardware)
     ]
     useful = _useful(points)
     return _chosen(useful, hardware, None if memory is None else _limit(memory, useful))
@@ -132,15 +132,15 @@ def _limit(memory: str | int | float, points: Sequence[Point]) -> int:
 def _useful(points: Sequence[Point]) -> tuple[Point, ...]:
     """From fastest to slowest, each with a smaller peak than all before it."""
     kept: list[Point] = []
-    for each in sorted(points, key=lambda point: (point.step_ms, point.peak_bytes)):
-        if not kept or each.peak_bytes < kept[-1].peak_bytes:
-            kept.append(each)
+    for candidate in sorted(points, key=lambda point: (point.step_ms, point.peak_bytes)):
+        if not kept or candidate.peak_bytes < kept[-1].peak_bytes:
+            kept.append(candidate)
     return tuple(kept)
 
 
 def _chosen(points: tuple[Point, ...], hardware: DeviceModel, budget: int | None) -> Plan:
     limit = budget or hardware.memory or None
-    fitting = [each for each in points if each.peak_bytes <= (limit or math.inf)]
+    fitting = [point for point in points if point.peak_bytes <= (limit or math.inf)]
     best = fitting[0] if fitting else points[-1]
     return Plan(bool(fitting), best.peak_bytes, best.step_ms, hardware.name, limit, points)
 
@@ -159,4 +159,4 @@ def _device_of(hardware: DeviceModel, captured: str) -> str:
 
 
 def _is_described(model: nn.Module) -> bool:
-    return any(each.is_meta or is_fake(each) for each in model.parameters())
+    return any(parameter.is_meta or is_fake(parameter) for parameter in model.parameters())

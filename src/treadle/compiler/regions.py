@@ -57,9 +57,9 @@ def found_regions(step: StepGraph, device: str, options: Options) -> tuple[Regio
     target = target_for(device, options.target)
     program = lower(step, device=device, target=target, library=not options.codegen)
     reasons: dict[str, str] = {}
-    for each in program.steps:
-        if isinstance(each, Call) and each.reason:
-            reasons.setdefault(each.origin.nodes[0], each.reason)
+    for host_step in program.steps:
+        if isinstance(host_step, Call) and host_step.reason:
+            reasons.setdefault(host_step.origin.nodes[0], host_step.reason)
     nodes = {node: reasons[node.name] for node in step.graph.nodes if node.name in reasons}
     others = {node: name for node in step.graph.nodes if (name := compiler_of(node.target))}
     return regions_of(step.graph, nodes, others)
@@ -76,10 +76,10 @@ def regions_in_loops(
 ) -> tuple[Region, ...]:
     """Those of the functions of its loops, numbered from ``first`` on; a function that two loops
     run has them once, and one whose rounds are PyTorch's kernels has none."""
-    found: list[Region] = []
+    regions: list[Region] = []
     known: set[LoopBody] = set()
-    _add_regions(_cleaned(step, device, options), device, options, found, known)
-    return tuple(replace(each, number=first + at) for at, each in enumerate(found))
+    _add_regions(_cleaned(step, device, options), device, options, regions, known)
+    return tuple(replace(region, number=first + at) for at, region in enumerate(regions))
 
 
 def _cleaned(step: StepGraph, device: str, options: Options) -> StepGraph:
@@ -87,7 +87,7 @@ def _cleaned(step: StepGraph, device: str, options: Options) -> StepGraph:
 
 
 def _add_regions(
-    step: StepGraph, device: str, options: Options, found: list[Region], known: set[LoopBody]
+    step: StepGraph, device: str, options: Options, regions_: list[Region], known: set[LoopBody]
 ) -> None:
     for node in step.graph.nodes if options.codegen else ():
         bodies = () if info(node).eager else bodies_of(str(node.target), node.args)
@@ -96,5 +96,5 @@ def _add_regions(
                 known.add(body)
                 inner = cleaned(body.step(), replace(options, memory=None))
                 regions = found_regions(inner, device, options)
-                found += [replace(each, inside=node.name) for each in regions]
-                _add_regions(inner, device, options, found, known)
+                regions_ += [replace(region, inside=node.name) for region in regions]
+                _add_regions(inner, device, options, regions_, known)

@@ -64,8 +64,8 @@ class Target:
     @property
     def hardware(self) -> DeviceModel:
         """The description that costs are estimated with."""
-        found = model_for(self.like) if self.like else self.ceilings or self.record.model
-        return replace(found, reserve=found.reserve + self.kept)
+        model = model_for(self.like) if self.like else self.ceilings or self.record.model
+        return replace(model, reserve=model.reserve + self.kept)
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ def key_of(facts: Mapping[str, str]) -> str:
 
 def _foreign_costs(step: StepGraph) -> str:
     """What users' operations cost by the formulas that are registered for them."""
-    found: dict[str, object] = {}
+    costs: dict[str, object] = {}
     for node in step.graph.nodes:
         if isinstance(node.target, OpOverload) and not facts_of(node.target).native:
             flops = flops_of(node)
             if flops:
-                found[node.name] = flops
-    return text_of_value(found)
+                costs[node.name] = flops
+    return text_of_value(costs)

@@ -34,12 +34,12 @@ _MARGIN = 0.97
 def tuned(scheduled: Scheduled, target: Target, trials: Trials) -> Scheduled:
     """The same program under the fastest schedules; as it was where those need more memory."""
     tuner = Tuner(scheduled.plan, target, trials)
-    found = tuner.choices()
-    if not found:
+    choices = tuner.choices()
+    if not choices:
         return scheduled
 
     def choose(kernel: Kernel) -> KernelSchedule:
-        return found.get(kernel.name) or tuner.workers.choose(kernel)
+        return choices.get(kernel.name) or tuner.workers.choose(kernel)
 
     plan = schedule(
         scheduled.program,
@@ -64,7 +64,7 @@ class Tuner:
 
     def choices(self) -> Mapping[str, KernelSchedule]:
         """By the name of a kernel the schedule that is faster than the chosen one."""
-        found: dict[str, KernelSchedule] = {}
+        chosen: dict[str, KernelSchedule] = {}
         for kernel in self._plan.steps:
             if isinstance(kernel, Kernel) and self._can_be_tried(kernel):
                 key = kernel_key(kernel, self._plan.buffers)
@@ -72,8 +72,8 @@ class Tuner:
                     self._known[key] = self._remembered(kernel, repr(key))
                 best = self._known[key]
                 if best is not None:
-                    found[kernel.name] = replace(best, in_place=False)  # as the arena will have it
-        return found
+                    chosen[kernel.name] = replace(best, in_place=False)  # as the arena will have it
+        return chosen
 
     def _can_be_tried(self, kernel: Kernel) -> bool:
         """Large enough, of known sizes, and safe to run on zeros: no index depends on data."""

@@ -21,8 +21,8 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
     """The program with the measured workspace on every call that allocates its own results, and on
     products of 16 bits, which a CPU that has no instructions for them sums in a copy of 32 bits;
     of dynamic shapes the largest."""
-    every = [size for each in program.buffers.values() for size in each.shape]
-    largest = {dim.name: dim.high for each in dims_in(every) for dim in each.formula.dims}
+    every = [size for buffer in program.buffers.values() for size in buffer.shape]
+    largest = {dim.name: dim.high for shape in dims_in(every) for dim in shape.formula.dims}
     specs = {name: spec_at(spec_of(b, {}), largest) for name, b in program.buffers.items()}
     calls = {
         at: step
@@ -32,7 +32,7 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
         and not _is_unsized(step, program)
         and _may_measure(step)
     }
-    sizes = workspaces.of([call_at(call_step(each), largest) for each in calls.values()], specs)
+    sizes = workspaces.of([call_at(call_step(call), largest) for call in calls.values()], specs)
     steps = list(program.steps)
     for (at, step), size in zip(calls.items(), sizes, strict=True):
         steps[at] = replace(step, workspace=size)
@@ -58,12 +58,12 @@ def _may_measure(call: Call) -> bool:
     if not isinstance(op, OpOverload):
         return False  # it computes sizes
     facts = facts_of(op)
-    given = arguments_of(op, call.args, call.kwargs)
-    whole = any(isinstance(x, TensorRef) and _is_whole(x.dtype) for x in given.values())
+    arguments = arguments_of(op, call.args, call.kwargs)
+    whole = any(isinstance(x, TensorRef) and _is_whole(x.dtype) for x in arguments.values())
     masks = any(ref.dtype in _MASKS for ref in call.refs)
     if (facts.cost is CostClass.POINTWISE and whole) or (facts.counts_masks and masks):
         return False
-    return facts.measurable and not follows_seed(op, given)
+    return facts.measurable and not follows_seed(op, arguments)
 
 
 def _is_whole(dtype: torch.dtype) -> bool:

@@ -19,8 +19,8 @@ _FAR = 4.0
 
 def advice(report: StepReport) -> tuple[str, ...]:
     """One sentence each, the most telling first; never empty."""
-    found = tuple(_advice(report))
-    return found or ("nothing stands out: the step is near what its bytes and products need",)
+    lines = tuple(_advice(report))
+    return lines or ("nothing stands out: the step is near what its bytes and products need",)
 
 
 def _advice(report: StepReport) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _of_time(report: StepReport, total: float) -> Iterator[str]:
             "step, as fast as in eager: lower precision (torch.autocast) or a larger batch helps "
             "more than fusion can"
         )
-    short = [each for each in report.host_steps if (each.seconds or 0.0) < _SHORT]
+    short = [step for step in report.host_steps if (step.seconds or 0.0) < _SHORT]
     if len(short) > len(report.host_steps) / 2:
         yield (
             f"{len(short)} of {len(report.host_steps)} kernels and calls take less than "

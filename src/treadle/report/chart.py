@@ -65,17 +65,17 @@ def series(
     """Label, colour and bytes at each step of everything that is alive, from the bottom up. Not
     ``whole``: the inputs of a graph of the backend, whose roles are not known."""
     steps = len(line.names)
-    found: list[tuple[str, str, tuple[int, ...]]] = []
+    rows: list[tuple[str, str, tuple[int, ...]]] = []
     for role, label in _ROLES.items():
-        size = sum(n for n, each in zip(line.inputs, roles, strict=True) if each is role)
-        found.append((label if whole else "inputs", role.value, (size,) * steps))
-    found.append(("constants", "constants", (line.constants,) * steps))
-    found.append(("held by libraries", "reserve", (line.reserve,) * steps))
+        size = sum(n for n, owner in zip(line.inputs, roles, strict=True) if owner is role)
+        rows.append((label if whole else "inputs", role.value, (size,) * steps))
+    rows.append(("constants", "constants", (line.constants,) * steps))
+    rows.append(("held by libraries", "reserve", (line.reserve,) * steps))
     for phase, sizes in line.temporaries.items():
-        found.append((f"{phase or 'other'} values", phase or "other", sizes))
-    found.append(("results of library calls", "calls", line.calls))
-    found.append(("work space of library calls", "workspace", line.workspace))
-    return [each for each in found if any(each[2])]
+        rows.append((f"{phase or 'other'} values", phase or "other", sizes))
+    rows.append(("results of library calls", "calls", line.calls))
+    rows.append(("work space of library calls", "workspace", line.workspace))
+    return [row for row in rows if any(row[2])]
 
 
 def chart(report: StepReport) -> Chart | None:
@@ -84,7 +84,7 @@ def chart(report: StepReport) -> Chart | None:
     if line is None or not line.names:
         return None
     parts = series(line, report.roles, report.observed.whole)
-    totals = [sum(each) for each in zip(*(sizes for _, _, sizes in parts), strict=True)]
+    totals = [sum(row) for row in zip(*(sizes for _, _, sizes in parts), strict=True)]
     columns = _columns(totals)
     peak, budget = report.memory.predicted_bytes, report.memory.budget_bytes
     near = budget is not None and budget <= 2 * peak

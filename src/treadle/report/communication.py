@@ -61,7 +61,7 @@ def simulate_step(
     """
     if costs is not None:
         return SimulatedStep(simulate_communication(step, costs.among(ranks, device), device))
-    names = {each.group for each in collectives_in(step.graph)}
+    names = {collective.group for collective in collectives_in(step.graph)}
     counts = dict.fromkeys(names, ranks) if isinstance(ranks, int) else ranks
     return SimulatedStep(simulate_communication(step, unmeasured(counts, device), device))
 
@@ -78,7 +78,7 @@ def communication_text(line: CommunicationTimeline) -> str:
     """
     if not line.collectives:
         return ""
-    count, total = len(line.collectives), sum(each.nbytes for each in line.collectives)
+    count, total = len(line.collectives), sum(collective.nbytes for collective in line.collectives)
     lines = [
         f"communication: {count} collective{'s' * (count > 1)} of {format_bytes(total)}, "
         f"{_ms(line.communication_seconds)} as simulated, {_exposed(line)}",
@@ -99,17 +99,17 @@ def _exposed(line: CommunicationTimeline) -> str:
 
 def _kinds(spans: Sequence[CollectiveSpan], group: str) -> Iterator[str]:
     """A row for each kind of a group's collectives: seconds are those on their way, one by one."""
-    own = [each for each in spans if each.group == group]
-    for kind in dict.fromkeys(each.kind for each in own):
-        same = [each for each in own if each.kind is kind]
+    own = [span for span in spans if span.group == group]
+    for kind in dict.fromkeys(span.kind for span in own):
+        same = [span for span in own if span.kind is kind]
         seconds, exposed = sum(e.seconds for e in same), sum(e.exposed for e in same)
         beside: dict[str, float] = {}
-        for name, spent in (pair for each in same for pair in each.beside):
+        for name, spent in (pair for span in same for pair in span.beside):
             beside[name] = beside.get(name, 0.0) + spent
         names = sorted(beside, key=lambda name: (-beside[name], name))[:_EXPOSED]
         share = 100 * exposed / seconds if seconds else 0.0
         yield (
-            f"{len(same)} {kind}  {format_bytes(sum(each.nbytes for each in same))}  "
+            f"{len(same)} {kind}  {format_bytes(sum(span.nbytes for span in same))}  "
             f"{_ms(seconds)}, {_ms(exposed)} exposed ({share:.1f} %)"
             + (f", beside {', '.join(names)}" if names else "")
         )
@@ -118,13 +118,13 @@ def _kinds(spans: Sequence[CollectiveSpan], group: str) -> Iterator[str]:
 def _most_exposed(spans: Sequence[CollectiveSpan]) -> list[str]:
     """Those of equal layers as one row."""
     rows: dict[tuple[str, int, str, str], list[CollectiveSpan]] = {}
-    for each in spans:
-        if each.exposed:
-            key = each.kind.value, each.nbytes, layer_of(each.module), each.phase
-            rows.setdefault(key, []).append(each)
-    found = sorted(rows.items(), key=lambda row: -sum(each.exposed for each in row[1]))
-    lines = ["  exposed most"] if found else []
-    for (kind, nbytes, module, phase), same in found[:_EXPOSED]:
+    for span in spans:
+        if span.exposed:
+            key = span.kind.value, span.nbytes, layer_of(span.module), span.phase
+            rows.setdefault(key, []).append(span)
+    items = sorted(rows.items(), key=lambda row: -sum(span.exposed for span in row[1]))
+    lines = ["  exposed most"] if items else []
+    for (kind, nbytes, module, phase), same in items[:_EXPOSED]:
         where = f", {module}" if module else ""
         exposed, seconds = sum(e.exposed for e in same), sum(e.seconds for e in same)
         lines.append(
@@ -146,35 +146,35 @@ def communication_events(line: CommunicationTimeline) -> Iterator[Event]:
     yield _PROCESS.named("thread_name", _COMPUTE, "compute")
     for name, words in line.groups:
         yield _PROCESS.named("thread_name", tracks[name], f"group {name}: {words}")
-    for each in line.compute:
-        details: dict[str, object] = {"node": each.node, "module": each.module}
-        yield _span(_COMPUTE, each.operation, each.phase, (each.start, each.end), details)
-    for each in line.collectives:
-        name = f"{each.kind} {format_bytes(each.nbytes)}"
-        times = each.start, each.end
-        yield _span(tracks[each.group], name, "communication", times, _told(each))
+    for span in line.compute:
+        details: dict[str, object] = {"node": span.node, "module": span.module}
+        yield _span(_COMPUTE, span.operation, span.phase, (span.start, span.end), details)
+    for collective in line.collectives:
+        name = f"{collective.kind} {format_bytes(collective.nbytes)}"
+        times = collective.start, collective.end
+        yield _span(tracks[collective.group], name, "communication", times, _told(collective))
 
 
 def _span(
     track: int, name: str, category: str, times: tuple[float, float], details: Mapping[str, object]
 ) -> Event:
     """From one time to another, in seconds, without what there is nothing to say of."""
-    start, end = (1e6 * each for each in times)
+    start, end = (1e6 * time for time in times)
     told = {key: value for key, value in details.items() if value != ""}
     return _PROCESS.span(track, name, category, start, end - start, told)
 
 
-def _told(each: CollectiveSpan) -> dict[str, object]:
-    beside = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.beside)
-    waits = {} if each.awaited is None else {"awaited us": round(1e6 * each.awaited, 3)}
+def _told(span: CollectiveSpan) -> dict[str, object]:
+    beside = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in span.beside)
+    waits = {} if span.awaited is None else {"awaited us": round(1e6 * span.awaited, 3)}
     return {
-        "node": each.node,
-        "module": each.module,
-        "phase": each.phase,
-        "bytes": each.nbytes,
-        "issued us": round(1e6 * each.issued, 3),
+        "node": span.node,
+        "module": span.module,
+        "phase": span.phase,
+        "bytes": span.nbytes,
+        "issued us": round(1e6 * span.issued, 3),
         **waits,
-        "exposed us": round(1e6 * each.exposed, 3),
-        "hidden us": round(1e6 * each.hidden, 3),
+        "exposed us": round(1e6 * span.exposed, 3),
+        "hidden us": round(1e6 * span.hidden, 3),
         "beside": beside,
     }

@@ -24,7 +24,7 @@ def explain(report: StepReport) -> str:
     """Next steps, capture, time by phase and kernel, fallbacks, communication, memory and compile
     time."""
     parts = [
-        "next\n" + "\n".join(f"  {each}" for each in advice(report)),
+        "next\n" + "\n".join(f"  {line}" for line in advice(report)),
         _captured(report),
         _phases(report),
         _uses(report),
@@ -43,7 +43,7 @@ def explain(report: StepReport) -> str:
 
 
 def _captured(report: StepReport) -> str:
-    counts = ", ".join(f"{each.count} {_role(report, each.role)}" for each in report.inputs)
+    counts = ", ".join(f"{input_.count} {_role(report, input_.role)}" for input_ in report.inputs)
     phases = ", ".join(f"{count} {phase}" for phase, count in report.operations.items())
     total = sum(report.operations.values())
     left = f"\n  left outside: {', '.join(report.observed.left)}" if report.observed.left else ""
@@ -107,15 +107,15 @@ def _uses(report: StepReport) -> str:
     kernels = report.kernels
     lines = [
         f"kernels: {report.launches} launches of {len(kernels)} generated functions "
-        f"({sum(each.loops for each in kernels)} loops); "
-        f"{sum(each.launches for each in report.calls)} library calls"
+        f"({sum(kernel.loops for kernel in kernels)} loops); "
+        f"{sum(call.launches for call in report.calls)} library calls"
     ]
     if report.build.library:
         lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
     measured = report.profiled_seconds is not None
     every = (*kernels, *report.calls, *report.fallbacks)
     uses = sorted(
-        (each for each in every if not each.inside),
+        (kernel for kernel in every if not kernel.inside),
         key=lambda use: (use.seconds or 0.0) if measured else use.floor_seconds,
         reverse=True,
     )
@@ -126,7 +126,7 @@ def _uses(report: StepReport) -> str:
         seconds = sum(use.seconds or 0.0 for use in rest)
         times = _share_and_times(report, seconds, sum(use.floor_seconds for use in rest))
         lines.append(f"  {times}  {len(rest)} more; step.report(path) has them all")
-    return "\n".join([*lines, *_rounds([each for each in every if each.inside])])
+    return "\n".join([*lines, *_rounds([kernel for kernel in every if kernel.inside])])
 
 
 def _rounds(uses: Sequence[Use]) -> list[str]:
@@ -153,15 +153,19 @@ def _use(report: StepReport, use: Use) -> list[str]:
 
 def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
     """``mul, add, mul`` -> ``"mul ×2, add"``."""
-    found = Counter(operations)
-    words = [name + (f" ×{n}" if n > 1 else "") for name, n in list(found.items())[:most]]
-    return ", ".join([*words, "..."] if len(found) > most else words)
+    counts = Counter(operations)
+    words = [name + (f" ×{n}" if n > 1 else "") for name, n in list(counts.items())[:most]]
+    return ", ".join([*words, "..."] if len(counts) > most else words)
 
 
 def _fallbacks(report: StepReport) -> str:
     reasons = [
-        (each.name, each.launches, ", ".join(filter(None, (each.reason, short_line(each.where)))))
-        for each in report.fallbacks
+        (
+            fallback.name,
+            fallback.launches,
+            ", ".join(filter(None, (fallback.reason, short_line(fallback.where)))),
+        )
+        for fallback in report.fallbacks
     ]
     reasons += [(name, 1, reason) for name, reason in report.observed.eager]
     if not reasons:
@@ -185,15 +189,15 @@ def _memory(report: StepReport) -> str:
             f"bound, {format_bytes(size)} together"
         )
     if len(memory.variants) > 1:
-        arena = max(each.arena_bytes for each in memory.variants)
+        arena = max(variant.arena_bytes for variant in memory.variants)
         lines.append(
             f"  {len(memory.variants)} variants take turns in one arena of {format_bytes(arena)} "
             f"at most; predicted peak of any call {format_bytes(memory.step_bytes)}"
         )
         lines += [
-            f"    {each.name}: arena {format_bytes(each.arena_bytes)}, "
-            f"predicted peak {format_bytes(each.peak_bytes)}"
-            for each in memory.variants[:12]
+            f"    {variant.name}: arena {format_bytes(variant.arena_bytes)}, "
+            f"predicted peak {format_bytes(variant.peak_bytes)}"
+            for variant in memory.variants[:12]
         ]
     rows = [
         replace(row, decision=replace(row.decision, where=short_line(row.decision.where)))
@@ -215,10 +219,12 @@ def _alive(report: StepReport) -> str:
     for label, size in sorted(parts, key=lambda part: -part[1]):
         lines += [f"  {format_bytes(size):>11}  {label}"] if size else []
     lines.append("  of these the largest temporaries")
-    for count, each in held_rows(line.held)[:_HELD]:
-        where = ", ".join(part for part in (layer_of(each.module), short_line(each.where)) if part)
-        size = format_bytes(count * each.size_bytes)
-        lines.append(f"  {size:>11}  {count} x {each.name} {each.type} {each.phase}: {where}")
+    for count, value in held_rows(line.held)[:_HELD]:
+        where = ", ".join(
+            part for part in (layer_of(value.module), short_line(value.where)) if part
+        )
+        size = format_bytes(count * value.size_bytes)
+        lines.append(f"  {size:>11}  {count} x {value.name} {value.type} {value.phase}: {where}")
     return "\n".join(lines)
 
 
@@ -227,17 +233,17 @@ def during(report: StepReport) -> str:
     step = report.at_peak
     if step is None:
         return "not known"
-    made = f": {counted(step.info.operations, _OPERATIONS)}" if step.function else ""
+    operations = f": {counted(step.info.operations, _OPERATIONS)}" if step.function else ""
     where = f", {short_line(step.where)}" if step.where else ""
-    return f"{step.name} ({step.phase}{made}){where}"
+    return f"{step.name} ({step.phase}{operations}){where}"
 
 
 def held_rows(held: Sequence[AliveAtPeak]) -> list[tuple[int, AliveAtPeak]]:
     """Equal layers' values as one, the largest total first; each by the name of its first."""
     groups: dict[tuple[str, ...], list[AliveAtPeak]] = {}
-    for each in held:
-        key = (each.type, each.phase, layer_of(each.module), each.where)
-        groups.setdefault(key, []).append(each)
+    for value in held:
+        key = (value.type, value.phase, layer_of(value.module), value.where)
+        groups.setdefault(key, []).append(value)
     rows = [(len(same), same[0]) for same in groups.values()]
     return sorted(rows, key=lambda row: -row[0] * row[1].size_bytes)
 
@@ -259,16 +265,18 @@ def explain_stages(report: StepReport) -> str:
     lines: list[str] = []
     before = ""
     for stage in ORDER:
-        made = map(report.notes.sizes.get, (stage.name, *reversed(stage.makes)))
-        flow = after = next(filter(None, made), "")
+        sizes = map(report.notes.sizes.get, (stage.name, *reversed(stage.makes)))
+        flow = after = next(filter(None, sizes), "")
         if before and after:
             flow = f"{before} -> {after}"
         before = after or before
         took = _seconds(seconds.get(stage.name))
         lines.append(f"{stage.name:20}{took}  {flow:40}  {stage.why}")
-        for each, spent in zip(report.notes.passes, report.build.log.pass_seconds, strict=True):
-            if each.stage == stage.name:
-                lines.append(_pass(each.report, spent))
+        for graph_pass, spent in zip(
+            report.notes.passes, report.build.log.pass_seconds, strict=True
+        ):
+            if graph_pass.stage == stage.name:
+                lines.append(_pass(graph_pass.report, spent))
     if report.build.from_cache:
         lines.append("from the cache: the passes are those of the first compile")
     return "\n".join(lines)

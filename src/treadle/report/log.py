@@ -85,9 +85,9 @@ class CompileLog(Watcher):
         """This log, which may be of another process, after the passes of an ``earlier`` one."""
         passes = (*earlier.notes.passes, *self.notes.passes)
         sizes = {**self.notes.sizes, **earlier.notes.sizes}
-        made = CompileLog(self.texts, replace(self.notes, passes=passes, sizes=sizes))
-        made.pass_seconds = [*earlier.pass_seconds, *self.pass_seconds]
-        return made
+        log = CompileLog(self.texts, replace(self.notes, passes=passes, sizes=sizes))
+        log.pass_seconds = [*earlier.pass_seconds, *self.pass_seconds]
+        return log
 
     def made(self, name: str, product: Product) -> None:
         if not isinstance(product, Artifact):
@@ -97,10 +97,10 @@ class CompileLog(Watcher):
             case StepGraph():
                 self._nodes = {str(node): node for node in product.graph.nodes}
             case KernelPlan():
-                made = self._made_of(product)
+                notes = self._made_of(product)
                 line = timeline(product)
                 self.notes = replace(
-                    self.notes, kernels=made.kernels, calls=made.calls, timeline=line
+                    self.notes, kernels=notes.kernels, calls=notes.calls, timeline=line
                 )
                 self._nodes = {}
             case tuple():
@@ -137,9 +137,12 @@ class CompileLog(Watcher):
     def _info(self, origins: Sequence[Origin]) -> KernelInfo:
         names = dict.fromkeys(name for origin in origins for name in origin.nodes)
         operations = tuple(self._operation(name) for name in names)
-        phase = _most(each.phase for each in origins)
-        own = [each for each in origins if each.phase == phase]
-        module, where = _most(each.module for each in own), _most(each.where for each in own)
+        phase = _most(origin.phase for origin in origins)
+        own = [origin for origin in origins if origin.phase == phase]
+        module, where = (
+            _most(origin.module for origin in own),
+            _most(origin.where for origin in own),
+        )
         return KernelInfo(operations, phase, module, where)
 
     def _operation(self, name: str) -> str:

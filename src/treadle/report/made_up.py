@@ -30,10 +30,10 @@ def made_up_inputs(step: StepGraph) -> list[Tensor]:
 
 def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
     shape = tuple(like.shape)
-    made = torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
+    tensor = torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
     if not like.dtype.is_floating_point:
-        return made.zero_()
-    return made.copy_(torch.rand(shape, generator=generator))
+        return tensor.zero_()
+    return tensor.copy_(torch.rand(shape, generator=generator))
 
 
 def is_harmless(node: fx.Node) -> bool:

@@ -87,36 +87,36 @@ class Watchers(Watcher):
         self._watchers = watchers
 
     def starts(self, step: StepGraph) -> None:
-        for each in self._watchers:
-            each.starts(step)
+        for watcher in self._watchers:
+            watcher.starts(step)
 
     def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
         for watcher in self._watchers:
             watcher.ran(each, step, report)
 
     def begins(self, stage: str) -> None:
-        for each in self._watchers:
-            each.begins(stage)
+        for watcher in self._watchers:
+            watcher.begins(stage)
 
     def ends(self, stage: str, seconds: float) -> None:
-        for each in self._watchers:
-            each.ends(stage, seconds)
+        for watcher in self._watchers:
+            watcher.ends(stage, seconds)
 
     def locates(self, lines: SourceLines) -> None:
-        for each in self._watchers:
-            each.locates(lines)
+        for watcher in self._watchers:
+            watcher.locates(lines)
 
     def made(self, name: str, product: Product) -> None:
-        for each in self._watchers:
-            each.made(name, product)
+        for watcher in self._watchers:
+            watcher.made(name, product)
 
     def simulated(self, line: CommunicationTimeline) -> None:
-        for each in self._watchers:
-            each.simulated(line)
+        for watcher in self._watchers:
+            watcher.simulated(line)
 
     def closes(self) -> None:
-        for each in self._watchers:
-            each.closes()
+        for watcher in self._watchers:
+            watcher.closes()
 
 
 @dataclass
@@ -151,10 +151,10 @@ def size_of(product: Product) -> str:
         case Program():
             return f"{len(product.steps)} steps"
         case KernelPlan():
-            kernels = sum(isinstance(each, Kernel) for each in product.steps)
+            kernels = sum(isinstance(step, Kernel) for step in product.steps)
             return f"{kernels} kernels, {len(product.steps) - kernels} calls"
         case Artifact():
-            return f"{sum(len(each.text.splitlines()) for each in product.all_sources)} lines"
+            return f"{sum(len(source.text.splitlines()) for source in product.all_sources)} lines"
         case _:
             return ""
 

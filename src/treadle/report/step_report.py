@@ -23,7 +23,7 @@ from treadle.util.package import VERSION
 
 T = TypeVar("T")
 _PHASES = ("forward", "backward", "optimizer")
-_DTYPES = {str(each): each for each in (torch.float64, torch.float16, torch.bfloat16)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float16, torch.bfloat16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Memory:
     @property
     def step_bytes(self) -> int:
         """The largest predicted peak of any variant, this one included."""
-        return max((self.predicted_bytes, *(each.peak_bytes for each in self.variants)))
+        return max((self.predicted_bytes, *(variant.peak_bytes for variant in self.variants)))
 
 
 @dataclass(frozen=True)
@@ -237,12 +237,12 @@ class StepReport:
     @cached_property
     def calls(self) -> tuple[Use, ...]:
         """The library calls that were chosen."""
-        return _calls(each for each in self._all_steps if not each.function and not each.reason)
+        return _calls(step for step in self._all_steps if not step.function and not step.reason)
 
     @cached_property
     def fallbacks(self) -> tuple[Use, ...]:
         """Those that were not."""
-        return _calls(each for each in self._all_steps if not each.function and each.reason)
+        return _calls(step for step in self._all_steps if not step.function and step.reason)
 
     @cached_property
     def phases(self) -> tuple[PhaseSummary, ...]:
@@ -257,7 +257,7 @@ class StepReport:
     @property
     def launches(self) -> int:
         """Launches of generated kernels in a call."""
-        return sum(each.launches for each in self.kernels)
+        return sum(kernel.launches for kernel in self.kernels)
 
     @property
     def compile_seconds(self) -> float:
@@ -269,17 +269,17 @@ class StepReport:
         """The kernel or call during which most is alive, if that is known."""
         line = self.memory.timeline
         peak = -1 if line is None else line.peak_at
-        return next((each for each in self.host_steps if peak in each.at), None)
+        return next((step for step in self.host_steps if peak in step.at), None)
 
     @property
     def floor_seconds(self) -> float:
         """Seconds that no device like this could beat, kernels and calls together."""
-        return sum(each.floor_seconds for each in self.host_steps)
+        return sum(step.floor_seconds for step in self.host_steps)
 
     @property
     def profiled_seconds(self) -> float | None:
         """The measured time of all host steps; ``None`` where they were not timed."""
-        return _total(each.seconds for each in self.host_steps)
+        return _total(step.seconds for step in self.host_steps)
 
 
 def report_of(seen: Observed) -> StepReport:
@@ -307,8 +307,8 @@ def _memory(seen: Observed) -> Memory:
 
 def _bounds(artifact: Artifact) -> tuple[int, int]:
     """How many buffers have a bound instead of a size, and their bytes; numbers are none."""
-    found = [each for each in artifact.buffers.values() if each.unsized and each.shape]
-    return len(found), sum(map(spec_bytes, found))
+    buffers = [buffer for buffer in artifact.buffers.values() if buffer.unsized and buffer.shape]
+    return len(buffers), sum(map(spec_bytes, buffers))
 
 
 def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
@@ -319,12 +319,12 @@ def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
     places = {name: at for at, name in enumerate(names) if name in notes.kernels}
     calls = iter([at for at, name in enumerate(names) if name not in notes.kernels])
     infos = iter(notes.calls)
-    found: list[HostStep] = []
+    host_steps: list[HostStep] = []
     for step, measured in zip(steps, seconds, strict=True):
         if isinstance(step, Launch):
             info = next((notes.kernels[k] for k in step.kernels if k in notes.kernels), _NOTHING)
             name, function, reason = step.function, step.function, ""
-            at = tuple(places[each] for each in step.kernels if each in places)
+            at = tuple(places[kernel] for kernel in step.kernels if kernel in places)
             moved, loops = step.bytes_moved, len(step.buffers)
         else:
             info = next(infos, _NOTHING)
@@ -334,12 +334,12 @@ def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
         rate = device.rate(_DTYPES.get(info.dtype, torch.float32))
         floor = max(moved / device.bandwidth, info.flops / rate)
         where = info.where or step.origin
-        found.append(
+        host_steps.append(
             HostStep(
                 name, function, reason, info, where, loops, moved, info.flops, floor, measured, at
             )
         )
-    return tuple(found)
+    return tuple(host_steps)
 
 
 def _rounds(
@@ -347,19 +347,19 @@ def _rounds(
 ) -> tuple[HostStep, ...]:
     """One round of each loop among the steps of an artifact, and of loops in it. How many rounds
     there are is not known, so there is no floor of their time."""
-    found: list[HostStep] = []
+    steps: list[HostStep] = []
     for step, host in zip(artifact.steps, hosts, strict=True):
         for name in () if isinstance(step, Launch) else step.bodies:
             body = artifact.bodies[name]
-            made = _round(body, name, host, notes[name])
-            found += [*made, *_rounds(body, made, notes)]
-    return tuple(found)
+            loop_round = _round(body, name, host, notes[name])
+            steps += [*loop_round, *_rounds(body, loop_round, notes)]
+    return tuple(steps)
 
 
 def _round(body: Artifact, name: str, loop: HostStep, notes: BodyNotes) -> list[HostStep]:
     """The steps of a function of a loop, which have the place of the loop in the user's code."""
     calls = iter(notes.calls)
-    found: list[HostStep] = []
+    steps: list[HostStep] = []
     for step in body.steps:
         if isinstance(step, Launch):
             known = next((notes.kernels[k] for k in step.kernels if k in notes.kernels), _NOTHING)
@@ -369,46 +369,46 @@ def _round(body: Artifact, name: str, loop: HostStep, notes: BodyNotes) -> list[
             known, said, function, reason = next(calls, _NOTHING), step.op, "", step.reason
             moved, loops = known.bytes_moved, 0
         told = replace(known, phase=loop.phase, module=loop.info.module, where=loop.where)
-        found.append(
+        steps.append(
             HostStep(
                 f"{said} (each round)", function, reason, told, loop.where, loops, moved,
                 known.flops, 0.0, None, (), name,
             )
         )  # fmt: skip
-    return found
+    return steps
 
 
 _NOTHING = KernelInfo((), "", "", "")
 
 
 def _total(seconds: Iterable[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
+    known = [part for part in seconds if part is not None]
     return sum(known) if known else None
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     groups: dict[Hashable, list[T]] = {}
-    for each in items:
-        groups.setdefault(key(each), []).append(each)
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return list(groups.values())
 
 
 def _use(steps: Sequence[HostStep], source: str = "") -> Use:
     first = steps[0]
-    modules = dict.fromkeys(layer_of(each.info.module) for each in steps if each.info.module)
+    modules = dict.fromkeys(layer_of(step.info.module) for step in steps if step.info.module)
     return Use(
         name=first.name,
         reason=first.reason,
         launches=len(steps),
-        loops=sum(each.loops for each in steps),
+        loops=sum(step.loops for step in steps),
         operations=first.info.operations,
         phase=first.phase,
         module=", ".join(modules),
         where=first.where,
-        bytes_moved=sum(each.bytes_moved for each in steps),
-        flops=sum(each.flops for each in steps),
-        floor_seconds=sum(each.floor_seconds for each in steps),
-        seconds=_total(each.seconds for each in steps),
+        bytes_moved=sum(step.bytes_moved for step in steps),
+        flops=sum(step.flops for step in steps),
+        floor_seconds=sum(step.floor_seconds for step in steps),
+        seconds=_total(step.seconds for step in steps),
         source=source,
         inside=bool(first.body),
     )
@@ -420,45 +420,45 @@ def _by_time(uses: Iterable[Use]) -> tuple[Use, ...]:
 
 def _kernels(steps: Sequence[HostStep], artifact: Artifact) -> tuple[Use, ...]:
     texts = _texts(artifact)
-    made = (each for each in steps if each.function)
-    groups = _grouped(made, lambda each: (each.body, each.function))
+    kernel_steps = (step for step in steps if step.function)
+    groups = _grouped(kernel_steps, lambda step: (step.body, step.function))
     return _by_time(_use(group, texts[group[0].body, group[0].function]) for group in groups)
 
 
 def _texts(artifact: Artifact, body: str = "") -> dict[tuple[str, str], str]:
     """The text of each generated function, by its name and that of the loop's function it is of."""
-    found = {
+    texts = {
         (body, name): source.function(name).strip()
         for source in artifact.sources
         for name in source.functions
     }
-    for name, each in artifact.bodies.items():
-        found |= _texts(each, name)
-    return found
+    for name, loop_body in artifact.bodies.items():
+        texts |= _texts(loop_body, name)
+    return texts
 
 
 def _calls(steps: Iterable[HostStep]) -> tuple[Use, ...]:
-    groups = _grouped(steps, lambda each: (each.name, each.reason, each.phase, each.where))
+    groups = _grouped(steps, lambda step: (step.name, step.reason, step.phase, step.where))
     return _by_time(map(_use, groups))
 
 
 def _phases(steps: Sequence[HostStep], operations: Mapping[str, int]) -> tuple[PhaseSummary, ...]:
-    found: list[PhaseSummary] = []
-    for name in dict.fromkeys((*_PHASES, *(each.phase for each in steps))):
-        own = [each for each in steps if each.phase == name]
+    summaries: list[PhaseSummary] = []
+    for name in dict.fromkeys((*_PHASES, *(step.phase for step in steps))):
+        own = [step for step in steps if step.phase == name]
         if own or operations.get(name):
-            calls = [each for each in own if not each.function]
+            calls = [step for step in own if not step.function]
             phase = PhaseSummary(
                 name,
                 operations=operations.get(name, 0),
                 launches=len(own) - len(calls),
-                library_calls=sum(not each.reason for each in calls),
-                fallbacks=sum(bool(each.reason) for each in calls),
-                floor_seconds=sum(each.floor_seconds for each in own),
-                seconds=_total(each.seconds for each in own),
+                library_calls=sum(not call.reason for call in calls),
+                fallbacks=sum(bool(call.reason) for call in calls),
+                floor_seconds=sum(step.floor_seconds for step in own),
+                seconds=_total(step.seconds for step in own),
             )
-            found.append(phase)
-    return tuple(found)
+            summaries.append(phase)
+    return tuple(summaries)
 
 
 def _versions(build: BuildRecord) -> tuple[tuple[str, str], ...]:

@@ -47,14 +47,14 @@ class Summary:
 def summary_of(report: StepReport) -> Summary:
     """The numbers of ``report``."""
     memory = report.memory
-    fallbacks = sum(each.launches for each in report.fallbacks) + len(report.observed.eager)
+    fallbacks = sum(call.launches for call in report.fallbacks) + len(report.observed.eager)
     return Summary(
         name=report.observed.name,
         device=report.build.artifact.device,
         operations=sum(report.operations.values()),
         launches=report.launches,
         functions=len(report.kernels),
-        library_calls=sum(each.launches for each in report.calls),
+        library_calls=sum(call.launches for call in report.calls),
         fallbacks=fallbacks,
         peak_predicted_bytes=memory.predicted_bytes,
         peak_measured_bytes=memory.measured_bytes,

@@ -48,7 +48,7 @@ def _spans(report: StepReport, measured: bool) -> Iterator[Event]:
     line = report.memory.timeline
     layers = [] if line is None else series(line, report.roles, report.observed.whole)
     now = 0.0
-    for phase, steps in itertools.groupby(report.host_steps, key=lambda each: each.phase):
+    for phase, steps in itertools.groupby(report.host_steps, key=lambda step: step.phase):
         start = now
         for step in steps:
             length = 1e6 * ((step.seconds or 0.0) if measured else step.floor_seconds)
@@ -64,7 +64,7 @@ def _spans(report: StepReport, measured: bool) -> Iterator[Event]:
 
 
 def _details(step: HostStep) -> dict[str, object]:
-    found: dict[str, object] = {
+    details: dict[str, object] = {
         "operations": ", ".join(step.info.operations),
         "module": step.info.module,
         "line": step.where,
@@ -73,4 +73,4 @@ def _details(step: HostStep) -> dict[str, object]:
         "floor us": round(1e6 * step.floor_seconds, 3),
         "fallback": step.reason,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in details.items() if value}

@@ -73,6 +73,6 @@ def hardware_of(device: torch.device) -> str:
 
 @functools.cache
 def _libraries() -> str:
-    found = (name for name in _LIBRARIES if importlib.util.find_spec(name) is not None)
-    versions = (f"{name} {importlib.metadata.version(name)}" for name in found)
+    installed = (name for name in _LIBRARIES if importlib.util.find_spec(name) is not None)
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in installed)
     return ", ".join((f"python {platform.python_version()}", *versions))

@@ -143,11 +143,11 @@ def _events(nodes: Iterable[Any]) -> Iterator[tuple[int, int, int, int]]:
             yield node.start_time_ns, position, int(name.removeprefix(_DIED)), 0
 
 
-def _measure_cuda(fn: Callable[[], object], device: torch.device, given: int) -> PeakReport:
+def _measure_cuda(fn: Callable[[], object], device: torch.device, limit: int) -> PeakReport:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     result = fn()
     torch.cuda.synchronize(device)
     peak, after = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
     del result
-    return PeakReport(peak, given, after, 0, str(device))
+    return PeakReport(peak, limit, after, 0, str(device))

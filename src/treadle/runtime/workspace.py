@@ -42,11 +42,11 @@ class Workspaces:
         missing: dict[str, CallStep] = {}
         for key, step in zip(keys, steps, strict=True):
             if key not in self._known:
-                found = self._cache.get(key)
-                if found is None:
+                workspace = self._cache.get(key)
+                if workspace is None:
                     missing[key] = step
                 else:
-                    self._known[key] = int(found)
+                    self._known[key] = int(workspace)
         if missing:
             self._measure(missing, buffers)
         return [self._known[key] for key in keys]
@@ -88,8 +88,8 @@ class _Run:
         def zeros(leaf: View | Plain) -> Tensor | Plain:
             return _zeros(leaf, device) if isinstance(leaf, View) else leaf
 
-        self._args = [map_leaves(zeros, each) for each in step.args]
-        self._kwargs = {name: map_leaves(zeros, each) for name, each in step.kwargs.items()}
+        self._args = [map_leaves(zeros, argument) for argument in step.args]
+        self._kwargs = {name: map_leaves(zeros, argument) for name, argument in step.kwargs.items()}
         at = LENGTHS.get(step.op)
         if at is not None:  # no sequence may be empty
             lengths, sequences = self._args[at], self._args[at - 1]

@@ -43,7 +43,7 @@ _NO_LINE = "a call, which has no line"
 
 def groups_of(step: StepGraph) -> tuple[str, ...]:
     """The names of the groups of more than one rank in which the step communicates."""
-    names = dict.fromkeys(each.group for each in collectives_in(step.graph))
+    names = dict.fromkeys(collective.group for collective in collectives_in(step.graph))
     return tuple([name for name in names if group_named(name).size() > 1])
 
 
@@ -51,7 +51,7 @@ def common_text(step: StepGraph, artifact: Artifact) -> VariantText:
     """What all ranks have to have in common of a step: its graph, and what runs. Only what they
     send, where each holds a part of its own, whose sizes and offsets are in its graph."""
     alike = is_same_on_all_ranks(step)
-    names = dict.fromkeys(each.group for each in collectives_in(step.graph))
+    names = dict.fromkeys(collective.group for collective in collectives_in(step.graph))
     numbers = {name: f"group {at}" for at, name in enumerate(names)}  # names are a rank's own
     inputs = [f"{entry.role} {entry.name}" for entry in step.signature.inputs]
     texts = show(step).splitlines() if alike else inputs  # sizes differ where ranks have parts
@@ -59,9 +59,11 @@ def common_text(step: StepGraph, artifact: Artifact) -> VariantText:
     lines = [_line(text, node, numbers) for text, node in zip(texts, nodes, strict=True)]
     wheres = ["" if node is None else info(node).where for node in nodes]
     sent = [
-        (_step_line(each, numbers), each.origin)
-        for each in artifact.steps
-        if isinstance(each, CallStep) and _communicates(each) and (alike or not _waits(each))
+        (_step_line(line_step, numbers), line_step.origin)
+        for line_step in artifact.steps
+        if isinstance(line_step, CallStep)
+        and _communicates(line_step)
+        and (alike or not _waits(line_step))
     ]
     lines += [f"communication {at}: {text}" for at, (text, _) in enumerate(sent, 1)]
     return VariantText(tuple(lines), tuple(wheres + [where for _, where in sent]))
@@ -70,9 +72,9 @@ def common_text(step: StepGraph, artifact: Artifact) -> VariantText:
 def _nodes_by_line(step: StepGraph, count: int) -> list[fx.Node | None]:
     """The node that each line of ``show`` is about."""
     inputs: list[fx.Node | None] = [node for node, _ in step.inputs()]
-    others = [each for each in step.graph.nodes if each.op not in ("placeholder", "output")]
-    found = inputs + others
-    return found + [None] * (count - len(found))
+    others = [node for node in step.graph.nodes if node.op not in ("placeholder", "output")]
+    nodes = inputs + others
+    return nodes + [None] * (count - len(nodes))
 
 
 def _line(text: str, node: fx.Node | None, groups: Mapping[str, str]) -> str:
@@ -111,8 +113,10 @@ def _waits(step: CallStep) -> bool:
 
 
 def _step_line(step: CallStep, groups: Mapping[str, str]) -> str:
-    given = [_argument(each, groups) for each in leaves(step.args, *step.kwargs.values())]
-    return f"{step.out or step.op}({', '.join(given)})"
+    arguments = [
+        _argument(argument, groups) for argument in leaves(step.args, *step.kwargs.values())
+    ]
+    return f"{step.out or step.op}({', '.join(arguments)})"
 
 
 def _argument(value: object, groups: Mapping[str, str]) -> str:
@@ -130,8 +134,8 @@ def peers_in(compiled: Compiled) -> list[Peers]:
 def tell_ranks(compiled: Compiled | None, error: BaseException) -> None:
     """A call that was to run as ``compiled`` raised ``error`` on this rank, before it began among
     the ranks or as it ran eagerly."""
-    for each in peers_in(compiled) if compiled is not None else ():
-        each.raised(error)
+    for peer in peers_in(compiled) if compiled is not None else ():
+        peer.raised(error)
 
 
 def tell_refusal(
@@ -144,39 +148,45 @@ def tell_refusal(
     on those that run a step it is TR-502, before or within its first collective. ``last``: the
     variant before, whose groups are asked; else those of ``group`` and of the wrappers."""
     known = last.groups if last is not None else ()
-    groups = [group_named(each) for each in known] or _groups_around(models, group)
+    groups = [group_named(name) for name in known] or _groups_around(models, group)
     if isinstance(error, TreadleError):
         kind, where = error.code, f"{error.where or _NO_LINE}: {error.message}"
     else:
         kind, where = type(error).__name__, f"{error}".partition("\n")[0]
     text = VariantText((f"no step: {kind}",), (where,))
-    for each in groups:
-        peers_of(each, device_of(models)).refused(text)
+    for process_group in groups:
+        peers_of(process_group, device_of(models)).refused(text)
 
 
 def _groups_around(
     models: Mapping[str, nn.Module], group: RankGroup | None
 ) -> "list[distributed.ProcessGroup]":
     """Those of more than one rank that a step of these models will communicate in."""
-    found: list[Any] = [] if group is None else [group_named(group.name)]
-    modules = {each for model in models.values() for each in model.modules()}
-    found += [plan_of(each).group for each in modules if isinstance(each, DistributedDataParallel)]
+    candidates: list[Any] = [] if group is None else [group_named(group.name)]
+    modules = {module for model in models.values() for module in model.modules()}
+    candidates += [
+        plan_of(module).group for module in modules if isinstance(module, DistributedDataParallel)
+    ]
     for plan in plans_of(models.values()):
-        found += [each for group in plan.groups for each in (group.gathers, group.copies)]
-    by_name = {name_of_group(each): each for each in found if each is not None and each.size() > 1}
+        candidates += [name for group in plan.groups for name in (group.gathers, group.copies)]
+    by_name = {
+        name_of_group(candidate): candidate
+        for candidate in candidates
+        if candidate is not None and candidate.size() > 1
+    }
     return [by_name[name] for name in sorted(by_name)]
 
 
 def agree_on_start(models: Mapping[str, nn.Module], group: RankGroup) -> None:
     """Before ranks get the first one's parameters and buffers: they have the same of them."""
     held = [
-        (f"{name}.{path}" if name else path, each)
+        (f"{name}.{path}" if name else path, tensor)
         for name, model in models.items()
-        for path, each in (*model.named_parameters(), *model.named_buffers())
+        for path, tensor in (*model.named_parameters(), *model.named_buffers())
     ]
     if group.ranks == 1 or not held:
         return
-    lines = [f"{name}: {short_dtype(each.dtype)}{list(each.shape)}" for name, each in held]
+    lines = [f"{name}: {short_dtype(tensor.dtype)}{list(tensor.shape)}" for name, tensor in held]
     text = VariantText(("start with:", *lines), ("",) * (len(lines) + 1))
     peers = peers_of(group_named(group.name), held[0][1].device)
     peers.begin(text)
@@ -197,15 +207,15 @@ class RankCall:
         common = self._compiled.common
         if common is not None:
             self._peers = peers_in(self._compiled)
-            for each in self._peers:
-                each.begin(common)
+            for peer in self._peers:
+                peer.begin(common)
 
     def end(self) -> None:
         """This rank has done its part."""
-        for each in self._peers:
-            each.end()
+        for peer in self._peers:
+            peer.end()
 
     def failed(self, error: BaseException) -> None:
         """The others need not wait for this rank."""
-        for each in self._peers:
-            each.raised(error)
+        for peer in self._peers:
+            peer.raised(error)

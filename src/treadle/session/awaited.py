@@ -30,7 +30,7 @@ _READ = [
 ]
 _WITHOUT_VALUES = frozenset(
     [
-        *(each.__get__ for each in _READ),
+        *(name.__get__ for name in _READ),
         *(_TENSOR.grad.__set__, _TENSOR.grad.__delete__),
         *(_TENSOR.size, _TENSOR.dim, _TENSOR.numel, _TENSOR.nelement, _TENSOR.stride),
         *(_TENSOR.element_size, _TENSOR.is_floating_point, _TENSOR.is_complex, _TENSOR.__len__),
@@ -63,17 +63,17 @@ class AwaitedTensors:
         """Watch these, but for those of classes that are not PyTorch's own."""
         self._held = tensors
         classes = self._classes
-        for each in tensors:
-            if type(each) in classes:
-                each.__class__ = classes[type(each)]
+        for tensor in tensors:
+            if type(tensor) in classes:
+                tensor.__class__ = classes[type(tensor)]
 
     def detach(self) -> None:
         """They are what they were."""
         held, self._held = self._held, ()
         own = self._own
-        for each in held:
-            if type(each) in own:
-                each.__class__ = own[type(each)]
+        for tensor in held:
+            if type(tensor) in own:
+                tensor.__class__ = own[type(tensor)]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -125,14 +125,14 @@ class AsLeft:
         """``ours``: tensors of the compiled programs, which write where they are told to."""
         self._tensors = tensors
         self._ours = ours
-        self._storages = [_storage_of(each) for each in tensors]
+        self._storages = [_storage_of(tensor) for tensor in tensors]
         self._versions: list[int] = []
         self._copies: dict[int, Tensor] = {}
         self.note()
 
     def note(self) -> None:
         """What they hold now is what they are left with."""
-        self._versions = [each._version for each in self._tensors]
+        self._versions = [held._version for held in self._tensors]
         copies, self._copies = self._copies, {}
         known = Counter(map(storage_of, self._ours()))
         for at, storage in enumerate(self._storages):
@@ -144,7 +144,7 @@ class AsLeft:
     def holds(self) -> bool:
         """Whether nobody has written to them since."""
         pairs = zip(self._tensors, self._versions, strict=True)
-        return all(each._version == before for each, before in pairs) and all(
+        return all(tensor._version == before for tensor, before in pairs) and all(
             same_bytes(self._tensors[at].detach(), kept) for at, kept in self._copies.items()
         )
 

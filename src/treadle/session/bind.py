@@ -61,15 +61,15 @@ def named_state(captured: Captured, args: tuple[object, ...]) -> dict[str, Tenso
     the batch, and what is in places outside of it."""
     leaves, _ = flatten((args, {}))
     entries = zip(captured.step.signature.inputs, captured.inputs.sources, strict=True)
-    found = {
+    state = {
         entry.name: source.read(leaves, captured.inputs.pending)
         for entry, source in entries
         if not isinstance(source, Held | RunTimeNumber)
     }
-    for each in captured.result.left:
-        tensors = [leaf for leaf in flatten(each.place.get())[0] if isinstance(leaf, Tensor)]
-        found |= {f"{each.place.label} {at}": tensor for at, tensor in enumerate(tensors)}
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
+    for change in captured.result.left:
+        tensors = [leaf for leaf in flatten(change.place.get())[0] if isinstance(leaf, Tensor)]
+        state |= {f"{change.place.label} {at}": tensor for at, tensor in enumerate(tensors)}
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def clear_fresh(captured: Captured) -> None:
@@ -101,15 +101,15 @@ def without_updates(
         kept.update((p, p.grad.clone()) for p in parameters if p.grad is not None)
 
     with ExitStack() as undo:
-        for each in parameters:
-            if each.requires_grad:
-                undo.callback(each.register_post_accumulate_grad_hook(wait_for_end).remove)
+        for parameter in parameters:
+            if parameter.requires_grad:
+                undo.callback(parameter.register_post_accumulate_grad_hook(wait_for_end).remove)
         for optimizer in optimizers.values():
             undo.callback(put_back, vars(optimizer), "step", vars(optimizer).get("step"))
             vars(optimizer)["step"] = _only_closure
         yield
-    for each in parameters if kept else ():
-        each.grad = kept.get(each)
+    for parameter in parameters if kept else ():
+        parameter.grad = kept.get(parameter)
 
 
 def put_back(held: dict[str, object], name: str, value: object) -> None:
@@ -128,11 +128,11 @@ def _only_closure(closure: Callable[[], object] | None = None) -> object:
 def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     """Optimizers that are not in the graph step now, with the gradients that it made."""
     if captured.optimizers.eager:
-        slots = (captured.result.leaves, *(each.leaves for each in captured.result.left))
-        first = sum(slots_in(each) for each in slots)
+        slots = (captured.result.leaves, *(change.leaves for change in captured.result.left))
+        first = sum(slots_in(slot) for slot in slots)
         first += len(captured.result.numbers.places) + slots_in(captured.gradients.slots)
-        count = sum(slots_in(each.slots) for each in captured.optimizers.eager)
-        grads = [each for each in results[first : first + count] if each is not None]
+        count = sum(slots_in(optimizer.slots) for optimizer in captured.optimizers.eager)
+        grads = [result for result in results[first : first + count] if result is not None]
         run_eagerly(captured.optimizers.eager, grads)
 
 
@@ -140,22 +140,22 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     """After a step that succeeded: the result, what it leaves outside, gradients, new state and
     counters. Raises what Python's arithmetic with numbers of the step raises, when all else is
     done."""
-    slots = [captured.result.leaves, *(each.leaves for each in captured.result.left)]
+    slots = [captured.result.leaves, *(change.leaves for change in captured.result.left)]
     tensors = iter(results)
-    parts = [list(islice(tensors, slots_in(each))) for each in slots]
+    parts = [list(islice(tensors, slots_in(slot))) for slot in slots]
     captured.result.numbers.read(tensors)
     errors: list[Exception] = []
     known: list[object] = []
-    filled = [_filled(*each, known, errors) for each in zip(slots, parts, strict=True)]
+    filled = [_filled(*row, known, errors) for row in zip(slots, parts, strict=True)]
     pairs = [*zip(captured.result.left, filled[1:], strict=True)]
-    for left, found in pairs:
-        if found is not None and isinstance(left.place, TensorLocation):
-            left.put(found)  # while the tensor stands where the step found it
-    for left, found in pairs:
-        if found is not None and not isinstance(
+    for left, values in pairs:
+        if values is not None and isinstance(left.place, TensorLocation):
+            left.put(values)  # while the tensor stands where the step found it
+    for left, values in pairs:
+        if values is not None and not isinstance(
             left.place, OutputCall | StateLocation | TensorLocation
         ):
-            left.put(found)
+            left.put(values)
     grads = fill(captured.gradients.slots, tensors)
     for parameter, grad in zip(captured.gradients.left, grads, strict=True):
         parameter.grad = grad
@@ -164,16 +164,16 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     for parameter, flag in captured.gradients.toggled:
         parameter.requires_grad_(flag)
     _adopt_state(captured)
-    for left, found in pairs:
-        if found is not None and isinstance(left.place, StateLocation):
-            left.put(found)  # behind what the update itself keeps
+    for left, values in pairs:
+        if values is not None and isinstance(left.place, StateLocation):
+            left.put(values)  # behind what the update itself keeps
     _count_steps(captured)
     captured.inputs.call.forget()
-    for left, found in pairs:
+    for left, values in pairs:
         if isinstance(left.place, OutputCall):
-            if found is None:
+            if values is None:
                 break
-            left.put(found)
+            left.put(values)
     if errors:
         raise errors[0]
     return unflatten(filled[0] or [], captured.result.tree)
@@ -193,9 +193,9 @@ def _filled(
         return fill(leaves, iter(tensors), known)
     except Exception as error:
         errors.append(error)
-        given = iter(tensors)
+        remaining = iter(tensors)
         known[start:] = [
-            fill((leaf,), given, [])[0] if slots_in((leaf,)) else None for leaf in leaves
+            fill((leaf,), remaining, [])[0] if slots_in((leaf,)) else None for leaf in leaves
         ]
         return None
 
@@ -211,7 +211,7 @@ def _adopt_state(captured: Captured) -> None:
     """State that was created for this step becomes the optimizer's, with eager's keys."""
     if not captured.inputs.pending:
         return
-    skipped = {id(each) for each in _skipped(captured)}
+    skipped = {id(optimizer) for optimizer in _skipped(captured)}
     for source in captured.inputs.sources:
         if isinstance(source, State) and id(source.optimizer) not in skipped:
             value = captured.inputs.pending.get((id(source.parameter), source.key))
@@ -225,7 +225,7 @@ def _adopt_state(captured: Captured) -> None:
 
 
 def _count_steps(captured: Captured) -> None:
-    skipped = {id(each) for each in _skipped(captured)}
+    skipped = {id(optimizer) for optimizer in _skipped(captured)}
     for at in captured.optimizers.stepped:
         if id(captured.optimizers.param_groups[at].optimizer) not in skipped:
             captured.optimizers.param_groups[at].advance()
@@ -233,5 +233,7 @@ def _count_steps(captured: Captured) -> None:
 
 def _skipped(captured: Captured) -> list[Optimizer]:
     """Optimizers that a scaler kept from stepping in this call."""
-    places = [each.place for each in captured.result.left if isinstance(each.place, SkippedUpdate)]
-    return [each.optimizer for each in places if each.is_skipped]
+    places = [
+        change.place for change in captured.result.left if isinstance(change.place, SkippedUpdate)
+    ]
+    return [place.optimizer for place in places if place.is_skipped]

@@ -53,8 +53,10 @@ class Bisection:
         _add_constants(captured.step.graph, values)
         for region in found_regions(captured.step, captured.device, self.compiled.options):
             state = torch.get_rng_state()
-            made = run_step(region.step(region.nodes), [values[each] for each in region.inputs])
-            values |= dict(zip(region.nodes, made, strict=True))
+            results = run_step(
+                region.step(region.nodes), [values[input_] for input_ in region.inputs]
+            )
+            values |= dict(zip(region.nodes, results, strict=True))
             after = torch.get_rng_state()
             torch.set_rng_state(state)
             off = self._off(region, _tensors(region.outputs), values)
@@ -66,7 +68,7 @@ class Bisection:
     def _earliest(self, region: Region, node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
         """From a node that is off to one whose operands are not."""
         while True:
-            own = [each for each in _operands(node) if each in region.nodes]
+            own = [operand for operand in _operands(node) if operand in region.nodes]
             off = self._off(region, _tensors(own), values)
             if off is None:
                 return node
@@ -76,16 +78,16 @@ class Bisection:
         self, region: Region, nodes: Sequence[fx.Node], values: dict[fx.Node, Any]
     ) -> fx.Node | None:
         """The first of these whose value is off if the region is compiled to give them."""
-        inputs = [_laid_out(values[each], known_value(each)) for each in region.inputs]
-        given = [each for each in inputs if each is not None]
-        if not nodes or len(given) < len(inputs):
+        inputs = [_laid_out(values[input_], known_value(input_)) for input_ in region.inputs]
+        arguments = [input_ for input_ in inputs if input_ is not None]
+        if not nodes or len(arguments) < len(inputs):
             return None
         options = replace(self.compiled.options, memory=None, regions=_unshown(self.compiled))
         built = compile_step(
             region.step(nodes), self.compiled.captured.device, options, cache=self.cache
         )
-        made = built.executable.run(given)
-        for node, value in zip(nodes, made, strict=True):
+        results = built.executable.run(arguments)
+        for node, value in zip(nodes, results, strict=True):
             if value is not None and not is_close(value, values[node], self.within):
                 return node
         return None
@@ -97,18 +99,18 @@ def _unshown(compiled: Compiled) -> Regions:
 
 def _add_constants(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
     for node in graph.find_nodes(op="get_attr"):
-        found: Any = graph.owning_module
+        constant: Any = graph.owning_module
         for part in str(node.target).split("."):
-            found = getattr(found, part)
-        values[node] = found
+            constant = getattr(constant, part)
+        values[node] = constant
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
     """Its operands; of an item those of what it is an item of."""
-    found: list[fx.Node] = []
-    for each in node.all_input_nodes:
-        found += [each] if isinstance(known_value(each), Tensor) else each.all_input_nodes
-    return found
+    nodes: list[fx.Node] = []
+    for operand in node.all_input_nodes:
+        nodes += [operand] if isinstance(known_value(operand), Tensor) else operand.all_input_nodes
+    return nodes
 
 
 def _tensors(nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -126,7 +128,7 @@ def _laid_out(value: object, expected: object) -> Tensor | None:
         return value
     if 0 in expected.stride():
         return None
-    made = torch.empty_strided(
+    copied = torch.empty_strided(
         expected.shape, expected.stride(), dtype=value.dtype, device=value.device
     )
-    return made.copy_(value)
+    return copied.copy_(value)

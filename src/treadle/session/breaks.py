@@ -32,27 +32,36 @@ class Break:
 
 def breaks_of(artifact: Artifact) -> Counter[Break]:
     """How often each stands in a step."""
-    return Counter(Break(each.op, each.reason, each.origin) for each in artifact.fallbacks)
+    return Counter(
+        Break(fallback.op, fallback.reason, fallback.origin) for fallback in artifact.fallbacks
+    )
 
 
 def warn_of_breaks(compiled: Compiled, known: set[Break]) -> None:
     """One warning of all breaks that are new to a step and that nobody asked for; ``known``: those
     it was warned of before."""
     counts = breaks_of(compiled.artifact)
-    new = [each for each in counts if each not in known and each.code not in _WANTED]
+    new = [
+        found_break
+        for found_break in counts
+        if found_break not in known and found_break.code not in _WANTED
+    ]
     known.update(new)
     if not new:
         return
-    lines = [f"  {each.operation} x{counts[each]}: {_told(each)}" for each in new[:_SHOWN]]
+    lines = [
+        f"  {found_break.operation} x{counts[found_break]}: {_told(found_break)}"
+        for found_break in new[:_SHOWN]
+    ]
     rest = [f"  and {len(new) - _SHOWN} more"] if len(new) > _SHOWN else []
-    count = sum(counts[each] for each in new)
+    count = sum(counts[found_break] for found_break in new)
     calls = "call runs as a kernel" if count == 1 else "calls run as kernels"
     head = f"{count} {calls} of PyTorch's between generated ones; step.explain() has all:"
     warn_user("\n".join([head, *lines, *rest]))
 
 
-def _told(each: Break) -> str:
-    return f"{each.reason}, {each.where}" if each.where else each.reason
+def _told(found_break: Break) -> str:
+    return f"{found_break.reason}, {found_break.where}" if found_break.where else found_break.reason
 
 
 def show_regions(compiled: Compiled) -> None:
@@ -61,7 +70,7 @@ def show_regions(compiled: Compiled) -> None:
     if show is None:
         return
     regions = _regions(compiled)
-    compiled.handles = tuple(show(each.text) for each in regions)
+    compiled.handles = tuple(show(region.text) for region in regions)
     compiled.executable.frame.actions.name_steps(_names(compiled, regions))
 
 
@@ -79,20 +88,20 @@ def _names(compiled: Compiled, regions: Sequence[Region]) -> list[str]:
 def _buffers(step: Launch | CallStep) -> list[str]:
     if isinstance(step, Launch):
         return [name for row in step.buffers for name in row]
-    made = [name for name in step.outputs if name is not None]
-    return made or [view.buffer for view in step.views]
+    names = [name for name in step.outputs if name is not None]
+    return names or [view.buffer for view in step.views]
 
 
 def known_regions(compiled: Compiled) -> tuple[Region, ...]:
     """The regions of a compiled step, each with its handle if somebody gave it one, and after them
     those of its loops."""
-    found = _regions(compiled)
+    regions = _regions(compiled)
     device, options = compiled.captured.device, compiled.options
-    loops = regions_in_loops(compiled.step, device, options, len(found))
+    loops = regions_in_loops(compiled.step, device, options, len(regions))
     if compiled.handles:
-        pairs = zip(found, compiled.handles, strict=True)
-        found = tuple([replace(each, handle=handle) for each, handle in pairs])
-    return (*found, *loops)
+        pairs = zip(regions, compiled.handles, strict=True)
+        regions = tuple([replace(region, handle=handle) for region, handle in pairs])
+    return (*regions, *loops)
 
 
 def _regions(compiled: Compiled) -> tuple[Region, ...]:

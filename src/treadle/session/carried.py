@@ -175,7 +175,7 @@ class Carrier:
     def writes(self, inputs: Sequence[Tensor]) -> bool:
         """Whether it is to write to memory of one of ``inputs``."""
         now = self._now
-        return now is not None and any(_storage(each) in now.storages for each in inputs)
+        return now is not None and any(_storage(input_) in now.storages for input_ in inputs)
 
     def _flush(self) -> None:
         now = self._now
@@ -209,26 +209,26 @@ class Carrier:
 
 def _flush_others(carrier: Carrier, inputs: Sequence[Tensor]) -> None:
     """What other steps are to write to memory that this call reads or writes."""
-    for each in list(_pending.values()):
-        if each is not carrier and each.writes(inputs):
-            each.flush()
+    for other in list(_pending.values()):
+        if other is not carrier and other.writes(inputs):
+            other.flush()
 
 
 def flush_all() -> None:
     """Whatever any step of the process has pending."""
-    for each in list(_pending.values()):
-        each.settle()
+    for carrier in list(_pending.values()):
+        carrier.settle()
 
 
 def _hook() -> None:
-    for each in list(_pending.values()):
-        if not each.is_busy:
-            each.hook()
+    for carrier in list(_pending.values()):
+        if not carrier.is_busy:
+            carrier.hook()
 
 
 def _unhook() -> None:
-    for each in list(_hooked.values()):
-        each.unhook()
+    for carrier in list(_hooked.values()):
+        carrier.unhook()
 
 
 def _storage(tensor: Tensor) -> int:

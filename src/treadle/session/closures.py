@@ -48,18 +48,24 @@ class ClosureStep:
     @property
     def served_last(self) -> bool:
         """Whether the variant that ran last is one of a closure."""
-        made = "dispatcher" in vars(self)
-        return made and self._whole.last is not None and self._whole.last is self.dispatcher.last
+        is_dispatched = "dispatcher" in vars(self)
+        return (
+            is_dispatched
+            and self._whole.last is not None
+            and self._whole.last is self.dispatcher.last
+        )
 
     def reasons(self) -> list[tuple[str, str]]:
         """Each optimizer that steps in Python, and why, as ``explain`` shows it."""
         tail = (
             "it calls the compiled closure as often as it likes, and its memory is not in the plan"
         )
-        found = ((each, why_eager(each)) for each in self._step.optimizers.values())
+        refusals = (
+            (optimizer, why_eager(optimizer)) for optimizer in self._step.optimizers.values()
+        )
         return [
-            (f"{type(each).__name__}.step(closure)", f"{why.code}: {why.words}; {tail}")
-            for each, why in found
+            (f"{type(optimizer).__name__}.step(closure)", f"{why.code}: {why.words}; {tail}")
+            for optimizer, why in refusals
             if why is not None
         ]
 
@@ -89,9 +95,9 @@ def _stepping(
 ) -> Iterator[None]:
     """``optimizer.step(closure)`` calls ``serve`` in the closure's place."""
     with ExitStack() as undo:
-        for each in optimizers:
-            undo.callback(put_back, vars(each), "step", vars(each).get("step"))
-            vars(each)["step"] = _with_closure(each.step, serve)
+        for optimizer in optimizers:
+            undo.callback(put_back, vars(optimizer), "step", vars(optimizer).get("step"))
+            vars(optimizer)["step"] = _with_closure(optimizer.step, serve)
         yield
 
 

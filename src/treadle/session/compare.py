@@ -49,22 +49,22 @@ def first_difference(
     """Run the ``number``th ``batch`` by ``call``, the compiled step, and eagerly, and put all back:
     the first result, parameter, buffer or state that differs."""
     captured = compiled.captured
-    held = [_tensors(each.place.get()) for each in captured.result.left]
-    others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
-    places = [each.place for each in captured.result.left if isinstance(each.place, Location)]
+    held = [_tensors(change.place.get()) for change in captured.result.left]
+    others = [*_leaves(batch), *(tensor for row in held for tensor in row)]
+    places = [change.place for change in captured.result.left if isinstance(change.place, Location)]
     changed = [
         e.place.kept() for e in captured.result.left if isinstance(e.place, ContainerChanges)
     ]
     start = Snapshot(step.models, step.optimizers, others, places, captured.generators)
     try:
-        given = unflatten(*flatten(batch))  # containers that the step may change
-        ours = _tensors((call(*given), given))
+        arguments = unflatten(*flatten(batch))  # containers that the step may change
+        ours = _tensors((call(*arguments), arguments))
         after = named_state(captured, batch)
         start.restore()
         for restore in changed:
             restore()
-        given = unflatten(*flatten(batch))
-        theirs = _tensors((step.eagerly(*given), given))
+        arguments = unflatten(*flatten(batch))
+        theirs = _tensors((step.eagerly(*arguments), arguments))
         eager = named_state(captured, batch)
     finally:
         start.restore()

@@ -51,8 +51,8 @@ def refuse_other_parts(models: Mapping[str, nn.Module], group: RankGroup) -> Non
     ranks = {*ranks_of(group_named(group.name))}
     others = ranks - {distributed.get_rank()}
     for model in models.values():
-        for name, each in model.named_parameters():
-            layout = layout_of(each)
+        for name, parameter in model.named_parameters():
+            layout = layout_of(parameter)
             if layout is not None and layout.is_split and others & layout.ranks:
                 raise TreadleError(
                     f"DataParallel over ranks {sorted(ranks)}, which hold parts of {name}",
@@ -69,14 +69,18 @@ _SET_GRAD = cast(Any, Tensor.grad).__set__
 def start_together(models: Mapping[str, nn.Module], group: RankGroup) -> None:
     """Every rank gets the first rank's parameters and buffers, in place."""
     with torch.no_grad():
-        for each in _held(models):
-            each.copy_(from_first_rank(each.detach(), group))
+        for tensor in _held(models):
+            tensor.copy_(from_first_rank(tensor.detach(), group))
 
 
 def _held(models: Mapping[str, nn.Module]) -> list[Tensor]:
     """Parameters and buffers, each once, in the order of their names."""
-    named = [each for model in models.values() for each in (*model.parameters(), *model.buffers())]
-    return list({id(each): each for each in named}.values())
+    named = [
+        parameter
+        for model in models.values()
+        for parameter in (*model.parameters(), *model.buffers())
+    ]
+    return list({id(parameter): parameter for parameter in named}.values())
 
 
 @final
@@ -109,8 +113,8 @@ def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool)
     sync = GradientSync(group)
     with ExitStack() as undo:
         for model in models.values():
-            for each in model.parameters():
-                handle = sync.watch(each, has_gradient=each.grad is not None)
+            for parameter in model.parameters():
+                handle = sync.watch(parameter, has_gradient=parameter.grad is not None)
                 if handle is not None:
                     undo.callback(handle.remove)
         with _Reads(sync):
@@ -119,8 +123,8 @@ def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool)
             sync.finish()
         with torch.no_grad():
             for model in models.values():
-                for each in model.buffers():
-                    each.copy_(from_first_rank(each, group))
+                for buffer in model.buffers():
+                    buffer.copy_(from_first_rank(buffer, group))
 
 
 @contextmanager
@@ -137,9 +141,9 @@ def whole_state(optimizers: Mapping[str, Optimizer]) -> Iterator[None]:
                     state[key] = gathered(value)
 
     with ExitStack() as undo:
-        for each in optimizers.values():
-            if _has_divided(each):
-                undo.callback(each.register_step_pre_hook(gather).remove)
+        for optimizer in optimizers.values():
+            if _has_divided(optimizer):
+                undo.callback(optimizer.register_step_pre_hook(gather).remove)
         try:
             yield
         finally:

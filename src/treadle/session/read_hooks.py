@@ -49,17 +49,19 @@ class ReadHooks:
 
     def watch(self, written: Iterable[Tensor]) -> None:
         """Look for the owners of what is written; the models may have changed since."""
-        ids = {id(each) for each in written}
-        found = {id(module): module for model in self._models for module in model.modules()}
-        self._modules = found
+        ids = {id(tensor) for tensor in written}
+        modules = {id(module): module for model in self._models for module in model.modules()}
+        self._modules = modules
         self._owners = [
-            module for module in found.values() if any(id(each) in ids for each in _held(module))
+            module
+            for module in modules.values()
+            if any(id(tensor) in ids for tensor in _held(module))
         ]
-        self._classes = list({type(each) for each in (*found.values(), *self._optimizers)})
-        for each in self._optimizers:
-            if each not in self._watched:
-                self._watched.add(each)
-                _watch_optimizer(each, _weak(self._told))
+        self._classes = list({type(owner) for owner in (*modules.values(), *self._optimizers)})
+        for optimizer in self._optimizers:
+            if optimizer not in self._watched:
+                self._watched.add(optimizer)
+                _watch_optimizer(optimizer, _weak(self._told))
 
     def attach(self, written: Sequence[Tensor]) -> None:
         """From now on, also what is done with ``written`` itself. The modules that own it keep
@@ -69,9 +71,9 @@ class ReadHooks:
         undo = self._undo
         copied = _weak(self._copied)
         undo.append(register_module_forward_pre_hook(_weak(self._called)).remove)
-        for each in self._owners:
-            undo.append(each.register_state_dict_pre_hook(self._told).remove)
-            undo.append(each.register_load_state_dict_pre_hook(self._told).remove)
+        for owner in self._owners:
+            undo.append(owner.register_state_dict_pre_hook(self._told).remove)
+            undo.append(owner.register_load_state_dict_pre_hook(self._told).remove)
         for kind in self._classes:
             undo.append(_reduced(kind, copied))
         self.tensors.attach(written)
@@ -91,7 +93,7 @@ class ReadHooks:
 
     def _copied(self, thing: object) -> None:
         """Hooks of ours must not be copied."""
-        if id(thing) in self._modules or any(thing is each for each in self._optimizers):
+        if id(thing) in self._modules or any(thing is optimizer for optimizer in self._optimizers):
             self._told()
             self.detach()
 
@@ -118,9 +120,9 @@ def _weak(method: Callable[..., None]) -> Callable[..., None]:
     known = weakref.WeakMethod(method)
 
     def call(*args: object, **kwargs: object) -> None:
-        found = known()
-        if found is not None:
-            found(*args, **kwargs)
+        target = known()
+        if target is not None:
+            target(*args, **kwargs)
 
     return call
 

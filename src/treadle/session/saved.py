@@ -72,12 +72,14 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     entries: dict[str, bytes] = {}
     facts: list[dict[str, str]] = []
     options: dict[str, object] = {}
-    for each in (program for variant in variants for program in variant.programs):
-        options = deciding(each.options)
-        facts.append(dict(each.facts))
-        entries[each.key] = each.entry
-        machine = build(cache, device=each.artifact.device, target=each.options.target)
-        for key in machine.library_keys(each.artifact.all_sources):
+    for saved_program in (program for variant in variants for program in variant.programs):
+        options = deciding(saved_program.options)
+        facts.append(dict(saved_program.facts))
+        entries[saved_program.key] = saved_program.entry
+        machine = build(
+            cache, device=saved_program.artifact.device, target=saved_program.options.target
+        )
+        for key in machine.library_keys(saved_program.artifact.all_sources):
             library = cache.payload(key, LIBRARY)
             if library is not None:  # otherwise it is compiled again from its source
                 entries[key + LIBRARY] = library
@@ -90,7 +92,7 @@ def load_saved(path: Path, cache: Cache) -> Saved:
     bundle = read_bundle(path)
     try:
         options, variants = bundle.manifest["options"], bundle.manifest["variants"]
-        saved = Saved(dict(options), tuple(dict(each) for each in variants))
+        saved = Saved(dict(options), tuple(dict(variant) for variant in variants))
         saved.applied(Options())
     except (KeyError, TypeError, ValueError) as error:
         raise RuntimeFailure(f"{path} holds no step: {error!r}", code="TR-405") from error

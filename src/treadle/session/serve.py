@@ -136,9 +136,9 @@ def _served(
     carrier: Carrier, compiled: Compiled, inputs: Sequence[Tensor], serving: Serving
 ) -> object:
     """By the program whose turn it is."""
-    program, given = carrier.turn(compiled, inputs)
+    program, passed = carrier.turn(compiled, inputs)
     try:
-        result = serving(program, given, _undo(program, given))
+        result = serving(program, passed, _undo(program, passed))
     except BaseException:
         compiled.captured.dependencies.host_draws.undo()
         carrier.note_written()
@@ -174,7 +174,7 @@ def run(
             results = perform(compiled, inputs, undo, seconds, call)
             if compiled.kept is not None:
                 kept = results[compiled.kept.start :][: compiled.kept.count]
-                compiled.kept.tensors = [each for each in kept if each is not None]
+                compiled.kept.tensors = [result for result in kept if result is not None]
             return apply_outputs(compiled.captured, results)
         except NotExpected:
             raise
@@ -200,7 +200,11 @@ class Measuring:
     def __call__(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object:
         """The result of the run."""
         held = [*inputs, *compiled.executable.held()]
-        held += [each.grad for each in compiled.captured.gradients.kept if each.grad is not None]
+        held += [
+            parameter.grad
+            for parameter in compiled.captured.gradients.kept
+            if parameter.grad is not None
+        ]
         held += [undo.random] if undo.random is not None and compiled.draws else []
         results: list[object] = []
         report = measure_peak(lambda: results.append(run(compiled, inputs, undo)), held)

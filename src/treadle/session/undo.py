@@ -30,12 +30,16 @@ class Undo:
             return _NOTHING
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
         random = torch.get_rng_state()
-        own = tuple((each, each.get_state()) for each in compiled.captured.generators)
+        own = tuple(
+            (generator, generator.get_state()) for generator in compiled.captured.generators
+        )
         if compiled.has_run or not _has_room(compiled, inputs):
             return Undo((), random, own, cuda, complete=False)
         copies = tuple((t, t.detach().to("cpu", copy=True)) for t in _written(compiled, inputs))
-        eager = tuple(each.snapshot() for each in compiled.captured.optimizers.eager)
-        grads = tuple((each, each.grad) for each in compiled.captured.gradients.fresh)
+        eager = tuple(optimizer.snapshot() for optimizer in compiled.captured.optimizers.eager)
+        grads = tuple(
+            (parameter, parameter.grad) for parameter in compiled.captured.gradients.fresh
+        )
         return Undo(copies, random, own, cuda, complete=True, eager=eager, grads=grads)
 
     def restore(self) -> bool:
@@ -51,8 +55,8 @@ class Undo:
                 tensor.copy_(value)
         for parameter, grad in self.grads:
             parameter.grad = grad
-        for each in self.eager:
-            each.restore()
+        for snapshot in self.eager:
+            snapshot.restore()
         return self.complete
 
 

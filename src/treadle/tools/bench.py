@@ -103,7 +103,7 @@ class Contestant:
         self.captured += captured_graphs() - graphs
         self.random = _random()
         numbers = _numbers(result)
-        self.losses.append(next((each.item() for each in numbers if each.numel() == 1), None))
+        self.losses.append(next((number.item() for number in numbers if number.numel() == 1), None))
         return numbers
 
 
@@ -115,10 +115,10 @@ def _random() -> tuple[Tensor, list[Tensor]]:
 def _round(contestants: Sequence[Contestant], number: int) -> None:
     """Everyone's turn; every other round from the last to the first."""
     order = contestants if number % 2 == 0 else contestants[::-1]
-    results = {each.name: each.turn() for each in order}
-    for each in contestants:
-        pairs = zip(results[each.name], results[EAGER], strict=True)
-        each.gaps += [_gap(a, b) for a, b in pairs if a.numel()]
+    results = {contestant.name: contestant.turn() for contestant in order}
+    for contestant in contestants:
+        pairs = zip(results[contestant.name], results[EAGER], strict=True)
+        contestant.gaps += [_gap(a, b) for a, b in pairs if a.numel()]
 
 
 def run_bench(
@@ -131,8 +131,8 @@ def run_bench(
     against: Sequence[str] = (EAGER,),
 ) -> int:
     """Time the target's step, print a table, and write ``json_file`` if given."""
-    found = EntryPoint(target)
-    unknown = [each for each in against if each not in (EAGER, TORCH)]
+    entry_point = EntryPoint(target)
+    unknown = [name for name in against if name not in (EAGER, TORCH)]
     if unknown:
         raise TreadleError(
             f"{unknown[0]!r} is nothing to compare with",
@@ -141,7 +141,7 @@ def run_bench(
         )
     if json_file is not None:
         check_output(json_file)
-    result = bench(found, memory=memory, steps=steps, with_torch=TORCH in against)
+    result = bench(entry_point, memory=memory, steps=steps, with_torch=TORCH in against)
     _print(console, result)
     if json_file is not None:
         write_output(json_file, json.dumps(asdict(result), indent=2) + "\n")
@@ -160,9 +160,13 @@ def bench(target: EntryPoint, *, memory: Budget, steps: int, with_torch: bool) -
                 _round(contestants, number)
                 require_captured(contestants)
         with clock.stage("measure the peaks"):
-            peaks = [_peak(each) for each in contestants]
-    figures = [_figures(each, contestants[0], peaks[i]) for i, each in enumerate(contestants)]
-    ratios = [replace(each, peak_ratio_to_eager=each.peak_bytes / peaks[0]) for each in figures]
+            peaks = [_peak(contestant) for contestant in contestants]
+    figures = [
+        _figures(contestant, contestants[0], peaks[i]) for i, contestant in enumerate(contestants)
+    ]
+    ratios = [
+        replace(figure, peak_ratio_to_eager=figure.peak_bytes / peaks[0]) for figure in figures
+    ]
     return Result(
         target.text,
         steps,
@@ -180,8 +184,8 @@ def bench(target: EntryPoint, *, memory: Budget, steps: int, with_torch: bool) -
 def _require_own_models(contestants: Sequence[Contestant]) -> None:
     """``PlanError`` TR-203 where two would train the same model."""
     owned = [
-        {p for model in named_models(each.job.model).values() for p in model.parameters()}
-        for each in contestants
+        {p for model in named_models(contestant.job.model).values() for p in model.parameters()}
+        for contestant in contestants
     ]
     if len(set[nn.Parameter]().union(*owned)) < sum(map(len, owned)):
         raise PlanError(
@@ -198,11 +202,11 @@ def _eager(target: EntryPoint) -> Contestant:
 
 def _ours(target: EntryPoint, memory: Budget) -> Contestant:
     job, step = compiled(target, memory)
-    made = Contestant(OURS, job, step, _random())
+    contestant = Contestant(OURS, job, step, _random())
     start = time.perf_counter()
     step.prepare(*job.batch)
-    made.compile_s = time.perf_counter() - start
-    return made
+    contestant.compile_s = time.perf_counter() - start
+    return contestant
 
 
 def _torch(target: EntryPoint) -> Contestant:
@@ -228,8 +232,8 @@ def compile_in_place(model: nn.Module) -> None:
 
 def require_captured(contestants: Sequence[Contestant]) -> None:
     """TR-006 where a row would be called ``torch.compile``, and nothing of it was compiled."""
-    for each in contestants:
-        if each.name == TORCH and not each.captured:
+    for contestant in contestants:
+        if contestant.name == TORCH and not contestant.captured:
             raise TreadleError(
                 "torch.compile captured nothing of this model: its row would be eager's",
                 code="TR-006",
@@ -237,27 +241,31 @@ def require_captured(contestants: Sequence[Contestant]) -> None:
             )
 
 
-def _figures(each: Contestant, eager: Contestant, peak: int) -> Figures:
-    times, base = each.seconds[WARMUP:], eager.seconds[WARMUP:]
+def _figures(contestant: Contestant, eager: Contestant, peak: int) -> Figures:
+    times, base = contestant.seconds[WARMUP:], eager.seconds[WARMUP:]
     low, middle, high = _quartiles(times)
-    compile_s = each.compile_s
-    if each.name == TORCH:
-        compile_s = max(0.0, each.seconds[0] - middle)
+    compile_s = contestant.compile_s
+    if contestant.name == TORCH:
+        compile_s = max(0.0, contestant.seconds[0] - middle)
     return Figures(
-        name=each.name,
+        name=contestant.name,
         step_ms_median=1e3 * middle,
         step_ms_low=1e3 * low,
         step_ms_high=1e3 * high,
         ratio_to_eager=statistics.median(a / b for a, b in zip(times, base, strict=True)),
         peak_bytes=peak,
         predicted_peak_bytes=(
-            each.run.compiled.artifact.peak_bytes if isinstance(each.run, Step) else None
+            contestant.run.compiled.artifact.peak_bytes
+            if isinstance(contestant.run, Step)
+            else None
         ),
         peak_ratio_to_eager=1.0,
         compile_s=compile_s,
-        loss_first=each.losses[0],
-        loss_last=each.losses[-1],
-        loss_distance=torch.stack(each.gaps).max().item() if each.gaps else None,  # a NaN wins
+        loss_first=contestant.losses[0],
+        loss_last=contestant.losses[-1],
+        loss_distance=torch.stack(contestant.gaps).max().item()
+        if contestant.gaps
+        else None,  # a NaN wins
         step_ms=tuple(1e3 * seconds for seconds in times),
     )
 
@@ -273,7 +281,7 @@ def _numbers(result: object) -> list[Tensor]:
     """What a step returned that is a number or has numbers, as float64 copies."""
     leaves = [leaf for leaf in flatten(result)[0] if isinstance(leaf, Tensor | int | float)]
     tensors = [torch.as_tensor(leaf).detach() for leaf in leaves]
-    return [each.double().cpu() for each in tensors if not each.is_complex()]
+    return [tensor.double().cpu() for tensor in tensors if not tensor.is_complex()]
 
 
 def _gap(a: Tensor, b: Tensor) -> Tensor:
@@ -282,14 +290,14 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(same, 0.0, (a - b).abs()).max()
 
 
-def _peak(each: Contestant) -> int:
+def _peak(contestant: Contestant) -> int:
     """The measured peak of one more step. On a GPU the meter sees the memory of all contestants:
     what was there and is not this one's is taken off."""
-    job, there = each.job, torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-    if isinstance(each.run, Step):
-        report = each.run.measure(*job.batch)
+    job, there = contestant.job, torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    if isinstance(contestant.run, Step):
+        report = contestant.run.measure(*job.batch)
     else:
-        report = eager_peak(each.run, job.model, job.optimizer, job.batch)
+        report = eager_peak(contestant.run, job.model, job.optimizer, job.batch)
     others = 0 if target_for(report.device).on_host else there - report.before_bytes
     return report.peak_bytes - others
 
@@ -299,9 +307,9 @@ def eager_peak(
 ) -> PeakReport:
     """The peak of ``run(*batch)``: parameters, gradients, state and batch counted."""
     modules: Sequence[nn.Module] = list(named_models(models).values())
-    parameters = [each for model in modules for each in model.parameters()]
-    held = [*parameters, *(each for model in modules for each in model.buffers())]
-    held += [each.grad for each in parameters if each.grad is not None]
+    parameters = [parameter for model in modules for parameter in model.parameters()]
+    held = [*parameters, *(buffer for model in modules for buffer in model.buffers())]
+    held += [parameter.grad for parameter in parameters if parameter.grad is not None]
     for optimizer in named_optimizers(optimizers).values():
         for entries in optimizer.state.values():
             held += [value for value in entries.values() if isinstance(value, Tensor)]
@@ -329,16 +337,16 @@ def _print(console: Console, result: Result) -> None:
     columns = ("", "ms/step", "quartiles", "x eager", "peak", "x eager", "compile", "loss distance")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for each in result.contestants:
-        distance = each.loss_distance
+    for contestant in result.contestants:
+        distance = contestant.loss_distance
         table.add_row(
-            each.name,
-            f"{each.step_ms_median:.2f}",
-            f"{each.step_ms_low:.2f} to {each.step_ms_high:.2f}",
-            f"{each.ratio_to_eager:.2f}",
-            format_bytes(each.peak_bytes),
-            f"{each.peak_ratio_to_eager:.2f}",
-            f"{each.compile_s:.1f} s",
+            contestant.name,
+            f"{contestant.step_ms_median:.2f}",
+            f"{contestant.step_ms_low:.2f} to {contestant.step_ms_high:.2f}",
+            f"{contestant.ratio_to_eager:.2f}",
+            format_bytes(contestant.peak_bytes),
+            f"{contestant.peak_ratio_to_eager:.2f}",
+            f"{contestant.compile_s:.1f} s",
             "" if distance is None else f"{distance:.1e}",
         )
     console.print(table, highlight=False)

@@ -217,12 +217,12 @@ def _positive(text: str) -> int:
 
 def _tolerance(text: str) -> float:
     try:
-        found = float(text)
+        tolerance = float(text)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < 1:
+        tolerance = -1.0
+    if not 0 <= tolerance < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
-    return found
+    return tolerance
 
 
 def _say(console: Console, text: str) -> None:
@@ -255,10 +255,10 @@ def _verify(parsed: argparse.Namespace, console: Console) -> int:
     """1 when a value differs."""
     job, step = compiled(EntryPoint(parsed.target), parsed.memory)
     for number in range(parsed.steps):
-        found = step.verify([job.batch])
-        if found is not None:
-            gap = f"by {found.absolute:.3g}, {found.relative:.3g} of its largest value"
-            _say(console, f"step {number}: {found.name} differs from eager, {gap}")
+        report = step.verify([job.batch])
+        if report is not None:
+            gap = f"by {report.absolute:.3g}, {report.relative:.3g} of its largest value"
+            _say(console, f"step {number}: {report.name} differs from eager, {gap}")
             return 1
         step(*job.batch)
     _say(console, f"{parsed.steps} steps: every result, parameter, buffer and state equals eager's")
@@ -290,7 +290,7 @@ def _bench(parsed: argparse.Namespace, console: Console) -> int:
         memory=parsed.memory,
         steps=parsed.steps,
         json_file=parsed.json,
-        against=[each.strip() for each in parsed.against.split(",")],
+        against=[part.strip() for part in parsed.against.split(",")],
     )
 
 

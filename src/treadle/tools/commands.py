@@ -58,8 +58,8 @@ def observed(target: EntryPoint, memory: Budget) -> Step:
 
 def write_report(target: str, path: Path, memory: Budget) -> Path:
     """Run the target's step and write what became of it to ``path``."""
-    found = EntryPoint(target)
+    entry_point = EntryPoint(target)
     check_output(path)
-    step = observed(found, memory)
+    step = observed(entry_point, memory)
     with progress() as clock, clock.stage("plan for other budgets"):
         return step.report(path)

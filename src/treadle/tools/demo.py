@@ -69,8 +69,8 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
         budget = int(BUDGET * eager.run.peak_bytes)
         small = _train(gpt, "budget", steps, progress, {"memory": budget})
     runs = [eager, compiled, small]
-    difference = max(_difference(eager, each) for each in runs[1:])
-    _print(console, [each.run for each in runs], difference, steps)
+    difference = max(_difference(eager, run) for run in runs[1:])
+    _print(console, [run.run for run in runs], difference, steps)
     console.print(f"budget: {format_bytes(budget)}, {BUDGET:.0%} of eager's peak")
     if compiled.library:
         console.print(
@@ -78,7 +78,7 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
             "Install g++ or clang++ for generated ones; `treadle doctor` says what is found."
         )
     if json_file is not None:
-        data = {"runs": [asdict(each.run) for each in runs], "max_loss_diff_50": difference}
+        data = {"runs": [asdict(run.run) for run in runs], "max_loss_diff_50": difference}
         write_output(json_file, json.dumps(data, indent=2) + "\n")
     return 0
 

@@ -48,22 +48,22 @@ class EntryPoint:
         if not function or not colon:
             raise _wrong(f"{text!r} names no function of {path}")
         self.text = text
-        found = vars(load_module(path))
-        self._function = found.get(function)
+        names = vars(load_module(path))
+        self._function = names.get(function)
         if not callable(self._function):
-            what = "is no function" if function in found else "is not there"
-            raise _wrong(f"{path}: {function!r} {what}; it has {_functions(found)}")
+            what = "is no function" if function in names else "is not there"
+            raise _wrong(f"{path}: {function!r} {what}; it has {_functions(names)}")
 
     def make(self, *, seed: int = 0, fake: bool = False) -> TrainingJob:
         """A new one from this seed, each time. ``fake``: nothing is allocated."""
         torch.manual_seed(seed)
         assert callable(self._function)
         with users_code(self.text), fake_mode_of([]) if fake else nullcontext():
-            made = self._function()
-        if not isinstance(made, tuple | list) or len(made) != 4:
-            count = f" of {len(made)}" if isinstance(made, tuple | list) else ""
-            raise _wrong(f"{self.text} returned {type(made).__name__}{count}, not four things")
-        step, model, optimizer, batch = made
+            function = self._function()
+        if not isinstance(function, tuple | list) or len(function) != 4:
+            count = f" of {len(function)}" if isinstance(function, tuple | list) else ""
+            raise _wrong(f"{self.text} returned {type(function).__name__}{count}, not four things")
+        step, model, optimizer, batch = function
         if not callable(step):
             raise _wrong(f"the first thing that {self.text} returned is no function: {step!r}")
         arguments = tuple(batch) if _is_sequence(batch) else (batch,)
@@ -99,8 +99,8 @@ def _wrong(message: str) -> PlanError:
 def _functions(names: Mapping[str, object]) -> str:
     own = [
         name
-        for name, each in names.items()
-        if isinstance(each, FunctionType) and each.__module__ == names["__name__"]
+        for name, value in names.items()
+        if isinstance(value, FunctionType) and value.__module__ == names["__name__"]
     ]
     return ", ".join(own) or "no functions"
 
@@ -123,7 +123,7 @@ def users_code(what: str) -> Generator[None]:
 def raised_by_user(what: str, error: Exception) -> PlanError:
     """``error``, which the user's code raised: its text, and only the user's lines."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [(each.filename, each.lineno or 0) for each in frames if is_users(each.filename)]
+    lines = [(frame.filename, frame.lineno or 0) for frame in frames if is_users(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append((error.filename, error.lineno or 0))
     where = "\n     ".join(show_line(line) for line in lines[-_LINES:])
@@ -139,7 +139,7 @@ def is_users(path: str) -> bool:
 
 def is_users_error(error: Exception) -> bool:
     """Whether ``error`` came out of the user's code, and not out of treadle's."""
-    files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return any(map(is_users, files)) and not files[-1].startswith(_OWN)
 
 

@@ -134,11 +134,11 @@ class _Eager:
 
 def _zeroed(step: StepGraph) -> StepGraph:
     """The step with zeros in what operations give as it is. Only to be run."""
-    made = step.copy()
-    for node in made.graph.nodes:
+    candidate = step.copy()
+    for node in candidate.graph.nodes:
         if isinstance(node.target, OpOverload) and gives_undefined(node.target):
             node.target = _with_zeros(node.target)
-    return made
+    return candidate
 
 
 def _with_zeros(op: OpOverload) -> Callable[..., Tensor]:
@@ -192,14 +192,14 @@ def _values(
 ) -> list[Tensor | None]:
     """Results, and what was written into ``inputs``, in the order of the outputs."""
     outputs = zip(results, step.signature.outputs, strict=True)
-    return [each if o.writes is None else inputs[o.writes] for each, o in outputs]
+    return [value if o.writes is None else inputs[o.writes] for value, o in outputs]
 
 
 def _device_of(step: StepGraph) -> torch.device:
     """Where the graph runs: where most values are that are not on the host, else there."""
-    values = [each for node in step.graph.nodes for each in tensors_in(known_value(node))]
-    devices = dict.fromkeys(each.device for each in values)
-    away = (each for each in devices if not target_for(each).on_host)
+    values = [tensor for node in step.graph.nodes for tensor in tensors_in(known_value(node))]
+    devices = dict.fromkeys(value.device for value in values)
+    away = (device for device in devices if not target_for(device).on_host)
     return next(away, next(iter(devices), torch.device("cpu")))
 
 
@@ -263,20 +263,20 @@ def _search(
 
     def fails(candidate: StepGraph) -> bool:
         """In the same way, and PyTorch's kernels still run it if they did."""
-        found = trial.failure(candidate)
+        met = trial.failure(candidate)
         seen = not trial.unseen or not was_seen
-        if found is None or found.kind != failure.kind or not seen:
+        if met is None or met.kind != failure.kind or not seen:
             return False
-        failures[show(candidate, exact=True)] = found
+        failures[show(candidate, exact=True)] = met
         return True
 
-    def heard(move: str, found: StepGraph, tries: int) -> None:
-        _say(progress, f"treadle: {move}: {count_of(found)} after {tries} tries")
-        _write(job, found, step, failures[show(found, exact=True)])
+    def heard(move: str, candidate: StepGraph, tries: int) -> None:
+        _say(progress, f"treadle: {move}: {count_of(candidate)} after {tries} tries")
+        _write(job, candidate, step, failures[show(candidate, exact=True)])
 
-    found = reduced(step, fails, heard)
-    _write(job, found, step, failures[show(found, exact=True)])
-    _say(console, show(found))
+    smallest = reduced(step, fails, heard)
+    _write(job, smallest, step, failures[show(smallest, exact=True)])
+    _say(console, show(smallest))
     _say(console, f"written to {job.smallest}; again: {job.again}")
     return 0
 
@@ -304,14 +304,14 @@ def _no_failure(job: ReduceRequest, trial: Trial, console: Console) -> int:
     return 1
 
 
-def _write(job: ReduceRequest, found: StepGraph, step: StepGraph, failure: Failure) -> None:
+def _write(job: ReduceRequest, reduced_step: StepGraph, step: StepGraph, failure: Failure) -> None:
     lines = (
         str(failure),
         f"the smallest of {job.path}, {count_of(step)}",
         f"again: {job.again}",
     )
-    head = "\n".join(f"# {each}" for line in lines for each in line.splitlines())
-    write_output(job.smallest, f"{head}\n{show(found, exact=True)}\n")
+    head = "\n".join(f"# {row}" for line in lines for row in line.splitlines())
+    write_output(job.smallest, f"{head}\n{show(reduced_step, exact=True)}\n")
 
 
 def _text_of(path: Path) -> str:

@@ -59,8 +59,12 @@ class _Code:
     @functools.lru_cache(maxsize=1 << 7)
     def of(code: CodeType) -> "_Code":
         shown: Any = dis.Bytecode(code)
-        found = tuple(shown)
-        return _Code(found, tuple(each.offset for each in found), tuple(shown.exception_entries))
+        shown_instructions = tuple(shown)
+        return _Code(
+            shown_instructions,
+            tuple(instruction.offset for instruction in shown_instructions),
+            tuple(shown.exception_entries),
+        )
 
     def at(self, offset: int) -> int:
         """The number of the instruction at ``offset`` or whose cache is there, or of the one that
@@ -72,8 +76,8 @@ class _Code:
 
     def handler(self, at: int) -> int | None:
         offset = self.offsets[at]
-        found = [each.target for each in self.handlers if each.start <= offset < each.end]
-        return self.at(found[-1]) if found else None
+        targets = [entry.target for entry in self.handlers if entry.start <= offset < entry.end]
+        return self.at(targets[-1]) if targets else None
 
 
 @final
@@ -143,25 +147,25 @@ class _Follower:
         code = _Code.of(place.frame.f_code)
         if place.at >= len(code.instructions):
             return None
-        each = code.instructions[place.at]
-        name = each.opname
+        instruction = code.instructions[place.at]
+        name = instruction.opname
         stack, names = place.stack, place.names
         if name in ("RAISE_VARARGS", "RERAISE"):
             handler = code.handler(place.at)
             return [] if handler is None else [_ProgramPoint(place.frame, handler, (), {})]
         if name.startswith("RETURN"):
-            value = each.argval if name == "RETURN_CONST" else _top(stack)
+            value = instruction.argval if name == "RETURN_CONST" else _top(stack)
             if name not in ("RETURN_VALUE", "RETURN_CONST") or not isinstance(value, bool):
                 return None
             return self._returned(place.frame.f_back, value)
         if name == "FOR_ITER" or "JUMP" in name:
-            ways = _jumps_to(each, place.at, code, stack)
+            ways = _jumps_to(instruction, place.at, code, stack)
             return [_ProgramPoint(place.frame, to, rest, names) for to, rest in ways]
-        if _jumps(each) or "YIELD" in name:
+        if _jumps(instruction) or "YIELD" in name:
             return None
         if _top(stack) is not None and name in _CALLS and _called(code, place.at) == "bool":
             return [place.after(stack[-1:], names)]
-        return [place.after(*_after(each, stack, names))]
+        return [place.after(*_after(instruction, stack, names))]
 
     def _returned(self, frame: FrameType | None, value: bool) -> list[_ProgramPoint] | None:
         """Where ``frame`` goes on with ``value`` from what it called; ``None`` if not known."""
@@ -189,7 +193,7 @@ def called_name(frame: FrameType) -> str:
 
 def _known(frame: FrameType) -> dict[str, Truth]:
     """Which of the variables of a frame are true."""
-    return {key: each for key, each in variables(frame).items() if isinstance(each, bool)}
+    return {key: flag for key, flag in variables(frame).items() if isinstance(flag, bool)}
 
 
 def _top(stack: tuple[Truth, ...]) -> Truth:
@@ -197,11 +201,11 @@ def _top(stack: tuple[Truth, ...]) -> Truth:
 
 
 def _jumps_to(
-    each: dis.Instruction, at: int, code: _Code, stack: tuple[Truth, ...]
+    instruction: dis.Instruction, at: int, code: _Code, stack: tuple[Truth, ...]
 ) -> list[tuple[int, tuple[Truth, ...]]]:
     """Where a jump may lead, and the stack there."""
-    name = each.opname
-    there, on = code.at(each.argval), at + 1
+    name = instruction.opname
+    there, on = code.at(instruction.argval), at + 1
     if name == "FOR_ITER":
         return [(there, ()), (on, ())]
     if "_IF_" not in name:
@@ -216,35 +220,37 @@ def _jumps_to(
 
 
 def _after(
-    each: dis.Instruction, stack: tuple[Truth, ...], names: Mapping[str, Truth]
+    instruction: dis.Instruction, stack: tuple[Truth, ...], names: Mapping[str, Truth]
 ) -> tuple[tuple[Truth, ...], Mapping[str, Truth]]:
     """What is known after an instruction that does not jump."""
-    name = each.opname
+    name = instruction.opname
     if name in _NOTHING:
         return stack, names
     if name == "UNARY_NOT":
         value = _top(stack)
         return (*stack[:-1], None if value is None else not value), names
     if name == "COPY":
-        return (*stack, _top(stack) if each.arg == 1 else None), names
+        return (*stack, _top(stack) if instruction.arg == 1 else None), names
     if name == "POP_TOP":
         return stack[:-1], names
     if name == "WITH_EXCEPT_START":
         return (*stack, False), names  # a context that does not swallow the exception
     if name == "LOAD_CONST":
-        return (*stack, each.argval if isinstance(each.argval, bool) else None), names
-    if name.startswith(("LOAD_FAST", "LOAD_DEREF")) and isinstance(each.argval, str):
-        return (*stack, names.get(each.argval)), names
+        return (*stack, instruction.argval if isinstance(instruction.argval, bool) else None), names
+    if name.startswith(("LOAD_FAST", "LOAD_DEREF")) and isinstance(instruction.argval, str):
+        return (*stack, names.get(instruction.argval)), names
     if name in ("STORE_FAST", "STORE_DEREF"):
-        return stack[:-1], {**names, each.argval: _top(stack)}
+        return stack[:-1], {**names, instruction.argval: _top(stack)}
     if name.startswith(("STORE_FAST", "DELETE_FAST", "LOAD_FAST")):
-        gone = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        gone = (
+            instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        )
         return (), {key: value for key, value in names.items() if key not in gone}
     return (), names
 
 
-def _compares_to_bool(each: dis.Instruction) -> bool:
-    return "TO_BOOL" in dis.opmap and bool((each.arg or 0) & _TO_BOOL)
+def _compares_to_bool(instruction: dis.Instruction) -> bool:
+    return "TO_BOOL" in dis.opmap and bool((instruction.arg or 0) & _TO_BOOL)
 
 
 def _after_call(code: _Code, at: int) -> int:
@@ -258,21 +264,21 @@ def _called(code: _Code, at: int) -> str:
     at -= code.instructions[at - 1].opname == "PRECALL"
     call = code.instructions[at]
     height = (call.arg or 0) + 2  # the callee, what may be beside it, and the arguments
-    targets = {each.argval for each in code.instructions if _jumps(each)}
+    targets = {instruction.argval for instruction in code.instructions if _jumps(instruction)}
     for back in range(at - 1, -1, -1):
-        each = code.instructions[back]
-        if _jumps(each):
+        earlier = code.instructions[back]
+        if _jumps(earlier):
             return ""
-        if each.opname == "EXTENDED_ARG":
+        if earlier.opname == "EXTENDED_ARG":
             continue
-        height -= dis.stack_effect(each.opcode, each.arg)
+        height -= dis.stack_effect(earlier.opcode, earlier.arg)
         if height == 0:
-            callee = code.instructions[back + (each.opname == "PUSH_NULL")]
+            callee = code.instructions[back + (earlier.opname == "PUSH_NULL")]
             return str(callee.argval) if callee.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ""
-        if each.offset in targets:
+        if earlier.offset in targets:
             return ""
     return ""
 
 
-def _jumps(each: dis.Instruction) -> bool:
-    return each.opcode in dis.hasjrel or each.opcode in dis.hasjabs
+def _jumps(instruction: dis.Instruction) -> bool:
+    return instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs

@@ -37,7 +37,7 @@ def with_room(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        found: T = call_with_room(function, args, kwargs)
-        return found
+        result: T = call_with_room(function, args, kwargs)
+        return result
 
     return call

@@ -15,12 +15,12 @@ def variables(frame: FrameType) -> Mapping[str, Any]:
     that a function in it reads: until 3.13.2 looking at one ends the process (CPython issue
     128396)."""
     hidden = _hidden(frame.f_code) if _IS_UNSAFE else ()
-    found = frame.f_locals
+    values = frame.f_locals
     if not hidden:
-        return found
+        return values
     code = frame.f_code
     names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}.difference(hidden)
-    return {each: found[each] for each in names if each in found}
+    return {name: values[name] for name in names if name in values}
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -28,4 +28,4 @@ def _hidden(code: CodeType) -> tuple[str, ...]:
     """Cells among the local variables that are no parameters."""
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
-    return tuple(each for each in code.co_varnames[count:] if each in code.co_cellvars)
+    return tuple(name for name in code.co_varnames[count:] if name in code.co_cellvars)

@@ -62,7 +62,9 @@ def numbers_text(value: Tensor) -> str:
 def _named_constants() -> dict[str, Any]:
     """By its text, every dtype, layout and memory format."""
     kinds = (torch.dtype, torch.layout, torch.memory_format)
-    return {str(each): each for each in vars(torch).values() if isinstance(each, kinds)}
+    return {
+        str(constant): constant for constant in vars(torch).values() if isinstance(constant, kinds)
+    }
 
 
 class LiteralReader:
@@ -76,10 +78,10 @@ class LiteralReader:
         """A dtype by one of its names."""
         at = self.scanner.place()
         word = self.scanner.word(DOTTED, "a dtype")
-        found = self._words.get(word, self._words.get(f"torch.{word}"))
-        if not isinstance(found, torch.dtype):
+        named = self._words.get(word, self._words.get(f"torch.{word}"))
+        if not isinstance(named, torch.dtype):
             raise self.scanner.error(f"there is no dtype {word!r}", at)
-        return found
+        return named
 
     def literal(self) -> Any:
         """An argument that is no value of the graph."""
@@ -87,9 +89,9 @@ class LiteralReader:
             if self.scanner.take(name):
                 return value
         for read in (self.scanner.quoted, self.scanner.number):
-            found = read()
-            if found is not None:
-                return found
+            result = read()
+            if result is not None:
+                return result
         at = self.scanner.place()
         word = self.scanner.word(DOTTED, "a value or a literal")
         if word == "generator":
@@ -100,8 +102,8 @@ class LiteralReader:
             raise self.scanner.error(f"there is no value {word!r} here", at)
         return self._made(word, self.scanner.several(")", self.literal), at)
 
-    def _made(self, word: str, given: list[Any], at: int) -> Any:
-        match word, given:
+    def _made(self, word: str, values: list[Any], at: int) -> Any:
+        match word, values:
             case "float", ["inf" | "-inf" | "nan" as text]:
                 return float(text)
             case "complex", [int() | float() as real, int() | float() as imaginary]:
@@ -109,7 +111,7 @@ class LiteralReader:
             case "device", [str() as text]:
                 return self.device(text)
             case "slice", [_, _, _]:
-                return slice(*given)
+                return slice(*values)
             case _:
                 raise self.scanner.error(f"{word}(...) is no literal", at)
 
@@ -120,19 +122,19 @@ class LiteralReader:
         except RuntimeError as error:
             raise self.scanner.error(f"there is no device {text!r}") from error
 
-    def numbers(self, made: Tensor) -> Tensor:
+    def numbers(self, tensor: Tensor) -> Tensor:
         """``made`` with the numbers that stand here: ``[1.0, 2.0]``, or ``bytes '...'``."""
         at = self.scanner.place()
         if self.scanner.take("["):
-            flat = torch.tensor(self.scanner.several("]", self.literal), dtype=made.dtype)
+            flat = torch.tensor(self.scanner.several("]", self.literal), dtype=tensor.dtype)
         elif self.scanner.take("bytes"):
-            flat = self._bytes(made.dtype)
+            flat = self._bytes(tensor.dtype)
         else:
             raise self.scanner.error("the numbers of the constant are not in the text")
-        if flat.numel() != made.numel():
-            text = f"{flat.numel()} numbers of a constant of {made.numel()}"
+        if flat.numel() != tensor.numel():
+            text = f"{flat.numel()} numbers of a constant of {tensor.numel()}"
             raise self.scanner.error(text, at)
-        return made.copy_(flat.view(made.shape))
+        return tensor.copy_(flat.view(tensor.shape))
 
     def _bytes(self, dtype: torch.dtype) -> Tensor:
         at = self.scanner.place()

@@ -39,24 +39,24 @@ Nested: TypeAlias = T | tuple["Nested[T]", ...] | list["Nested[T]"] | dict[str, 
 def map_leaves(f: Callable[[T], U], nested: Nested[T]) -> Nested[U]:
     """``f`` of each leaf, in tuples where there were tuples or lists, in dicts where dicts."""
     if isinstance(nested, tuple | list):
-        return tuple([map_leaves(f, each) for each in nested])
+        return tuple([map_leaves(f, item) for item in nested])
     if isinstance(nested, dict):
-        return {name: map_leaves(f, each) for name, each in nested.items()}
+        return {name: map_leaves(f, item) for name, item in nested.items()}
     return f(nested)
 
 
 def leaves(*nested: Nested[T]) -> list[T]:
     """All that is no tuple, list or dict, in order."""
-    found: list[T] = []
-    _collect(nested, found)
-    return found
+    collected: list[T] = []
+    _collect(nested, collected)
+    return collected
 
 
-def _collect(nested: Iterable[Nested[T]], found: list[T]) -> None:
-    for each in nested:
-        if isinstance(each, tuple | list):
-            _collect(each, found)
-        elif isinstance(each, dict):
-            _collect(each.values(), found)
+def _collect(nested: Iterable[Nested[T]], collected: list[T]) -> None:
+    for item in nested:
+        if isinstance(item, tuple | list):
+            _collect(item, collected)
+        elif isinstance(item, dict):
+            _collect(item.values(), collected)
         else:
-            found.append(each)
+            collected.append(item)

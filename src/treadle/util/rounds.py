@@ -44,34 +44,34 @@ def run_backward(
     others, count = _contiguous(others), len(grads)
     rounds = _begins(goes_on, body, carried, others)
     ours = compress(others, differentiable[len(carried) :])
-    made = [*_contiguous(grads), *(torch.zeros_like(each) for each in ours)]
+    contiguous = [*_contiguous(grads), *(torch.zeros_like(tensor) for tensor in ours)]
     while rounds:
-        made = _contiguous(backward([*rounds.pop(), *others, *made]))
-    return [*_own(made[:count], (*grads, *carried, *others)), *made[count:]]
+        contiguous = _contiguous(backward([*rounds.pop(), *others, *contiguous]))
+    return [*_own(contiguous[:count], (*grads, *carried, *others)), *contiguous[count:]]
 
 
 def _begins(
     goes_on: Function, body: Function, carried: Sequence[Tensor], others: Sequence[Tensor]
 ) -> list[list[Tensor]]:
     """What each round begins with."""
-    found: list[list[Tensor]] = []
+    starts: list[list[Tensor]] = []
     values = _contiguous(carried)
     while goes_on([*values, *others])[0]:
-        found.append(values)
+        starts.append(values)
         values = _contiguous(body([*values, *others]))
-    return found
+    return starts
 
 
 def _contiguous(values: Sequence[Tensor]) -> list[Tensor]:
-    return [each.contiguous() for each in values]
+    return [tensor.contiguous() for tensor in values]
 
 
 def _own(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """The values, those copied that have the memory of an input or of one before."""
-    taken = {each.untyped_storage().data_ptr() for each in inputs}
-    found: list[Tensor] = []
-    for each in values:
-        address = each.untyped_storage().data_ptr()
-        found.append(each.clone() if address in taken and address else each)
+    taken = {input_.untyped_storage().data_ptr() for input_ in inputs}
+    tensors: list[Tensor] = []
+    for tensor in values:
+        address = tensor.untyped_storage().data_ptr()
+        tensors.append(tensor.clone() if address in taken and address else tensor)
         taken.add(address)
-    return found
+    return tensors

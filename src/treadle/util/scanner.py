@@ -33,9 +33,9 @@ class Scanner:
 
     def place(self) -> int:
         """Where the next piece begins."""
-        found = _BLANKS.match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
+        blanks = _BLANKS.match(self.text, self.at)
+        assert blanks is not None
+        self.at = blanks.end()
         return self.at
 
     def sees(self, symbol: str) -> bool:
@@ -62,53 +62,53 @@ class Scanner:
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
         """Go past what fits ``pattern``, if the next piece does."""
-        found = pattern.match(self.text, self.place())
-        if found is None or not found[0]:
+        matched = pattern.match(self.text, self.place())
+        if matched is None or not matched[0]:
             return None
-        self.at = found.end()
-        return found[0]
+        self.at = matched.end()
+        return matched[0]
 
     def word(self, pattern: re.Pattern[str] = _NAME, what: str = "a name") -> str:
         """Go past what fits ``pattern``, which the next piece must."""
-        found = self.match(pattern)
-        if found is None:
+        matched = self.match(pattern)
+        if matched is None:
             raise self.error(f"{what} is expected here")
-        return found
+        return matched
 
     def quoted(self) -> str | None:
         """Go past a text between quotes, as Python writes it, if that is the next piece."""
         at = self.place()
-        found = self.match(_QUOTED)
+        matched = self.match(_QUOTED)
         try:
-            return None if found is None else str(ast.literal_eval(found))
+            return None if matched is None else str(ast.literal_eval(matched))
         except (SyntaxError, ValueError) as error:
             raise self.error(f"this is no text between quotes: {error}", at) from error
 
     def number(self) -> int | float | None:
         """Go past a number, if that is the next piece; ``1`` is an int and ``1.0`` a float."""
-        found = self.match(_NUMBER)
-        if found is None:
+        matched = self.match(_NUMBER)
+        if matched is None:
             return None
-        return int(found) if found.lstrip("-").isdecimal() else float(found)
+        return int(matched) if matched.lstrip("-").isdecimal() else float(matched)
 
     def integer(self) -> int:
         """Go past a whole number, which the next piece must be."""
         at = self.place()
-        found = self.number()
-        if not isinstance(found, int):
+        value = self.number()
+        if not isinstance(value, int):
             raise self.error("a whole number is expected here", at)
-        return found
+        return value
 
     def several(self, close: str, item: Callable[[], Any]) -> list[Any]:
         """``item, item, ... close``; a comma may follow the last."""
-        found: list[Any] = []
+        values: list[Any] = []
         while not self.take(close):
-            if found:
+            if values:
                 self.need(",")
                 if self.take(close):
                     break
-            found.append(item())
-        return found
+            values.append(item())
+        return values
 
     def arguments(self, value: Callable[[], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``value, name=value, ...)``: what is given by position, and by name."""
@@ -117,8 +117,10 @@ class Scanner:
             key = self.match(_KEY)
             return (key or "").rstrip("= "), value()
 
-        found = self.several(")", operand)
-        return tuple(each for key, each in found if not key), {k: v for k, v in found if k}
+        operands = self.several(")", operand)
+        return tuple(argument for key, argument in operands if not key), {
+            k: v for k, v in operands if k
+        }
 
     def rest(self) -> str:
         """Go past the rest of the line, without blanks around it."""

@@ -48,22 +48,22 @@ class Arena:
     @property
     def promised_bytes(self) -> int:
         """The largest peak of any tenant: no call holds more, whoever was there before."""
-        return max((each.artifact.peak_bytes for each in self._tenants), default=0)
+        return max((tenant.artifact.peak_bytes for tenant in self._tenants), default=0)
 
     def get(self, tenant: Tenant, device: torch.device) -> Tensor:
         """A block that is large enough for ``tenant``, allocated when there is none."""
         held = self.bytes
         if held is None or not self._suits(held.numel(), tenant.artifact):
             self.give_back()  # before the new one
-            sizes = {each.artifact.arena_bytes for each in self._tenants}
+            sizes = {other.artifact.arena_bytes for other in self._tenants}
             suiting = [size for size in sizes if self._suits(size, tenant.artifact)]
             held = self.bytes = _aligned(max(suiting), device)
         return held
 
     def give_back(self) -> None:
         """Free the block; the next call allocates it again."""
-        for each in self._tenants:
-            each.leave_arena()
+        for tenant in self._tenants:
+            tenant.leave_arena()
         self.bytes = None
 
     def _suits(self, size: int, artifact: Artifact) -> bool:

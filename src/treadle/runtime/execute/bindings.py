@@ -105,8 +105,8 @@ class Bindings:
 
     def views(self) -> list[Tensor]:
         """All tensors that stand in a place now, each once."""
-        found = (held[key] for uses in self.uses.values() for (held, key), _ in uses.views)
-        return list({id(each): each for each in found if isinstance(each, Tensor)}.values())
+        values = (held[key] for uses in self.uses.values() for (held, key), _ in uses.views)
+        return list({id(value): value for value in values if isinstance(value, Tensor)}.values())
 
     def drop(self) -> None:
         """Forget the tensors of all buffers."""

@@ -149,10 +149,10 @@ class CallFrame:
         allocated."""
         self.inputs.tensors, self._live.tensors = inputs, {**held, **(fresh or {})}
         try:
-            own = {address_of(each) for each in held.values()}
+            own = {address_of(held_tensor) for held_tensor in held.values()}
             return [
-                each.clone() if each is not None and address_of(each) in own else each
-                for each in self.results()
+                result.clone() if result is not None and address_of(result) in own else result
+                for result in self.results()
             ]
         finally:
             self.inputs.tensors, self._live.tensors = (), {}
@@ -185,10 +185,10 @@ def _given_away(artifact: Artifact) -> frozenset[str]:
     for view in artifact.results:
         if view is not None:
             views.setdefault(view.buffer, []).append(view)
-    found: set[str] = set()
+    names: set[str] = set()
     for name, shown in views.items():
         spec = artifact.buffers[name]
         all_of_it = all(view == whole(spec) for view in shown)
         if spec.unsized or (spec.place is Storage.CALL and all_of_it):
-            found.add(name)
-    return frozenset(found)
+            names.add(name)
+    return frozenset(names)

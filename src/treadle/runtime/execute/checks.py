@@ -28,19 +28,19 @@ def mismatch(tensor: Tensor, spec: BufferSpec) -> RuntimeFailure:
     """TR-401: what was given, and what the step was compiled for."""
     dense = tensor.layout is torch.strided
     layout = f"strides {tensor.stride()}" if dense else str(tensor.layout)
-    given = f"{tensor.dtype} {tuple(tensor.shape)} {layout} on {tensor.device}"
+    actual = f"{tensor.dtype} {tuple(tensor.shape)} {layout} on {tensor.device}"
     return RuntimeFailure(
-        f"input {spec.name} is {given}, and the step was compiled for {spec.dtype} "
+        f"input {spec.name} is {actual}, and the step was compiled for {spec.dtype} "
         f"{spec.shape} strides {spec.strides}" + (f" on {spec.device}" if spec.device else ""),
         code="TR-401",
         remedy="pass a tensor of that layout, or compile the step for this one",
     )
 
 
-def wrong_count(given: int, expected: int) -> RuntimeFailure:
+def wrong_count(actual: int, expected: int) -> RuntimeFailure:
     """TR-401: too many inputs, or too few."""
     return RuntimeFailure(
-        f"{given} inputs given, and the step has {expected}",
+        f"{actual} inputs given, and the step has {expected}",
         code="TR-401",
         remedy="pass the inputs that the artifact lists, in its order",
     )

@@ -126,7 +126,7 @@ class Executable:
         try:
             self.frame.begin_round(inputs, trusted=trusted)
             self.frame.actions.run()
-            return [each for each in self.frame.results() if each is not None]
+            return [result for result in self.frame.results() if result is not None]
         finally:
             self.frame.end()
 

@@ -29,7 +29,7 @@ def functional_of(op: OpOverload) -> OpOverload | None:
         isinstance(schema_of(op).arguments[at].type, torch.TensorType) for at in written
     ):
         return None
-    if any(each.alias_info is not None for each in schema_of(op).returns):
+    if any(result.alias_info is not None for result in schema_of(op).returns):
         return None
     namespace, name = schema_of(op).name.split("::")
     return _defined(f"{namespace}__{name}__{overload_of(op)}", op)
@@ -38,25 +38,28 @@ def functional_of(op: OpOverload) -> OpOverload | None:
 def named(name: str) -> OpOverload:
     """The operator ``treadle_functional.<name>``, defined if it is not yet."""
     namespace, packet, overload = name.split("__")
-    found: object = getattr(getattr(torch.ops, namespace), packet)
-    made = functional_of(getattr(found, overload))
-    assert made is not None, name
-    return made
+    packet_: object = getattr(getattr(torch.ops, namespace), packet)
+    operator = functional_of(getattr(packet_, overload))
+    assert operator is not None, name
+    return operator
 
 
 @functools.cache
 def _defined(name: str, op: OpOverload) -> OpOverload:
     written = _written(op)
-    given = [f"{each.type} {each.name}" for each in schema_of(op).arguments]
-    given = [
-        _with_default(text, each) for text, each in zip(given, schema_of(op).arguments, strict=True)
+    parameters = [f"{argument.type} {argument.name}" for argument in schema_of(op).arguments]
+    parameters = [
+        _with_default(text, argument)
+        for text, argument in zip(parameters, schema_of(op).arguments, strict=True)
     ]
-    star = next((at for at, each in enumerate(schema_of(op).arguments) if each.kwarg_only), None)
+    star = next(
+        (at for at, argument in enumerate(schema_of(op).arguments) if argument.kwarg_only), None
+    )
     if star is not None:
-        given.insert(star, "*")
-    returns = [str(each.type) for each in schema_of(op).returns] + ["Tensor"] * len(written)
+        parameters.insert(star, "*")
+    returns = [str(result.type) for result in schema_of(op).returns] + ["Tensor"] * len(written)
     shown = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
-    names = [each.name for each in schema_of(op).arguments]
+    names = [argument.name for argument in schema_of(op).arguments]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         every = dict(zip(names, args, strict=False)) | kwargs
@@ -67,7 +70,7 @@ def _defined(name: str, op: OpOverload) -> OpOverload:
         both = (*own, *copies)
         return both[0] if len(both) == 1 else both
 
-    schema = f"{name}({', '.join(given)}) -> {shown}"
+    schema = f"{name}({', '.join(parameters)}) -> {shown}"
     return CustomOp(schema, fake=call, kernel=call, namespace=NAMESPACE).op
 
 

@@ -41,8 +41,10 @@ class Incoming:
         self._device = torch.device(artifact.device)
         self._inputs = inputs
         self._live = live
-        found = (imported(artifact, step) for step in artifact.steps)
-        self._imports = {each.position: each for each in found if each is not None}
+        imports = (imported(artifact, step) for step in artifact.steps)
+        self._imports = {
+            host_input.position: host_input for host_input in imports if host_input is not None
+        }
         self._stream: torch.cuda.Stream | None = None
 
     def fill(self, host_input: HostInput) -> None:

@@ -98,7 +98,7 @@ class CallAllocating:
             self.slots = [*_tensor_slots(self.args), *_tensor_slots(self.kwargs)]
         memory = address_of(value)
         arguments = _tensors(*(held[key] for held, key in self.slots))
-        shared = memory and any(address_of(each) == memory for each in arguments)
+        shared = memory and any(address_of(argument) == memory for argument in arguments)
         return value.clone() if shared else value
 
     def _inspect(self, results: Sequence[object]) -> tuple[bool, ...]:
@@ -154,7 +154,7 @@ def _tensor_slots(held: Container) -> Iterator[Slot]:
 
 
 def _tensors(*nested: object) -> list[Tensor]:
-    return [each for each in leaves(nested) if isinstance(each, Tensor)]
+    return [leaf for leaf in leaves(nested) if isinstance(leaf, Tensor)]
 
 
 @functools.cache
@@ -162,19 +162,19 @@ def resolve(name: str) -> Callable[..., Any]:
     """``"aten.mm.out"`` -> the operator."""
     if name.startswith(f"{NAMESPACE}."):
         return named(name.split(".")[1])
-    found: object = torch.ops
+    target: object = torch.ops
     if name.startswith("python."):
         _, module, name = name.split(".")
         require(module in _PYTHON, RuntimeFailure(f"{name} is no operator", code="TR-402"))
-        found = _PYTHON[module]
+        target = _PYTHON[module]
     try:
         for part in name.split("."):
-            found = getattr(found, part)  # the way to an operator whose name is data
+            target = getattr(target, part)  # the way to an operator whose name is data
     except AttributeError as error:
         raise RuntimeFailure(
             f"this PyTorch ({torch.__version__}) has no operator {name}",
             code="TR-402",
             remedy="compile the step again with this version of PyTorch",
         ) from error
-    assert callable(found)
-    return found
+    assert callable(target)
+    return target

@@ -45,7 +45,9 @@ class Loop:
 
     def __call__(self, *args: Any) -> list[Tensor]:
         with contextlib.ExitStack() as running:
-            entered = {name: running.enter_context(each.repeated()) for name, each in self.programs}
+            entered = {
+                name: running.enter_context(program.repeated()) for name, program in self.programs
+            }
             match [entered[name] for name in self.bodies]:
                 case [goes_on, body]:
                     carried, others, *_ = args

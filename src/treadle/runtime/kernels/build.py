@@ -104,12 +104,12 @@ class Build:
 
     def load(self, sources: Sequence[Source]) -> Functions:
         """Compile (or find compiled) and load every function of ``sources``."""
-        found = Functions()
+        functions = Functions()
         for language, group in _by_language(sources).items():
             if language not in self.loaders:
                 raise _missing(language)
-            found = found.joined(self.loaders[language].load(group, found.tables))
-        return found
+            functions = functions.joined(self.loaders[language].load(group, functions.tables))
+        return functions
 
 
 _NEEDED = {CPP: "C++ compiler", TRITON: "triton"}

@@ -111,8 +111,8 @@ def cpu_flags() -> tuple[str, ...]:
         lines = _CPU.read_text().splitlines()
     except OSError:
         return ()
-    found = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
-    return tuple(sorted(next(found, "").split()))
+    listed = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
+    return tuple(sorted(next(listed, "").split()))
 
 
 def _probe(path: str) -> Compiler | None:
@@ -177,12 +177,12 @@ def library_key(text: str, compiler: Compiler) -> str:
 
 def _cached_library(text: str, cache: Cache, compiler: Compiler) -> Path:
     key = library_key(text, compiler)
-    found = cache.path(key, LIBRARY)
-    if found is not None:
-        return found
+    path = cache.path(key, LIBRARY)
+    if path is not None:
+        return path
     with cache.lock(key):
-        found = cache.path(key, LIBRARY)  # another process may have been first
-        return found or cache.put_path(key, LIBRARY, _compile(text, compiler))
+        path = cache.path(key, LIBRARY)  # another process may have been first
+        return path or cache.put_path(key, LIBRARY, _compile(text, compiler))
 
 
 def _compile(text: str, compiler: Compiler) -> bytes:

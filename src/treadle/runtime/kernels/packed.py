@@ -60,15 +60,16 @@ def _backward(
     with torch.no_grad():
         tensors = x, y, torch.zeros_like(y) if dy is None else dy
         x_, y_, dy_ = (
-            _in_time(each.to(exact), lengths, reverse).masked_fill(~inside, 0.0) for each in tensors
+            _in_time(tensor.to(exact), lengths, reverse).masked_fill(~inside, 0.0)
+            for tensor in tensors
         )
         if dhy is not None:
             columns = torch.arange(x.shape[1], device=x.device)
             dy_[lengths - 1, columns] += dhy.to(exact)
-        dx, *found = gradients(dy_, dcy, x_, y_, h, c, weights, cell, inside)
+        dx, *gradients_ = gradients(dy_, dcy, x_, y_, h, c, weights, cell, inside)
         if not needs_x:
-            return found
-        return [_in_time(dx, lengths, reverse).to(x.dtype), *found]
+            return gradients_
+        return [_in_time(dx, lengths, reverse).to(x.dtype), *gradients_]
 
 
 def _inside(x: Tensor, lengths: Tensor) -> Tensor:

@@ -41,13 +41,13 @@ def _forward(
     autocast: torch.dtype | None,
 ) -> list[Tensor]:
     casts = nullcontext() if autocast is None else torch.autocast(x.device.type, autocast)
-    given = x.flip(0) if reverse else x
+    steps = x.flip(0) if reverse else x
     settings = len(weights) >= 4, 1, 0.0, False, False, False
     with torch.no_grad(), casts:
         if c is None:
-            y = LAYERS[cell](given, h[None], list(weights), *settings)[0]
+            y = LAYERS[cell](steps, h[None], list(weights), *settings)[0]
             return [_in_order(y, reverse)]
-        y, _, cy = torch.lstm(given, (h[None], c[None]), list(weights), *settings)
+        y, _, cy = torch.lstm(steps, (h[None], c[None]), list(weights), *settings)
     return [_in_order(y, reverse), cy[0]]
 
 
@@ -72,9 +72,9 @@ def _backward(
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
     with torch.no_grad():
         tensors = x, y, torch.zeros_like(y) if dy is None else dy
-        x_, y_, dy_ = (_in_time(each.to(exact), reverse) for each in tensors)
-        dx, *found = gradients(dy_, dcy, x_, y_, h, c, weights, cell)
-        return [_in_time(dx, reverse).to(x.dtype), *found] if needs_x else found
+        x_, y_, dy_ = (_in_time(tensor.to(exact), reverse) for tensor in tensors)
+        dx, *gradients_ = gradients(dy_, dcy, x_, y_, h, c, weights, cell)
+        return [_in_time(dx, reverse).to(x.dtype), *gradients_] if needs_x else gradients_
 
 
 def gradients(
@@ -91,26 +91,26 @@ def gradients(
     """Gradients of ``x``, ``h``, ``c`` if there is one, and the weights, back in time. ``x``, ``y``
     and ``dy`` are in the dtype to compute in. ``inside`` [T, B, 1]: steps that there are; where
     there are none, ``x``, ``y`` and ``dy`` are zero."""
-    wide = [each.to(x.dtype) for each in weights]
+    wide = [weight.to(x.dtype) for weight in weights]
     before = torch.cat((h.to(x.dtype)[None], y[:-1]))
     project: list[Tensor] = []
     if c is None:
         through = _through_gru if cell == "gru" else _through_plain
         da, dz, dh = through(dy, x, before, y, wide, cell, inside)
-        found = [dh]
+        results = [dh]
     else:
         start = c.to(x.dtype)
         last = torch.zeros_like(start) if dcy is None else dcy.to(x.dtype)
         da, dh, dc, project = _through_lstm(dy, last, x, before, start, wide, inside)
-        dz, found = da, [dh, dc]
+        dz, results = da, [dh, dc]
     rows, inner = da.flatten(0, 1), dz.flatten(0, 1)
-    found += [rows.t() @ x.flatten(0, 1), inner.t() @ before.flatten(0, 1)]
+    results += [rows.t() @ x.flatten(0, 1), inner.t() @ before.flatten(0, 1)]
     if len(weights) >= 4:
-        found += [rows.sum(0), inner.sum(0)]
-    found += project
+        results += [rows.sum(0), inner.sum(0)]
+    results += project
     like = [h, *([] if c is None else [c]), *weights]
-    found = [each.to(a.dtype) for each, a in zip(found, like, strict=True)]
-    return [(rows @ wide[0]).view(x.shape), *found]
+    results = [result.to(a.dtype) for result, a in zip(results, like, strict=True)]
+    return [(rows @ wide[0]).view(x.shape), *results]
 
 
 def _only(inside: Tensor | None, value: Tensor, outside: float = 0.0) -> Tensor:
@@ -163,7 +163,7 @@ def _through_gru(
     n = torch.tanh(a_n + r * h_n)
     by_n = (1 - z) * (1 - n * n)
     parts = by_n * h_n * r * (1 - r), (before - n) * z * (1 - z), by_n * r, by_n
-    factors = torch.stack([_only(inside, each) for each in parts], 2)
+    factors = torch.stack([_only(inside, part) for part in parts], 2)
     d = torch.empty_like(factors)
     flat = d.flatten(2)
     width = y.shape[-1]
@@ -200,7 +200,7 @@ def _through_lstm(
         torch.addcmul(add, keep, now, out=then)
     tanh = torch.tanh(cells[1:])
     by_gates = gained * (1 - i), f * (1 - f) * cells[:-1], (1 - g * g) * i
-    factors = torch.stack([_only(inside, each) for each in by_gates], 2)
+    factors = torch.stack([_only(inside, gate) for gate in by_gates], 2)
     to_o, to_c = _only(inside, o * (1 - o) * tanh), _only(inside, o * (1 - tanh * tanh))
     f = _only(inside, f, 1.0)  # what is known of the last cell waits until there is a step
     da, project, width = torch.empty_like(a), weights[4:5] or weights[2:3], start.shape[1]
@@ -220,15 +220,15 @@ def _through_lstm(
         torch.mul(top, by_o, out=out_o)
         dc.mul_(keep)
         torch.mm(whole, weights[1], out=dh)
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     if project:
-        found = [torch.cat(totals[::-1]).t() @ (o * tanh).flatten(0, 1)]
-    return da, dh, dc[:, 0], found
+        tensors = [torch.cat(totals[::-1]).t() @ (o * tanh).flatten(0, 1)]
+    return da, dh, dc[:, 0], tensors
 
 
 def _backwards(*values: Tensor) -> Iterator[tuple[Any, ...]]:
     """Their parts at each time, last first."""
-    return reversed(list(zip(*(each.unbind(0) for each in values), strict=True)))
+    return reversed(list(zip(*(tensor.unbind(0) for tensor in values), strict=True)))
 
 
 # oneDNN: PyTorch's kernel for an LSTM in float32 or bfloat16 on CPUs.
@@ -259,9 +259,9 @@ def onednn_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, last output, last cell, and what backward needs: an opaque tensor."""
     settings = _onednn_settings(h, weights)
-    given = [each.detach() for each in (x.contiguous(), *_four(weights), h, c)]
+    operands = [tensor.detach() for tensor in (x.contiguous(), *_four(weights), h, c)]
     with torch.enable_grad():  # otherwise nothing is kept
-        return aten.mkldnn_rnn_layer.default(*given, reverse, [], *settings, train)
+        return aten.mkldnn_rnn_layer.default(*operands, reverse, [], *settings, train)
 
 
 def _four(weights: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -317,8 +317,8 @@ def _cudnn(
     reserve: int,
 ) -> list[Tensor]:
     y, hy, cy, kept = _cudnn_forward(x, h, c, weights, layers, bidirectional, cell, train)
-    found = [y, hy, *([] if c is None else [cy])]
-    return [*found, _of_size(kept, reserve)] if reserve else found
+    outputs = [y, hy, *([] if c is None else [cy])]
+    return [*outputs, _of_size(kept, reserve)] if reserve else outputs
 
 
 def _cudnn_forward(
@@ -333,12 +333,12 @@ def _cudnn_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, last outputs, last cells, and what backward needs: an opaque tensor."""
     call = _CudnnCall(x, h, weights, layers, bidirectional, cell)
-    given, buffer = call.one_buffer()
-    found = aten._cudnn_rnn.default(
-        *(x.contiguous(), given, call.each, buffer, h.contiguous()),
+    weights_, buffer = call.one_buffer()
+    outputs = aten._cudnn_rnn.default(
+        *(x.contiguous(), weights_, call.per_layer, buffer, h.contiguous()),
         *(None if c is None else c.contiguous(), *call.settings(train), [], None),
     )
-    return found[:4]
+    return outputs[:4]
 
 
 def _cudnn_backward(
@@ -363,15 +363,15 @@ def _cudnn_backward(
     elif not last:
         reserve = reserve.clone()
     call = _CudnnCall(x, h, weights, layers, bidirectional, cell)
-    given, buffer = call.one_buffer()
-    grads = [None if each is None else each.contiguous() for each in (dy, dhy, dcy)]
-    dx, dh, dc, found = aten._cudnn_rnn_backward.default(
-        *(x.contiguous(), given, call.each, buffer, h.contiguous()),
+    weights_, buffer = call.one_buffer()
+    grads = [None if tensor is None else tensor.contiguous() for tensor in (dy, dhy, dcy)]
+    dx, dh, dc, d_weights = aten._cudnn_rnn_backward.default(
+        *(x.contiguous(), weights_, call.per_layer, buffer, h.contiguous()),
         *(None if c is None else c.contiguous(), y, *grads, *call.settings(True), [], None),
         *(reserve, [True, True, c is not None, True]),
     )
     state = [dh] if c is None else [dh, dc]
-    return [*([dx] if needs_x else []), *state, *(each.clone() for each in found)]
+    return [*([dx] if needs_x else []), *state, *(gradient.clone() for gradient in d_weights)]
 
 
 class _CudnnCall:
@@ -387,11 +387,11 @@ class _CudnnCall:
         cell: str,
     ) -> None:
         self.weights = list(weights)
-        self.each = len(weights) // (layers * (2 if bidirectional else 1))
+        self.per_layer = len(weights) // (layers * (2 if bidirectional else 1))
         self.mode, self.layers, self.bidirectional = _MODES[cell], layers, bidirectional
         self.width = x.shape[2]
-        projects = self.each % 2 == 1
-        self.hidden = weights[self.each - 1].shape[1] if projects else h.shape[2]
+        projects = self.per_layer % 2 == 1
+        self.hidden = weights[self.per_layer - 1].shape[1] if projects else h.shape[2]
         self.project = h.shape[2] if projects else 0
 
     def settings(self, train: bool) -> tuple[int, int, int, int, bool, float, bool, bool]:
@@ -406,32 +406,32 @@ class _CudnnCall:
         begin = first.storage_offset() - starts[0]
         storage = first.untyped_storage()
         same = all(
-            each.untyped_storage().data_ptr() == storage.data_ptr()
-            and each.storage_offset() - begin == start
-            and each.is_contiguous()
-            for each, start in zip(self.weights, starts, strict=True)
+            weight.untyped_storage().data_ptr() == storage.data_ptr()
+            and weight.storage_offset() - begin == start
+            and weight.is_contiguous()
+            for weight, start in zip(self.weights, starts, strict=True)
         )
         if same and begin >= 0 and storage.nbytes() >= (begin + size) * first.element_size():
             return self.weights, first.as_strided((size,), (1,), begin)
-        copies = [each.detach().view_as(each).contiguous() for each in self.weights]
+        copies = [weight.detach().view_as(weight).contiguous() for weight in self.weights]
         return copies, self._flattened(copies)
 
     def _layout(self) -> tuple[tuple[int, ...], int]:
         """Where each weight begins in the buffer, and its size, in elements."""
         first = self.weights[0]
-        key = tuple(tuple(each.shape) for each in self.weights), self.mode, self.layers
+        key = tuple(tuple(weight.shape) for weight in self.weights), self.mode, self.layers
         key = *key, self.bidirectional, self.project, first.dtype, first.device
         if key not in _layouts:
-            like = [torch.empty_like(each, memory_format=_DENSE) for each in self.weights]
+            like = [torch.empty_like(weight, memory_format=_DENSE) for weight in self.weights]
             buffer = self._flattened(like)
-            _layouts[key] = tuple(int(each.storage_offset()) for each in like), buffer.numel()
+            _layouts[key] = tuple(int(view.storage_offset()) for view in like), buffer.numel()
         return _layouts[key]
 
     def _flattened(self, weights: list[Tensor]) -> Tensor:
         """A buffer of which ``weights`` are views from now on."""
         sizes = self.hidden, self.project, self.layers
         return aten._cudnn_rnn_flatten_weight.default(
-            weights, self.each, self.width, self.mode, *sizes, False, self.bidirectional
+            weights, self.per_layer, self.width, self.mode, *sizes, False, self.bidirectional
         )
 
 
@@ -470,7 +470,7 @@ def cudnn_reserve(
         outputs = sum(shape[0] for shape in shapes[2:] if len(shape) == 2)
         return dtype.itemsize * time * rows * outputs
     with torch.no_grad():
-        x, h, *weights = (torch.zeros(each, dtype=dtype, device=device) for each in shapes)
+        x, h, *weights = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         projects = len(weights) // (layers * (2 if bidirectional else 1)) % 2 == 1
         hidden = weights[1].shape[0] // 4 if projects else h.shape[2]
         c = h.new_zeros(*h.shape[:2], hidden) if cell == "lstm" else None

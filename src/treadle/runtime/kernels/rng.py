@@ -71,18 +71,18 @@ def is_known() -> bool:
     """Whether this PyTorch draws as the generated code does: two blocks are compared, with a
     generator of their own, as floats and as bools."""
     generator = torch.Generator("cpu").manual_seed(4357)
-    found = torch.empty(_WORDS + 3).bernoulli_(0.3, generator=generator).tolist()
+    drawn = torch.empty(_WORDS + 3).bernoulli_(0.3, generator=generator).tolist()
     state = bytes(generator.get_state().tolist())
-    words = _words(4357, 2 * len(found))
+    words = _words(4357, 2 * len(drawn))
     below = math.ceil(0.3 * 2.0**53)
     pairs = zip(words[::2], words[1::2], strict=True)
     expected = [float((high & 0x1FFFFF) << 32 | low < below) for high, low in pairs]
     _, left, _, at = _HEAD.unpack_from(state)
     used = len(words) % _WORDS
     generator.manual_seed(4357)
-    mask = torch.empty(len(found), dtype=torch.bool).bernoulli_(0.3, generator=generator).tolist()
+    mask = torch.empty(len(drawn), dtype=torch.bool).bernoulli_(0.3, generator=generator).tolist()
     return (
-        expected == found == mask
+        expected == drawn == mask
         and len(state) == STATE_BYTES
         and (left, at) == (_WORDS + 1 - used, used)
     )
@@ -93,8 +93,8 @@ def _words(seed: int, count: int) -> list[int]:
     x = [seed]
     for i in range(1, _WORDS):
         x.append((1812433253 * (x[-1] ^ x[-1] >> 30) + i) & 0xFFFFFFFF)
-    found: list[int] = []
-    while len(found) < count:
+    words: list[int] = []
+    while len(words) < count:
         for k in range(_WORDS):
             y = x[k] & 0x80000000 | x[(k + 1) % _WORDS] & 0x7FFFFFFF
             x[k] = x[(k + 397) % _WORDS] ^ y >> 1 ^ (0x9908B0DF if y & 1 else 0)
@@ -102,5 +102,5 @@ def _words(seed: int, count: int) -> list[int]:
             y ^= y >> 11
             y ^= y << 7 & 0x9D2C5680
             y ^= y << 15 & 0xEFC60000
-            found.append((y ^ y >> 18) & 0xFFFFFFFF)
-    return found[:count]
+            words.append((y ^ y >> 18) & 0xFFFFFFFF)
+    return words[:count]

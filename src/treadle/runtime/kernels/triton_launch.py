@@ -153,18 +153,18 @@ class _Bound:
     tables: Tables
     storages: Storages
     sizes: Sizes
-    made: "_One | _Many | None" = None
+    prepared: "_One | _Many | None" = None
 
     def __call__(self) -> None:
-        if self.made is None:
-            tensors = (each for row in self.storages for each in row)
+        if self.prepared is None:
+            tensors = (tensor for row in self.storages for tensor in row)
             device = next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
-            self.made = (
+            self.prepared = (
                 _Many(self.entry, self.sizes, device, self.tables)
                 if self.entry["table"]
                 else _One(self.entry, self.sizes, device)
             )
-        self.made(self.storages)
+        self.prepared(self.storages)
 
 
 def _programs(stage: LaunchStage, sizes: Sequence[int]) -> int:
@@ -222,9 +222,9 @@ class _Many:
         self._tables = tables
         self._mirrors = _Mirrors(device)
         (stage,) = entry["stages"]
-        counts = [_programs(stage, each) for each in sizes]
+        counts = [_programs(stage, size) for size in sizes]
         pairs = [(i, p) for i, count in enumerate(counts) for p in range(count)]
-        flat = [each[0] if each else 0 for each in sizes]
+        flat = [size[0] if size else 0 for size in sizes]
         self._device = device
         self._blocks = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1)
         kind = torch.int32 if max(flat) < 2**31 else torch.int64
@@ -267,7 +267,7 @@ class _Prepared:
         if not self.programs:
             return
         extra = dict(constants or {})
-        key = (*(_alignment(each) for each in arguments), *extra.values())
+        key = (*(_alignment(argument) for argument in arguments), *extra.values())
         ready = self.compiled.get(key)
         if ready is not None:
             ready[(self.programs, 1, 1)](*arguments, *extra.values())
@@ -276,9 +276,9 @@ class _Prepared:
         options = {"num_warps": self.stage["warps"], "enable_fp_fusion": False}
         if self.stage["pipeline"]:
             options["num_stages"] = self.stage["pipeline"]
-        made = self.stage["jit"][(self.programs,)](*arguments, **extra, **options)
-        if made is not None:  # the interpreter compiles nothing
-            self.compiled[key] = made
+        kernel = self.stage["jit"][(self.programs,)](*arguments, **extra, **options)
+        if kernel is not None:  # the interpreter compiles nothing
+            self.compiled[key] = kernel
 
 
 def _alignment(argument: Tensor | int) -> bool:

@@ -28,14 +28,14 @@ class Trials:
         executable = Executable(artifact, self.build)
         wait, device = executable.target.driver.synchronize, executable.device
         executable.run(inputs)
-        found: list[float] = []
+        seconds_: list[float] = []
         for _ in range(_ROUNDS):
             wait(device)
             begin = time.perf_counter()
             executable.run(inputs)
             wait(device)
-            found.append(time.perf_counter() - begin)
-        return min(found)
+            seconds_.append(time.perf_counter() - begin)
+        return min(seconds_)
 
     def remembered(self, question: str, answer: Callable[[], int]) -> int:
         """The number that ``answer`` gave on such a machine before, or gives now."""
@@ -43,6 +43,6 @@ class Trials:
         known = self.cache.get(key)
         if known is not None:
             return int(known)
-        found = answer()
-        self.cache.put(key, str(found).encode())
-        return found
+        new_answer = answer()
+        self.cache.put(key, str(new_answer).encode())
+        return new_answer

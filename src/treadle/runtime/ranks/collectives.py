@@ -79,18 +79,18 @@ class _InFlight:
 
     def wait(self, started: Tensor) -> None:
         """For one; what PyTorch allocated waits by PyTorch's own."""
-        found = self._works.pop(started.data_ptr(), None)
-        if found is None:
+        work = self._works.pop(started.data_ptr(), None)
+        if work is None:
             collective_op("wait_tensor")(started)
         else:
-            found.wait()
+            work.wait()
 
     def finish(self) -> None:
         """For all: before memory is given back that they write to, where a call ends early and
         will be made again."""
         works, self._works = self._works, {}
-        for each in works.values():
-            each.wait()
+        for work in works.values():
+            work.wait()
 
     def abandon(self) -> None:
         """Nobody will wait for what is in flight: after a failure, which no rank goes on after.

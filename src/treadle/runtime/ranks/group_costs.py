@@ -78,16 +78,16 @@ def _agreed(meeting: "_Meeting", cache: Cache, measure: bool) -> GroupMeasuremen
     known = cache.get(facts.key)
     text = meeting.of_first("" if known is None else known.decode())
     if text:
-        found = _read(text)
+        measurement = _read(text)
     else:
-        found = _measured(meeting, facts)
-        if found is None:
+        measurement = _measured(meeting, facts)
+        if measurement is None:
             return None
-        text = meeting.of_first(json.dumps(measurement_to_words(found)))
-        found = _read(text)
+        text = meeting.of_first(json.dumps(measurement_to_words(measurement)))
+        measurement = _read(text)
     if known is None or known.decode() != text:
         cache.put(facts.key, text.encode())
-    return found
+    return measurement
 
 
 def text_of_first(group: distributed.ProcessGroup, device: torch.device, text: str) -> str:
@@ -148,12 +148,12 @@ class _Meeting:
         host = hashlib.sha256(platform.node().encode()).digest()
         hardware = hashlib.sha256(hardware_of(self.device).encode()).digest()
         own = torch.frombuffer(bytearray(host + hardware), dtype=torch.uint8).to(self.device)
-        each = [torch.empty_like(own) for _ in range(self.ranks)]
-        distributed.all_gather(each, own, group=self.group)
-        found = [bytes(one.tolist()) for one in each]
-        hosts = [one[: len(host)] for one in found]
+        gathered = [torch.empty_like(own) for _ in range(self.ranks)]
+        distributed.all_gather(gathered, own, group=self.group)
+        rows = [bytes(one.tolist()) for one in gathered]
+        hosts = [one[: len(host)] for one in rows]
         places = [str(hosts.index(one)) for one in hosts]
-        kinds = [one[len(host) :] for one in found]
+        kinds = [one[len(host) :] for one in rows]
         backend = f"{distributed.get_backend(self.group)} {self.device.type}"
         key = content_key("group beside", backend, ",".join(places), torch.__version__, *kinds)
         return _GroupFacts(key, len(set(hosts)))
@@ -209,10 +209,10 @@ def _hidden(meeting: _Meeting) -> float:
 
 def _points(meeting: _Meeting, kind: str) -> list[tuple[int, float]]:
     """Sizes from the smallest on until their time is used up, each with its seconds."""
-    found: list[tuple[int, float]] = []
+    points: list[tuple[int, float]] = []
     spent = 0.0
     for nbytes in SIZES:
-        likely = 4 * found[-1][1] if found else 0.0
+        likely = 4 * points[-1][1] if points else 0.0
         if spent + 2 * likely > _SECONDS:
             break
         run = _prepared(meeting, kind, nbytes)
@@ -223,17 +223,17 @@ def _points(meeting: _Meeting, kind: str) -> list[tuple[int, float]]:
         times = [meeting.seconds(run) for _ in range(repeats)]
         slowest, together = meeting.most([median(times), sum(times)])
         spent += once + together
-        found.append((nbytes, slowest))
-    return found
+        points.append((nbytes, slowest))
+    return points
 
 
 def _prepared(meeting: _Meeting, kind: str, nbytes: int) -> Callable[..., object] | None:
     """A call on numbers of our own; ``None`` on all ranks if one has no memory for it, which
     another tensor of that size stands for."""
     count = max(nbytes // 4 // meeting.ranks, 1)
-    given = count if kind == _GATHER else count * meeting.ranks
+    size = count if kind == _GATHER else count * meeting.ranks
     try:
-        x = torch.zeros(given, device=meeting.device)
+        x = torch.zeros(size, device=meeting.device)
         spare = torch.empty(count * meeting.ranks, device=meeting.device)
     except torch.OutOfMemoryError:
         x = spare = None

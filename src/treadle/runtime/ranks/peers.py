@@ -244,7 +244,7 @@ class Peers:
     def _reason(self, error: RuntimeError, awaited: Awaited) -> GroupFailure:
         """Why a collective failed: what another rank has found out, or what is found here."""
         if time.monotonic() - awaited.began > 0.9 * self._timeout:
-            late = [each for each in self.ranks if not self._waits_at(each, awaited)]
+            late = [rank for rank in self.ranks if not self._waits_at(rank, awaited)]
             return self._too_late(str(awaited), late, awaited.call)
         end = time.monotonic() + _GRACE
         while time.monotonic() < end:
@@ -274,7 +274,7 @@ class Peers:
 
     def _too_late(self, what: str, late: list[int], call: int) -> GroupFailure:
         ended = self._ended(late)
-        told = [ended.get(each) or self._last_seen(each, call) for each in late]
+        told = [ended.get(rank) or self._last_seen(rank, call) for rank in late]
         ranks = f"did not arrive: {'; '.join(told)}" if late else "all ranks arrived"
         return GroupFailure(
             f"{what} was not over in {self._timeout:g} s; {ranks}",
@@ -292,17 +292,17 @@ class Peers:
 
     def _ended(self, ranks: "list[int] | tuple[int, ...]") -> dict[int, str]:
         """Those of ``ranks`` that have, in words."""
-        found: dict[int, str] = {}
+        ended: dict[int, str] = {}
         for rank in ranks:
             if rank == self.rank:
                 continue
             if self._store.check([f"ended/{rank}"]):
-                found[rank] = f"rank {rank} ended with {self._store.get(f'ended/{rank}').decode()}"
+                ended[rank] = f"rank {rank} ended with {self._store.get(f'ended/{rank}').decode()}"
             elif self._store.check([f"address/{rank}"]):
                 address = ProcessAddress.parse(self._store.get(f"address/{rank}").decode())
                 if address.look() is Liveness.ENDED:
-                    found[rank] = f"rank {rank} has ended ({address} is gone)"
-        return found
+                    ended[rank] = f"rank {rank} has ended ({address} is gone)"
+        return ended
 
     def _adopted(self, told: _Told) -> GroupFailure:
         """The fault of the group, as an error of this rank."""

@@ -102,24 +102,24 @@ class Votes:
 
     def missing(self) -> list[int]:
         """The ranks that have not voted."""
-        return [each for each in self._ranks if not self._store.check([f"{self._base}/of/{each}"])]
+        return [rank for rank in self._ranks if not self._store.check([f"{self._base}/of/{rank}"])]
 
     def difference(self, variant: VariantText) -> GroupFailure:
         """TR-502, the same on each rank; ``variant``: this rank's. Waits for the others' lines."""
         self.tell(variant)
         digests = {
-            each: self._store.get(f"{self._base}/of/{each}").decode() for each in self._ranks
+            rank: self._store.get(f"{self._base}/of/{rank}").decode() for rank in self._ranks
         }
         texts = {
-            each: VariantText.parse(self._store.get(f"{self._base}/text/{each}").decode())
-            for each in sorted(set(digests.values()))
+            digest: VariantText.parse(self._store.get(f"{self._base}/text/{digest}").decode())
+            for digest in sorted(set(digests.values()))
         }
         return difference(digests, texts)
 
     def _clear(self, call: int, digest: str) -> None:
         base = f"vote/{call}"
         shared = [f"{base}/for/{digest}", f"{base}/given", f"{base}/verdict"]
-        for key in [*shared, *[f"{base}/of/{each}" for each in self._ranks]]:
+        for key in [*shared, *[f"{base}/of/{rank}" for rank in self._ranks]]:
             self._store.delete_key(key)
 
 
@@ -127,11 +127,11 @@ def difference(digests: Mapping[int, str], texts: Mapping[str, VariantText]) -> 
     """TR-502: what differs first between the step of most ranks (of the lowest, where no step has
     most) and that of each other rank. ``digests`` by rank, ``texts`` by digest."""
     count = Counter(digests.values())
-    usual = max(count, key=lambda each: (count[each], -_ranks_of(each, digests)[0]))
+    usual = max(count, key=lambda digest: (count[digest], -_ranks_of(digest, digests)[0]))
     common = _ranks_of(usual, digests)
     told: list[str] = []
     where = ""
-    for digest in sorted(count.keys() - {usual}, key=lambda each: _ranks_of(each, digests)):
+    for digest in sorted(count.keys() - {usual}, key=lambda key: _ranks_of(key, digests)):
         ranks = _ranks_of(digest, digests)
         at = _first_difference(texts[usual].lines, texts[digest].lines)
         told.append(
@@ -152,7 +152,7 @@ def difference(digests: Mapping[int, str], texts: Mapping[str, VariantText]) -> 
 
 
 def _ranks_of(digest: str, digests: Mapping[int, str]) -> list[int]:
-    return sorted(rank for rank, each in digests.items() if each == digest)
+    return sorted(rank for rank, voted in digests.items() if voted == digest)
 
 
 def _first_difference(one: Sequence[str], other: Sequence[str]) -> int:

@@ -84,7 +84,7 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph(keep_graph=driver is not None)
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                made = run()
+                results = run()
         except BaseException:
             self._recover()
             raise
@@ -92,7 +92,7 @@ class CudaRecorder:
             with torch.cuda.device(self._device):
                 memsets_as_kernels(graph.raw_cuda_graph(), driver)
             graph.instantiate()
-        return made, graph.replay
+        return results, graph.replay
 
     def _recover(self) -> None:
         """After a recording that failed: another one, which ends well, so that generators and
@@ -119,22 +119,22 @@ def memsets_as_kernels(graph: int, driver: Any) -> int:
         (kind,) = _ask(driver.cuGraphNodeGetType, node)
         if kind != memset:
             continue
-        (given,) = _ask(driver.cuGraphMemsetNodeGetParams, node)
-        kernel = _kernel_for(given, driver)
+        (params,) = _ask(driver.cuGraphMemsetNodeGetParams, node)
+        kernel = _kernel_for(params, driver)
         if kernel is not None:
             _replace(handle, node, kernel, driver)
             replaced += 1
     return replaced
 
 
-def _kernel_for(given: Any, driver: Any) -> Any | None:
+def _kernel_for(params: Any, driver: Any) -> Any | None:
     """The parameters of a kernel that does what this memset does, if it is small and of words."""
-    size, first = int(given.elementSize) * int(given.width), int(given.dst)
-    if int(given.height) != 1 or size > _MOST or size % _WORD or first % _WORD:
+    size, first = int(params.elementSize) * int(params.width), int(params.dst)
+    if int(params.height) != 1 or size > _MOST or size % _WORD or first % _WORD:
         return None
-    element = int(given.elementSize)
+    element = int(params.elementSize)
     repeats = {1: 0x01010101, 2: 0x00010001, 4: 1}[element]
-    value = (int(given.value) & ((1 << 8 * element) - 1)) * repeats
+    value = (int(params.value) & ((1 << 8 * element) - 1)) * repeats
     kernel = driver.CUDA_KERNEL_NODE_PARAMS()
     kernel.func = _fill_function(driver, torch.cuda.current_device())
     kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = 1
@@ -148,12 +148,12 @@ def _replace(graph: Any, node: Any, kernel: Any, driver: Any) -> None:
     """``kernel`` instead of ``node``, with its edges and what they carry."""
     before, how_before = _neighbours(driver, "cuGraphNodeGetDependencies", node)
     after, how_after = _neighbours(driver, "cuGraphNodeGetDependentNodes", node)
-    (made,) = _ask(driver.cuGraphAddKernelNode, graph, None, 0, kernel)
+    (replacement,) = _ask(driver.cuGraphAddKernelNode, graph, None, 0, kernel)
     connect = _with_edges(driver, "cuGraphAddDependencies")
     if before:
-        _ask(connect, graph, before, [made] * len(before), how_before, len(before))
+        _ask(connect, graph, before, [replacement] * len(before), how_before, len(before))
     if after:
-        _ask(connect, graph, [made] * len(after), after, how_after, len(after))
+        _ask(connect, graph, [replacement] * len(after), after, how_after, len(after))
     _ask(driver.cuGraphDestroyNode, node)
 
 
@@ -172,9 +172,9 @@ def _with_edges(driver: Any, name: str) -> Callable[..., Any]:
     return getattr(driver, f"{name}_v2", None) or getattr(driver, name)
 
 
-def _ask(function: Callable[..., Any], *given: Any) -> Sequence[Any]:
+def _ask(function: Callable[..., Any], *args: Any) -> Sequence[Any]:
     """What the driver answers."""
-    status, *values = function(*given)
+    status, *values = function(*args)
     if int(status):
         raise RuntimeError(f"{function.__name__}: {status}")
     return values

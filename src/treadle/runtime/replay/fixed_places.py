@@ -47,7 +47,7 @@ class FixedPlaces:
 
     def observe(self, inputs: Sequence[Tensor]) -> None:
         """What is elsewhere than in the call before moves, unless the step writes to it."""
-        addresses = [each.data_ptr() for each in inputs]
+        addresses = [input_.data_ptr() for input_ in inputs]
         if self._addresses:
             pairs = zip(addresses, self._addresses, strict=True)
             moved = {at for at, (a, b) in enumerate(pairs) if a != b}
@@ -61,7 +61,7 @@ class FixedPlaces:
     def settle(self, inputs: Sequence[Tensor]) -> None:
         """From now on what moves has a place, which has these numbers, and the rest stays."""
         self._places = {at: self._place(at) for at in sorted(self._moving)}
-        self._addresses = [each.data_ptr() for each in inputs]
+        self._addresses = [input_.data_ptr() for input_ in inputs]
         fixed = self._placeable - self._places.keys()
         self._stays = [at in fixed for at in range(len(inputs))]
         self._steady = self._policy.steady_inputs(len(inputs), frozenset(self._places))
@@ -90,9 +90,10 @@ class FixedPlaces:
 
     def bound(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
         """The inputs with places for those that move, and the places of those from the host."""
-        brought = {at: each for at, each in self._places.items() if self._specs[at].device}
+        brought = {at: place for at, place in self._places.items() if self._specs[at].device}
         bound = [
-            each if at in brought else self._places.get(at, each) for at, each in enumerate(inputs)
+            input_ if at in brought else self._places.get(at, input_)
+            for at, input_ in enumerate(inputs)
         ]
         return bound, brought
 

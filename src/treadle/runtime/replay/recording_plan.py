@@ -41,8 +41,8 @@ class RecordingPlan:
         kept = [artifact.buffers[name] for name in names]
         kept += [
             artifact.buffers[name]
-            for each in segments
-            for name in (*each.reads, *each.copied)
+            for segment in segments
+            for name in (*segment.reads, *segment.copied)
             if not artifact.buffers[name].unsized
         ]
         return cls(
@@ -56,7 +56,7 @@ class RecordingPlan:
 
     def made_apart(self) -> set[str]:
         """What no recorded segment makes: it is each call's own."""
-        return {name for each in self.segments if not each.recorded for name in each.makes}
+        return {name for segment in self.segments if not segment.recorded for name in segment.makes}
 
 
 def _placeable(artifact: Artifact, reasons: Sequence[str]) -> frozenset[int]:
@@ -65,14 +65,14 @@ def _placeable(artifact: Artifact, reasons: Sequence[str]) -> frozenset[int]:
     on_device = {at for at, spec in enumerate(specs) if not spec.device}
     brought = (imported(artifact, step) for step in artifact.steps)
     pairs = zip(brought, reasons, strict=True)
-    return frozenset(on_device | {each.position for each, why in pairs if each and not why})
+    return frozenset(on_device | {slot.position for slot, why in pairs if slot and not why})
 
 
 def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]) -> str:
     """Why a step cannot be recorded; empty if it can. ``written``: inputs that the step writes: one
     of them that is on the host is brought when its turn comes."""
     if isinstance(step, Launch):
-        hosted = any(artifact.buffers[each].device for row in step.buffers for each in row)
+        hosted = any(artifact.buffers[buffer].device for row in step.buffers for buffer in row)
         return "not recorded: a part of the step is on the host" if hosted else ""
     brought = imported(artifact, step)
     if brought is not None and brought.position not in written:
@@ -80,9 +80,9 @@ def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]
     masks = any(map(_is_mask, views_in(step.args)))
     if may_wait(step.op, masks=masks):
         return f"not recorded: {step.op} may wait for the host"
-    if any(artifact.buffers[each].device for each in _touched(step)):
+    if any(artifact.buffers[buffer].device for buffer in _touched(step)):
         return "not recorded: a part of the step is on the host"
-    if any(artifact.buffers[each].unsized for each in _touched(step)):
+    if any(artifact.buffers[buffer].unsized for buffer in _touched(step)):
         return "not recorded: sizes are known at run time only"
     return ""
 
@@ -93,18 +93,18 @@ def _segments(artifact: Artifact, why: Sequence[str]) -> tuple[Segment, ...]:
     if not any(why) or any(word and isinstance(step, Launch) for step, word in pairs):
         return ()
     can = [not word for word in why]
-    for each in split(artifact, can):
-        if each.recorded and all(imported(artifact, artifact.steps[at]) for at in each.steps):
-            for at in each.steps:
+    for segment in split(artifact, can):
+        if segment.recorded and all(imported(artifact, artifact.steps[at]) for at in segment.steps):
+            for at in segment.steps:
                 can[at] = False  # there would be nothing in the recording
-    found = split(artifact, can)
-    recorded = [each for each in found if each.recorded]
-    steps = sum(len(each.steps) for each in recorded)
-    pays = recorded and len(found) <= MOST and steps >= _A_RECORDING * len(recorded)
-    names = [name for each in found for name in each.copied]
+    segments = split(artifact, can)
+    recorded = [segment for segment in segments if segment.recorded]
+    steps = sum(len(segment.steps) for segment in recorded)
+    pays = recorded and len(segments) <= MOST and steps >= _A_RECORDING * len(recorded)
+    names = [name for segment in segments for name in segment.copied]
     names += [view.buffer for view in artifact.results if view is not None]
     sized = not any(artifact.buffers[name].unsized for name in names)
-    return found if pays and sized else ()
+    return segments if pays and sized else ()
 
 
 def _is_mask(view: View) -> bool:
@@ -114,6 +114,6 @@ def _is_mask(view: View) -> bool:
 
 def _touched(step: CallStep) -> Iterator[str]:
     """The buffers that a call reads or writes."""
-    yield from (each for each in step.outputs if each is not None)
+    yield from (output for output in step.outputs if output is not None)
     for view in step.views:
         yield view.buffer

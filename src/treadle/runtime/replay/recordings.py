@@ -102,8 +102,8 @@ class SegmentedRecording:
     tables: list[Tensor] = field(default_factory=list[Tensor])
 
     def __str__(self) -> str:
-        count = sum(each.recorded for each in self.plan.segments)
-        apart = sum(len(each.steps) for each in self.plan.segments if not each.recorded)
+        count = sum(segment.recorded for segment in self.plan.segments)
+        apart = sum(len(segment.steps) for segment in self.plan.segments if not segment.recorded)
         return f"{count} CUDA graphs, {apart} operations apart"
 
     def replay(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
@@ -156,16 +156,18 @@ class SegmentedRecording:
         alive = self.frame.alive()
         wanted = set(segment.copied)
         if segment.recorded:
-            wanted = self.plan.results.union(*(each.reads for each in self.plan.segments))
+            wanted = self.plan.results.union(*(part.reads for part in self.plan.segments))
             wanted &= set(segment.makes)
         self.held |= {name: alive[name] for name in wanted & alive.keys()}
 
-    def results(self, inputs: Sequence[Tensor], found: Mapping[str, Tensor]) -> list[Tensor | None]:
+    def results(
+        self, inputs: Sequence[Tensor], values: Mapping[str, Tensor]
+    ) -> list[Tensor | None]:
         """What no recorded segment made is this call's own."""
         apart = self.plan.made_apart()
-        held = {name: found[name] for name in self.plan.results - apart}
+        held = {name: values[name] for name in self.plan.results - apart}
         fresh = {
-            name: found[name].clone() if found[name] is self.held.get(name) else found[name]
+            name: values[name].clone() if values[name] is self.held.get(name) else values[name]
             for name in self.plan.results & apart
         }  # what recorded segments read at later calls is not given away
         return self.frame.replayed_results(inputs, held, fresh)

@@ -45,58 +45,58 @@ def split(artifact: Artifact, recorded: Sequence[bool]) -> tuple[Segment, ...]:
     early, rest = _pulled(everything, uses, movable)
     late, middle = _pulled(rest[::-1], uses, movable)
     parts = [(early, False), *_runs(middle[::-1], recorded), (late[::-1], False)]
-    return _linked(artifact, uses, [each for each in parts if each[0]])
+    return _linked(artifact, uses, [part for part in parts if part[0]])
 
 
 def _pulled(
     order: Sequence[int], uses: Sequence["_Uses"], movable: Sequence[bool]
 ) -> tuple[list[int], list[int]]:
     """Steps that may come before all others, and those others."""
-    found: list[int] = []
+    pulled: list[int] = []
     passed: list[int] = []
     for at in order:
         free = movable[at] and not any(uses[at].conflicts(uses[other]) for other in passed)
-        (found if free else passed).append(at)
-    return found, passed
+        (pulled if free else passed).append(at)
+    return pulled, passed
 
 
 def _runs(order: Sequence[int], recorded: Sequence[bool]) -> list[tuple[list[int], bool]]:
-    found: list[tuple[list[int], bool]] = []
+    runs: list[tuple[list[int], bool]] = []
     for at in order:
-        if not found or found[-1][1] != recorded[at]:
-            found.append(([], recorded[at]))
-        found[-1][0].append(at)
-    return found
+        if not runs or runs[-1][1] != recorded[at]:
+            runs.append(([], recorded[at]))
+        runs[-1][0].append(at)
+    return runs
 
 
 def _linked(
     artifact: Artifact, uses: Sequence["_Uses"], parts: Sequence[tuple[list[int], bool]]
 ) -> tuple[Segment, ...]:
     """What goes from segment to segment in buffers that calls allocate."""
-    made: dict[str, bool] = {}  # by name: whether a recorded segment makes it
+    is_recorded: dict[str, bool] = {}  # by name: whether a recorded segment makes it
     for steps, recorded in parts:
         for at in steps:
-            for each in uses[at].writes:
-                if each.place is Storage.CALL:
-                    made.setdefault(each.name, recorded)
+            for write in uses[at].writes:
+                if write.place is Storage.CALL:
+                    is_recorded.setdefault(write.name, recorded)
     taken = {
-        each.name
+        name.name
         for steps, recorded in parts
         if recorded
         for at in steps
-        for each in (*uses[at].reads, *uses[at].writes)
+        for name in (*uses[at].reads, *uses[at].writes)
     }
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for steps, recorded in parts:
-        touched = {each.name for at in steps for each in (*uses[at].reads, *uses[at].writes)}
-        makes = {name for at in steps for name in uses[at].made if name in made}
-        own = {name for name in makes if not made[name]}
-        reads = () if recorded else sorted(name for name in touched if made.get(name))
+        touched = {read.name for at in steps for read in (*uses[at].reads, *uses[at].writes)}
+        makes = {name for at in steps for name in uses[at].fills if name in is_recorded}
+        own = {name for name in makes if not is_recorded[name]}
+        reads = () if recorded else sorted(name for name in touched if is_recorded.get(name))
         copied = () if recorded else sorted(own & taken)
-        found.append(
+        segments.append(
             Segment(tuple(steps), recorded, tuple(reads), tuple(copied), tuple(sorted(makes)))
         )
-    return tuple(found)
+    return tuple(segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +105,22 @@ class _Uses:
 
     reads: tuple[BufferSpec, ...]
     writes: tuple[BufferSpec, ...]
-    made: tuple[str, ...]  # that this step fills
+    fills: tuple[str, ...]  # that this step fills
     waits: bool = False  # it may end the call: what comes after it stays there
 
     @staticmethod
     def of(artifact: Artifact, at: int) -> "_Uses":
         step, buffers = artifact.steps[at], artifact.buffers
-        given = artifact.releases[at] if artifact.releases else ()
+        released = artifact.releases[at] if artifact.releases else ()
         if isinstance(step, Launch):  # what of its buffers it writes is not said
             names = tuple(dict.fromkeys(name for row in step.buffers for name in row))
             specs = tuple(buffers[name] for name in names)
-            return _Uses(specs, (*specs, *(buffers[name] for name in given)), names)
+            return _Uses(specs, (*specs, *(buffers[name] for name in released)), names)
         reads = tuple(buffers[v.buffer] for v in step.views)
-        made = tuple(name for name in step.outputs if name is not None)
+        results = tuple(name for name in step.outputs if name is not None)
         written = reads if _may_write(step) else ()
-        written = (*written, *(buffers[name] for name in (*made, *given)))
-        return _Uses(reads, written, made, waits=_may_end_the_call(step))
+        written = (*written, *(buffers[name] for name in (*results, *released)))
+        return _Uses(reads, written, results, waits=_may_end_the_call(step))
 
     def conflicts(self, other: "_Uses") -> bool:
         """Whether the order of the two matters."""
@@ -148,7 +148,7 @@ def _shares(one: BufferSpec, other: BufferSpec) -> bool:
         return one.device == other.device
     if one.place is not Storage.ARENA:
         return False
-    first, second = sorted((one, other), key=lambda each: each.offset)
+    first, second = sorted((one, other), key=lambda buffer: buffer.offset)
     return first.offset + spec_bytes(first) > second.offset
 
 

@@ -33,11 +33,11 @@ class Tables:
 
     def settle(self) -> list[Tensor]:
         """Fill the tables of a recording, which must be kept as long as it is."""
-        made = [table for table, _ in self._empty]
+        tables = [table for table, _ in self._empty]
         for table, addresses in self._empty:
             _fill(table, addresses)
         self._empty.clear()
-        return made
+        return tables
 
     def forget(self) -> None:
         """A recording failed: nobody reads its tables."""

@@ -55,9 +55,9 @@ class SteadyInputs:
         """The positions of inputs that are to be looked at."""
         if self._layouts is None or len(inputs) != self._count:
             return range(len(inputs))
-        found = [inputs[at] for at in self._at]
-        if not all(map(operator.is_, found, self._tensors)):
-            pairs = zip(self._at, found, self._tensors, strict=True)
+        tensors = [inputs[at] for at in self._at]
+        if not all(map(operator.is_, tensors, self._tensors)):
+            pairs = zip(self._at, tensors, self._tensors, strict=True)
             self._moving |= {at for at, now, before in pairs if now is not before}
         elif self._layouts.is_same():
             return self._others
@@ -68,7 +68,7 @@ class SteadyInputs:
         """After a call that looked at all of them: those that stay ``bound`` are known."""
         if self._layouts is not None:
             return
-        at = [n for n, each in enumerate(bound) if each and n not in self._moving]
+        at = [n for n, address in enumerate(bound) if address and n not in self._moving]
         tensors = [inputs[n] for n in at]
         layouts: object = self._watch(tensors) if tensors else None
         if layouts is None:

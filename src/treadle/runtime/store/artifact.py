@@ -109,7 +109,7 @@ StepArgument: TypeAlias = Nested[View | Plain]
 
 def views_in(*arguments: StepArgument) -> tuple[View, ...]:
     """The tensors of these, in order."""
-    return tuple([each for each in leaves(*arguments) if isinstance(each, View)])
+    return tuple([leaf for leaf in leaves(*arguments) if isinstance(leaf, View)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,13 @@ class Artifact:
     def fallbacks(self) -> tuple[CallStep, ...]:
         """Calls that no one chose: operations without a lowering, each with its reason; those of
         the rounds of loops with the origin of their loop."""
-        found: list[CallStep] = []
+        calls: list[CallStep] = []
         for step in self.steps:
             if isinstance(step, CallStep):
-                inside = [each for body in self.bodies_of(step) for each in body.fallbacks]
-                found += [step] if step.reason else []
-                found += [replace(each, origin=step.origin) for each in inside]
-        return tuple(found)
+                inside = [fallback for body in self.bodies_of(step) for fallback in body.fallbacks]
+                calls += [step] if step.reason else []
+                calls += [replace(fallback, origin=step.origin) for fallback in inside]
+        return tuple(calls)
 
     @property
     def kernel_count(self) -> int:
@@ -217,7 +217,7 @@ def _view_at(view: View, sizes: Sizes) -> View:
 def step_at(step: Launch | CallStep, sizes: Sizes) -> Launch | CallStep:
     """A host step for these sizes."""
     if isinstance(step, Launch):
-        return replace(step, sizes=tuple(all_at(each, sizes) for each in step.sizes))
+        return replace(step, sizes=tuple(all_at(size, sizes) for size in step.sizes))
     return call_at(step, sizes)
 
 
@@ -229,7 +229,7 @@ def call_at(step: CallStep, sizes: Sizes) -> CallStep:
             return _view_at(leaf, sizes)
         return at(leaf, sizes) if isinstance(leaf, Size) else leaf
 
-    args = tuple(map_leaves(leaf_at, each) for each in step.args)
-    kwargs = {name: map_leaves(leaf_at, each) for name, each in step.kwargs.items()}
+    args = tuple(map_leaves(leaf_at, argument) for argument in step.args)
+    kwargs = {name: map_leaves(leaf_at, argument) for name, argument in step.kwargs.items()}
     into = None if step.into is None else _view_at(step.into, sizes)
     return replace(step, args=args, kwargs=kwargs, into=into)

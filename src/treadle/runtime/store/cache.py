@@ -72,13 +72,13 @@ class Cache:
 
     def path(self, key: str, suffix: str) -> Path | None:
         """The file of a checked entry, for a reader that needs a path (a dynamic linker)."""
-        found = self._find(key, suffix)
-        return None if found is None else found[0]
+        entry = self._find(key, suffix)
+        return None if entry is None else entry[0]
 
     def payload(self, key: str, suffix: str) -> bytes | None:
         """``get`` for an entry with a suffix."""
-        found = self._find(key, suffix)
-        return None if found is None else found[1]
+        entry = self._find(key, suffix)
+        return None if entry is None else entry[1]
 
     def put_path(self, key: str, suffix: str, payload: bytes) -> Path:
         """``put``, and the path of the entry."""

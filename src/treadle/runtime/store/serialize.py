@@ -123,7 +123,7 @@ def encode(value: object) -> object:
         case tuple():
             return {"tuple": [encode(item) for item in value]}
         case View():
-            layout = [encode(each) for each in (list(value.shape), list(value.strides))]
+            layout = [encode(strides) for strides in (list(value.shape), list(value.strides))]
             layout.append(encode(value.offset))
             return {"view": [value.buffer, _name(value.dtype), *layout]}
         case torch.device():

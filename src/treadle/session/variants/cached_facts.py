@@ -33,13 +33,13 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         module = left.pop()
         if id(module) not in seen:
             seen[id(module)] = module
-            left += [each for each in reversed(module._modules.values()) if each is not None]
+            left += [child for child in reversed(module._modules.values()) if child is not None]
     return list(seen.values())
 
 
 def are_grads(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:
     """Which parameters have gradients."""
-    return tuple([each is not None for each in map(_GRAD, parameters)])
+    return tuple([grad is not None for grad in map(_GRAD, parameters)])
 
 
 @final
@@ -57,9 +57,9 @@ class CachedFact(Generic[T]):
         if self.watch is not None and self.watch.is_same():
             return self._known[0]
         self.watch = None  # of a value that is known no longer, should there be an error
-        found = self._compute()
-        if not self._known or self._known[0] != found:
-            self._known = [found]
+        fact = self._compute()
+        if not self._known or self._known[0] != fact:
+            self._known = [fact]
         self.watch = self._make()
         return self._known[0]
 
@@ -74,7 +74,9 @@ class ModelWatch:
     gradients is looked at beside them."""
 
     def __init__(self, words: FingerprintWatch, parameters: Sequence[Tensor]) -> None:
-        places = {at: word for at, each in enumerate(parameters) if (word := grad_word(each))}
+        places = {
+            at: word for at, parameter in enumerate(parameters) if (word := grad_word(parameter))
+        }
         self._at = list(places)
         self._words = words.settle(list(places.values()), no_grad())
         self.same_grads = False  # whether they are what ``note_grads`` was told
@@ -120,17 +122,19 @@ def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | PolledModels |
         for module in modules_of(model):
             held = module._parameters, module._buffers, module._modules
             hooks = hook_dicts(module)
-            if any(type(each) is not dict for each in held) or not _is_plain(module):
+            if any(type(mapping) is not dict for mapping in held) or not _is_plain(module):
                 return None
-            if any(len(each) > 1 for each in hooks):
+            if any(len(hook) > 1 for hook in hooks):
                 return None  # their order may be another one, which is no write
             dicts += (vars(module), *held, *hooks)
-            parameters += [each for each in held[0].values() if each is not None]
-            buffers += [each for each in held[1].values() if each is not None]
+            parameters += [parameter for parameter in held[0].values() if parameter is not None]
+            buffers += [buffer for buffer in held[1].values() if buffer is not None]
     if has_tensor_hooks(parameters):
         return None
-    unique = list({id(each): each for each in (*parameters, *buffers)}.values())
-    looks = [partial(of_dict, each) for each in dicts] + [partial(of_tensor, t) for t in unique]
+    unique = list({id(parameter): parameter for parameter in (*parameters, *buffers)}.values())
+    looks = [partial(of_dict, mapping) for mapping in dicts] + [
+        partial(of_tensor, t) for t in unique
+    ]
     words = FingerprintWatch()
     if all(map(words.add, looks)):
         return ModelWatch(words, parameters)
@@ -141,7 +145,7 @@ def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | PolledModels |
 def _is_plain(module: nn.Module) -> bool:
     """Whether its mode is an attribute of its own, and of no class."""
     classes = type(module).__mro__
-    return "training" in vars(module) and not any("training" in vars(each) for each in classes)
+    return "training" in vars(module) and not any("training" in vars(cls) for cls in classes)
 
 
 @final
@@ -171,16 +175,19 @@ class OptimizerWatch:
 
     def _are_sealed(self) -> bool:
         return all(
-            map(_is_sealed_group, (g for each in self._optimizers for g in each.param_groups))
+            map(
+                _is_sealed_group,
+                (g for optimizer in self._optimizers for g in optimizer.param_groups),
+            )
         )
 
     def _look(self) -> list[object]:
-        found: list[object] = []
-        for each in self._optimizers:
-            found += (type(each), type(each).step)
-            for group in each.param_groups:
-                found += (group, len(group["params"]))
-        return found
+        facts: list[object] = []
+        for optimizer in self._optimizers:
+            facts += (type(optimizer), type(optimizer).step)
+            for group in optimizer.param_groups:
+                facts += (group, len(group["params"]))
+        return facts
 
 
 def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | None:
@@ -192,7 +199,7 @@ def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | No
                 return None
             dicts.append(group)
         dicts.append(vars(optimizer))
-    if any(type(each) not in (dict, OrderedDict) for each in dicts):
+    if any(type(hooks) not in (dict, OrderedDict) for hooks in dicts):
         return None
     return OptimizerWatch(dicts, list(optimizers.values()))
 

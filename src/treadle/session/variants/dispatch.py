@@ -93,12 +93,12 @@ class Dispatcher:
         """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
         self._step.start()
         args, kwargs = self._arguments.of(args, kwargs)
-        called, given = self._keys.called(args, kwargs, update=update)
-        self.call.serve(given)
+        called, inputs = self._keys.called(args, kwargs, update=update)
+        self.call.serve(inputs)
         try:
-            found = None if self._path else self.variants.again(called)
-            if found is None:
-                found = self._looked_up(called, args, kwargs, update)
+            compiled = None if self._path else self.variants.again(called)
+            if compiled is None:
+                compiled = self._looked_up(called, args, kwargs, update)
         except (NotExpected, CallsClosure, GroupFailure):
             raise
         except Exception as error:
@@ -106,8 +106,8 @@ class Dispatcher:
             raise
         finally:
             self._path = ()
-        self.last = found
-        return found
+        self.last = compiled
+        return compiled
 
     def takes_other_path(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Whether a call, of which nothing has happened, decides otherwise than the variant that
@@ -116,8 +116,8 @@ class Dispatcher:
             return False
         named = dict(kwargs)
         self._step.take_update(named)
-        _, given = self._keys.called(*self._arguments.of(args, named))
-        self.call.serve(given)
+        _, inputs = self._keys.called(*self._arguments.of(args, named))
+        self.call.serve(inputs)
         path = self._other_path(self.last.captured)
         self._path = path or ()
         return path is not None
@@ -142,28 +142,28 @@ class Dispatcher:
         self.variants.drop(compiled)
         self._special = None
         known = len(self.recompiles)
-        found = self.variant(args, kwargs, update=self._step.take_update(kwargs))
+        reused = self.variant(args, kwargs, update=self._step.take_update(kwargs))
         self.recompiles[known:] = [misfit]
-        return found
+        return reused
 
     def _looked_up(
         self, called: Called, args: tuple[object, ...], kwargs: dict[str, object], update: bool
     ) -> Compiled:
         key = self._keys.key(called)
-        found = self.variants.get(key, self._path)
-        if found is None:
+        compiled = self.variants.get(key, self._path)
+        if compiled is None:
             if self._closure is not None:
                 raise self._closure.with_traceback(None)
             try:
-                found = self._made(key, args, kwargs, update)
+                compiled = self._made(key, args, kwargs, update)
             except CallsClosure as error:
                 self._refuse(error)
                 self._closure = error
                 raise
-            self.variants.add(key, found)
+            self.variants.add(key, compiled)
         else:
-            self.variants.note(found, called, self._keys)
-        return found
+            self.variants.note(compiled, called, self._keys)
+        return compiled
 
     def _refuse(self, error: CallsClosure) -> None:
         """Where the closure alone must not, or cannot, be what is compiled."""
@@ -179,18 +179,18 @@ class Dispatcher:
         if self.variants.forget_replaced(key):
             self.recompiles.append("parameters were replaced by other objects")
             self._special = None
-        found = self._specialized(key, args, kwargs, update)
-        if found is not None:
-            return found
+        compiled = self._specialized(key, args, kwargs, update)
+        if compiled is not None:
+            return compiled
         reasons = self._why_not(key)
         self._note_numbers(self.variants.changed_numbers(key))
-        found = self._compile(args, kwargs, update=update)
-        if self.variants.runs(found):
+        compiled = self._compile(args, kwargs, update=update)
+        if self.variants.runs(compiled):
             self._note_recapture(reasons)
         else:
             self.recompiles += reasons
             warn_of_recompiles(self.recompiles, known)
-        return found
+        return compiled
 
     def _note_recapture(self, reasons: list[str]) -> None:
         """What changed made no difference to what runs."""
@@ -211,11 +211,11 @@ class Dispatcher:
             return self.variants.why_not(key, self._step.models)
         return [self.last.captured.dependencies.path.decisions[len(self._path) - 1].words]
 
-    def _note_numbers(self, found: Iterable[str | Location]) -> None:
+    def _note_numbers(self, numbers: Iterable[str | Location]) -> None:
         """From now on these are inputs, where the graph allows it."""
         known = set(map(_identity, self._numbers))
-        for each in found:
-            place = argument_place(each) if isinstance(each, str) else each
+        for number in numbers:
+            place = argument_place(number) if isinstance(number, str) else number
             if _identity(place) not in known:
                 known.add(_identity(place))
                 self._numbers.append(place)
@@ -226,16 +226,16 @@ class Dispatcher:
         """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
         if self._shapes is None:
             return None
-        found = find(self._shapes, self._step.function, args, kwargs)
+        shape = find(self._shapes, self._step.function, args, kwargs)
         models = self._step.models.values()
         tensors = [t for m in models for t in (*m.parameters(), *m.buffers())]
-        if not all(target_for(each.device).any_size for each in tensors):
+        if not all(target_for(tensor.device).any_size for tensor in tensors):
             return None  # generated code for GPUs has its sizes in it
         special = self._special or Specializations(self._shapes, self.recompiles)
         self._special = special
         return special.variant(
             key,
-            found,
+            shape,
             fixed_numbers(tensors),
             lambda dims: self._compile(args, kwargs, dims, update=update),
         )
@@ -265,10 +265,10 @@ class Dispatcher:
             )
         finally:
             watcher.closes()
-        for each in compiled.programs:
-            each.groups = groups_of(each.step)
-            if each.groups:
-                each.common = common_text(each.step, each.artifact)
+        for program in compiled.programs:
+            program.groups = groups_of(program.step)
+            if program.groups:
+                program.common = common_text(program.step, program.artifact)
         compiled.groups = groups_of(captured.step)
         why = self._saved.difference(compiled.facts) if self._saved else ""
         self.recompiles += [why] if why else []
@@ -296,7 +296,9 @@ class Dispatcher:
             group=self._step.group,
         )
         captured = along(path=self._path)
-        asked = [each for each in captured.dependencies.path.decisions if each.is_branch]
+        asked = [
+            decision for decision in captured.dependencies.path.decisions if decision.is_branch
+        ]
         if self._options.strict and asked:
             raise branches(asked[0].where)
         while (path := self._other_path(captured)) is not None:
@@ -334,8 +336,8 @@ def _strict(words: str, code: str, where: str = "") -> LoweringError:
 
 
 def _refuse_fallbacks(compiled: Compiled) -> None:
-    for each in compiled.captured.optimizers.eager:
-        raise _strict(each.reason.words, each.reason.code)
+    for optimizer in compiled.captured.optimizers.eager:
+        raise _strict(optimizer.reason.words, optimizer.reason.code)
     reasons = compiled.artifact.fallbacks
     if reasons:
         lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])

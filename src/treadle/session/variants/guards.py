@@ -32,7 +32,7 @@ from treadle.session.variants.cached_facts import (
 
 ArgumentFact = tuple[Any, ...]
 """What of an argument decides the graph: a ``TensorFact``, or its type's name and what it is."""
-_NUMBERS = frozenset(each.__name__ for each in NUMBERS)
+_NUMBERS = frozenset(number_type.__name__ for number_type in NUMBERS)
 ANY = object()
 """In the place of a value on which nothing depends."""
 
@@ -86,15 +86,15 @@ class GuardKey:
         """As the key of a variant that reads this outside, and ignores this."""
         fresh, free, modes = ignored.grads, ignored.values, ignored.modes
         there = zip(self.grads, self.identity, strict=True)
-        grads = tuple(each and at not in fresh for each, at in there) if fresh else self.grads
-        given = tuple(
+        grads = tuple(grad and at not in fresh for grad, at in there) if fresh else self.grads
+        args_ = tuple(
             (path, (fact[0], ANY)) if at in free and len(fact) == 2 else (path, fact)
             for at, (path, fact) in enumerate(self.arguments)
         )
-        training = tuple(ANY if at in modes else each for at, each in enumerate(self.training))
+        training = tuple(ANY if at in modes else mode for at, mode in enumerate(self.training))
         return replace(
             self,
-            arguments=given if free else self.arguments,
+            arguments=args_ if free else self.arguments,
             grads=grads,
             training=training if modes else self.training,
             outside=outside,
@@ -148,17 +148,17 @@ class Keys:
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
     ) -> tuple[GuardKey, FlatArguments]:
         """The key of a call, and its arguments."""
-        called, given = self.called(args, kwargs, update=update)
-        return self.key(called), given
+        called, inputs = self.called(args, kwargs, update=update)
+        return self.key(called), inputs
 
     def called(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
     ) -> tuple[Called, FlatArguments]:
         """What the call itself decides, and its arguments. Python values among their leaves are
         part of it as they are; ``update``: whether the optimizers step."""
-        given, paths, structure = self._calls.of(args, kwargs)
-        leaves = given.leaves
-        tensors = [each for each in leaves if isinstance(each, Tensor)]
+        inputs, paths, structure = self._calls.of(args, kwargs)
+        leaves = inputs.leaves
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         several = len(leaves) > 1
         called = Called(
             tuple(zip(paths, map(_fact, leaves), strict=True)),
@@ -175,19 +175,19 @@ class Keys:
                 update,
             ),
         )
-        return called, given
+        return called, inputs
 
     def _passed(self, tensors: Sequence[Tensor]) -> tuple[PassedParameter, ...]:
         """Which of the arguments are parameters."""
         likely = [
-            PassedParameter(at, id(each))
-            for at, each in enumerate(tensors)
-            if each.requires_grad or isinstance(each, nn.Parameter)
+            PassedParameter(at, id(tensor))
+            for at, tensor in enumerate(tensors)
+            if tensor.requires_grad or isinstance(tensor, nn.Parameter)
         ]
         if not likely:
             return ()
         owned = {id(p) for model in self._trained.values() for p in model.parameters()}
-        return tuple(each for each in likely if each.identity in owned)
+        return tuple(parameter for parameter in likely if parameter.identity in owned)
 
     def key(self, called: Called) -> GuardKey:
         """The whole key of such a call."""
@@ -231,12 +231,12 @@ def _optimizer_facts(optimizers: Mapping[str, Optimizer]) -> Facts:
     return tuple(
         (
             len(group["params"]),
-            step_hooks(each),
+            step_hooks(optimizer),
             bool(group.get("differentiable")),
-            *_structure(each, group),
+            *_structure(optimizer, group),
         )
-        for each in optimizers.values()
-        for group in each.param_groups
+        for optimizer in optimizers.values()
+        for group in optimizer.param_groups
     )
 
 
@@ -290,8 +290,8 @@ def _fact(value: object) -> ArgumentFact:
     if isinstance(value, Tensor):
         return tensor_fact(value)
     if is_plain(value):
-        kind, found = plain_fact(value)
-        return (kind.__name__, found)
+        kind, fact = plain_fact(value)
+        return (kind.__name__, fact)
     if is_numeric(value):
         return ("ndarray", type(value), array_fact(value))
     return (type(value).__name__, type(value), "object")
@@ -317,7 +317,11 @@ def names_of(models: Mapping[str, nn.Module]) -> Names:
             path = f"{prefix}.{paths[id(module)]}".strip(".")
             modules.append(path or "the model")
             own, buffers = (
-                [f"{path}.{name}".lstrip(".") for name, each in held.items() if each is not None]
+                [
+                    f"{path}.{name}".lstrip(".")
+                    for name, tensor in held.items()
+                    if tensor is not None
+                ]
                 for held in (module._parameters, module._buffers)
             )
             parameters += own
@@ -367,7 +371,7 @@ def differing_arguments(old: GuardKey, new: GuardKey) -> int:
 
 
 def _passed_in(key: GuardKey) -> list[object]:
-    return [each for each in key.same if isinstance(each, PassedParameter)]
+    return [passed for passed in key.same if isinstance(passed, PassedParameter)]
 
 
 def differing_numbers(old: GuardKey, new: GuardKey) -> list[int]:
@@ -404,7 +408,9 @@ def _other_tensors(old: GuardKey, new: GuardKey, names: Names) -> str:
     if len(now) != len(words):
         words = ("dtype", "shape", "strides", "device")
     at = next(at for at, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
-    shown = [list(each[at]) if isinstance(each[at], tuple) else each[at] for each in (before, now)]
+    shown = [
+        list(facts[at]) if isinstance(facts[at], tuple) else facts[at] for facts in (before, now)
+    ]
     return f"{name}: {words[at]} {shown[0]} became {shown[1]}"
 
 

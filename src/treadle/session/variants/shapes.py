@@ -63,14 +63,14 @@ def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynam
     named = {argument: _by_dim(dims) for argument, dims in arguments.items()}
     used = {name for dims in named.values() for name in dims.values()}
     require(used == set(ranges), _mismatch(used, set(ranges)))
-    found = {name: tuple(sizes) for name, sizes in ranges.items()}
-    for name, sizes in found.items():
+    sizes_of = {name: tuple(sizes) for name, sizes in ranges.items()}
+    for name, sizes in sizes_of.items():
         ascending = all(a < b for a, b in itertools.pairwise(sizes[1:]))
         fits = name.isidentifier() and len(sizes) > 1 and 0 <= sizes[0] <= sizes[1] and ascending
         why = f"dim {name} cannot range over {', '.join(map(str, sizes))}"
         remedy = "give the smallest and the largest size; those between them must ascend"
         require(fits, TreadleError(why, code="TR-001", remedy=remedy))
-    return Dynamic(named, found)
+    return Dynamic(named, sizes_of)
 
 
 def _by_dim(dims: Named) -> dict[int, str]:
@@ -107,8 +107,8 @@ def find(
     shapes: dict[int, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
-    given, _ = flatten_with_paths((args, kwargs), names)
-    for at, (argument, leaf) in enumerate(given):
+    arguments, _ = flatten_with_paths((args, kwargs), names)
+    for at, (argument, leaf) in enumerate(arguments):
         dims = spec.arguments.get(argument)
         if dims is None or not isinstance(leaf, Tensor):
             continue
@@ -123,8 +123,8 @@ def find(
             inside = low <= size <= high
             require(inside, _refused(f"{name} is {size} in {place}, outside {low}..{high}"))
     for argument in spec.arguments:
-        found = any(path == argument for path, _ in given)
-        require(found, _refused(f"the call has no argument {argument}"))
+        is_passed = any(path == argument for path, _ in arguments)
+        require(is_passed, _refused(f"the call has no argument {argument}"))
     return Found(leaves, shapes, sizes)
 
 
@@ -139,29 +139,29 @@ def _refused(said: str) -> CaptureError:
 
 
 def sampled_dims(
-    spec: Dynamic, found: Found, fixed: frozenset[str], taken: set[int]
+    spec: Dynamic, dynamic_dims: Found, fixed: frozenset[str], taken: set[int]
 ) -> dict[int, tuple[int, ...]]:
     """The shape of each dynamic leaf, with a ``Size`` for each dim that is not fixed.
 
     The sample of a size is a number near the call's that nothing else in the step is likely to
     be, so that a size is told from a width that happens to be equal. ``taken``: numbers to avoid.
     """
-    made: dict[str, int] = {}
-    taken = taken | {found.sizes[name] for name in fixed}
-    for name, size in found.sizes.items():
+    samples: dict[str, int] = {}
+    taken = taken | {dynamic_dims.sizes[name] for name in fixed}
+    for name, size in dynamic_dims.sizes.items():
         if name in fixed:
-            made[name] = size
+            samples[name] = size
             continue
         low, high = spec.bucket(name, size)
         low = max(low, SMALLEST)
         sample = _strange(size, low, high, taken)
         taken.add(sample)
-        made[name] = Size.dim(name, low, high, sample)
+        samples[name] = Size.dim(name, low, high, sample)
     shapes: dict[int, tuple[int, ...]] = {}
-    for at, dims in found.leaves.items():
-        shape: list[int] = list(found.shapes[at])
+    for at, dims in dynamic_dims.leaves.items():
+        shape: list[int] = list(dynamic_dims.shapes[at])
         for dim, name in dims:
-            shape[dim] = made[name]
+            shape[dim] = samples[name]
         shapes[at] = tuple(shape)
     return shapes
 

@@ -25,25 +25,33 @@ class Specializations:
     _failed: set[GuardKey] = field(default_factory=set[GuardKey])
 
     def variant(
-        self, key: GuardKey, found: Found, numbers: set[int], make: Callable[[Dims], Compiled]
+        self,
+        key: GuardKey,
+        dynamic_dims: Found,
+        numbers: set[int],
+        make: Callable[[Dims], Compiled],
     ) -> Compiled | None:
         """The variant for this call from a pattern; ``None`` where its size goes by itself.
 
         ``numbers``: sizes of the step that do not change, which no sample should be; ``make``
         compiles a pattern.
         """
-        sizes = found.sizes.items()
+        sizes = dynamic_dims.sizes.items()
         fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
-        while len(fixed) < len(found.sizes):
-            general = _general(key, found, fixed, self.spec)
+        while len(fixed) < len(dynamic_dims.sizes):
+            general = _general(key, dynamic_dims, fixed, self.spec)
             if general is None:
                 return None
-            pattern = self._valid(general) or self._made(general, found, fixed, numbers, make)
+            pattern = self._valid(general) or self._made(
+                general, dynamic_dims, fixed, numbers, make
+            )
             if pattern is None:
                 return None
-            broken = [guard for guard in pattern.artifact.guards if not guard.holds(found.sizes)]
+            broken = [
+                guard for guard in pattern.artifact.guards if not guard.holds(dynamic_dims.sizes)
+            ]
             if not broken:
-                return _instance(pattern, found)
+                return _instance(pattern, dynamic_dims)
             fixed |= {dim.name for guard in broken for dim in guard.formula.dims}
         return None
 
@@ -51,9 +59,9 @@ class Specializations:
         """A pattern that read outside of the step what is there now."""
         return next(
             (
-                made
-                for key, made in self._known
-                if general.as_seen_by(key) == key and made.captured.dependencies.hold()
+                compiled
+                for key, compiled in self._known
+                if general.as_seen_by(key) == key and compiled.captured.dependencies.hold()
             ),
             None,
         )
@@ -61,35 +69,37 @@ class Specializations:
     def _made(
         self,
         general: GuardKey,
-        found: Found,
+        dynamic_dims: Found,
         fixed: frozenset[str],
         taken: set[int],
         make: Callable[[Dims], Compiled],
     ) -> Compiled | None:
         if general in self._failed:
             return None
-        dims = sampled_dims(self.spec, found, fixed, taken)
+        dims = sampled_dims(self.spec, dynamic_dims, fixed, taken)
         try:
-            made = make(dims)
+            compiled = make(dims)
         except (VerifyError, LoweringError) as error:
             self._failed.add(general)
             self.notes.append(f"each size is compiled by itself: {error.message}")
             return None
-        self._known.append((general.of(None, Ignored.of(made.captured)), made))
-        kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
+        self._known.append((general.of(None, Ignored.of(compiled.captured)), compiled))
+        kept = ", ".join(f"{name}={dynamic_dims.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
             "{} in {}..{}".format(name, *self.spec.bucket(name, size))
-            for name, size in found.sizes.items()
+            for name, size in dynamic_dims.sizes.items()
             if name not in fixed
         )
         self.notes.append(f"compiled for {open_}" + (f", with {kept}" if kept else ""))
-        return made
+        return compiled
 
 
-def _general(key: GuardKey, found: Found, fixed: frozenset[str], spec: Dynamic) -> GuardKey | None:
+def _general(
+    key: GuardKey, dynamic_dims: Found, fixed: frozenset[str], spec: Dynamic
+) -> GuardKey | None:
     """The key with buckets for dynamic sizes; ``None`` if such an argument is not contiguous."""
     arguments = list(key.arguments)
-    for at, dims in found.leaves.items():
+    for at, dims in dynamic_dims.leaves.items():
         path, (dtype, shape, strides, *rest) = arguments[at]
         if strides != _contiguous(shape):
             return None
@@ -110,10 +120,10 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _instance(pattern: Compiled, found: Found) -> Compiled:
-    artifact = pattern.artifact.at_sizes(found.sizes)
+def _instance(pattern: Compiled, dynamic_dims: Found) -> Compiled:
+    artifact = pattern.artifact.at_sizes(dynamic_dims.sizes)
     build = Build.without_compiler()  # unused: the code is the pattern's
-    checks = IndexCheck(pattern.captured.step, found.sizes)
+    checks = IndexCheck(pattern.captured.step, dynamic_dims.sizes)
     executable = Executable(artifact, build, like=pattern.executable, first=checks.launch)
     return replace(
         pattern,

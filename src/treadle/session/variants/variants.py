@@ -83,7 +83,7 @@ class Variants:
 
     def runs(self, compiled: Compiled) -> bool:
         """Whether one of them runs the program of ``compiled``."""
-        return any(each.executable is compiled.executable for each in self)
+        return any(variant.executable is compiled.executable for variant in self)
 
     def again(self, called: Called) -> Compiled | None:
         """The variant of the last call, if nothing at all differs; that is looked at in one pass,
@@ -109,22 +109,24 @@ class Variants:
             compiled = recent[1]
             if compiled.captured.dependencies.hold() and compiled.captured.optimizers.agrees():
                 return compiled
-        found = self._search(key, path)
-        self._recent = None if found is None else (key, found)
-        return found
+        variant = self._search(key, path)
+        self._recent = None if variant is None else (key, variant)
+        return variant
 
     def _search(self, key: GuardKey, path: Answers) -> Compiled | None:
-        kinds = dict.fromkeys((each.outside, each.ignored) for each in reversed(self._known))
+        kinds = dict.fromkeys(
+            (known_key.outside, known_key.ignored) for known_key in reversed(self._known)
+        )
         for kind in kinds:
             whole = key.of(*kind)
-            found = self._known.get(whole)
-            if found is None or not found.captured.dependencies.hold():
+            variant = self._known.get(whole)
+            if variant is None or not variant.captured.dependencies.hold():
                 continue
-            if found.captured.dependencies.path.answers[: len(path)] != path:
+            if variant.captured.dependencies.path.answers[: len(path)] != path:
                 continue
-            if found.captured.optimizers.agrees():
+            if variant.captured.optimizers.agrees():
                 self._known.move_to_end(whole)
-                return found
+                return variant
             self._parted = True
             self._known.pop(whole).release()
             return None
@@ -140,26 +142,26 @@ class Variants:
     def changed_numbers(self, key: GuardKey) -> list[str | Location]:
         """Numbers that kept a variant from serving a call: of an argument its label, of others
         where they are."""
-        found: list[str | Location] = []
-        for each in self._known:
-            if each.structure != key.structure:
+        numbers: list[str | Location] = []
+        for known_key in self._known:
+            if known_key.structure != key.structure:
                 continue  # its places among the arguments are not there
-            found += [] if each.outside is None else each.outside.other_numbers()
-            found += [f"argument {at}" for at in differing_numbers(each, key)]
-        return found
+            numbers += [] if known_key.outside is None else known_key.outside.other_numbers()
+            numbers += [f"argument {at}" for at in differing_numbers(known_key, key)]
+        return numbers
 
     def why_not(self, key: GuardKey, models: Mapping[str, nn.Module]) -> list[str]:
         """Why there was none for a call, in words; nothing where there is none at all."""
         if self._parted:
             return ["step counts of an optimizer's parameters came apart"]
         keys = list(reversed(self._known))
-        alike = [each for each in keys if key.as_seen_by(each) == each]
+        alike = [other for other in keys if key.as_seen_by(other) == other]
         names = names_of(models)
         if alike:  # all but what they read outside: the one that comes nearest
-            found = [self._known[each].captured.dependencies.changed() for each in alike]
-            return [min(found, key=len)[0]] if all(found) else []
-        nearest = sorted(keys, key=lambda each: differing_arguments(each, key))[:1]
-        return [explain_difference(each, key, names) for each in nearest]
+            changes = [self._known[other].captured.dependencies.changed() for other in alike]
+            return [min(changes, key=len)[0]] if all(changes) else []
+        nearest = sorted(keys, key=lambda other: differing_arguments(other, key))[:1]
+        return [explain_difference(other, key, names) for other in nearest]
 
     def forget_replaced(self, key: GuardKey) -> bool:
         """Variants for parameters that the model no longer has go; whether there were any."""
@@ -172,17 +174,17 @@ class Variants:
     def drop(self, compiled: Compiled) -> None:
         """This one goes, since it no longer fits what its key stands for."""
         self._recent = self._again = None
-        for key in [key for key, each in self._known.items() if each is compiled]:
+        for key in [key for key, variant in self._known.items() if variant is compiled]:
             self._known.pop(key).release()
 
     def _evict(self) -> None:
         """Those of a pattern are small, and those that run the program of a newer one: they share
         its code and its arena."""
-        newest = {id(each.executable): key for key, each in self._known.items()}
+        newest = {id(variant.executable): key for key, variant in self._known.items()}
         own = [
             key
-            for key, each in self._known.items()
-            if each.pattern is None and newest[id(each.executable)] is key
+            for key, variant in self._known.items()
+            if variant.pattern is None and newest[id(variant.executable)] is key
         ]
         shared = [key for key in self._known if key not in own]
         for key in own[: max(0, len(own) - self._limit)]:
