@@ -64,9 +64,9 @@ class Aliases:
 def views_of(node: fx.Node) -> list[fx.Node]:
     """``node``, and the nodes that show its bytes, be it through others."""
 
-    def shown(each: fx.Node) -> list[fx.Node]:
-        held = storages(value_of(each))
-        users = (user for user in each.users if user.op == "call_function")
+    def shown(current: fx.Node) -> list[fx.Node]:
+        held = storages(value_of(current))
+        users = (user for user in current.users if user.op == "call_function")
         return [user for user in users if held & storages(value_of(user))]
 
     return list(reached([node], shown))

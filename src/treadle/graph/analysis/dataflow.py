@@ -47,9 +47,9 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
 def readers_of(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Who computes with elements of ``node``: its users, and instead of one that they are shown
     ``through``, a view, its users."""
-    shown = reached([node], lambda each: filter(through, each.users))
-    found = (user for item in shown for user in item.users if not through(user))
-    return list(dict.fromkeys(found))
+    shown = reached([node], lambda current: filter(through, current.users))
+    outside = (user for item in shown for user in item.users if not through(user))
+    return list(dict.fromkeys(outside))
 
 
 def ancestors(

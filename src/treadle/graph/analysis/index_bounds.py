@@ -236,8 +236,8 @@ class _Part:
         smallest, largest = (int(extreme) for extreme in torch.aminmax(value))
         spared = "" if bound.ignored is None else f" (or {bound.ignored})"
         return BadIndex(
-            f"an index in {', '.join(names) or 'the step'} is out of range: {bound.operation} takes "
-            f"{low} to {high}{spared}, and was given {smallest} to {largest}",
+            f"an index in {', '.join(names) or 'the step'} is out of range: {bound.operation} "
+            f"takes {low} to {high}{spared}, and was given {smallest} to {largest}",
             code="TR-407",
             where=bound.origin,
             remedy="correct the batch; nothing was changed, and the step can go on with the next",

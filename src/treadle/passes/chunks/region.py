@@ -95,7 +95,7 @@ def region_of(root: fx.Node) -> LossRegion:
 class _Finder:
     root: fx.Node
     grid: Grid
-    found: dict[fx.Node, Member] = field(default_factory=dict[fx.Node, Member])
+    members: dict[fx.Node, Member] = field(default_factory=dict[fx.Node, Member])
     products: set[fx.Node] = field(default_factory=set[fx.Node])  # members, and late as a whole
     late: set[fx.Node] = field(default_factory=set[fx.Node])
     exits: dict[fx.Node, Exit] = field(default_factory=dict[fx.Node, Exit])
@@ -106,11 +106,11 @@ class _Finder:
     def region(self) -> LossRegion:
         nodes = list(self.root.graph.nodes)
         place = {node: at for at, node in enumerate(nodes)}
-        self.found[self.root] = _root(self.root, self.grid)
+        self.members[self.root] = _root(self.root, self.grid)
         for node in nodes[place[self.root] + 1 :]:
             self._visit(node)
         require(bool(self.exits), NoMatch, f"nothing sums over the rows of {self.root}")
-        needed = self._needed({*self.exits, *filter(self._is_seed, self.found)})
+        needed = self._needed({*self.exits, *filter(self._is_seed, self.members)})
         self._require_quiet(nodes[place[self.root] : max(map(place.__getitem__, needed))])
         renewed = self._renewed_for(needed)
         inside = needed | self.exits.keys() | renewed.keys() | {*self.losses}
@@ -118,9 +118,9 @@ class _Finder:
         return LossRegion(
             self.root,
             self.grid,
-            tuple(self.found[node] for node in chosen),
+            tuple(self.members[node] for node in chosen),
             tuple(self.exits[node] for node in sorted(self.exits, key=place.__getitem__)),
-            tuple(self.found[node] for node in chosen if self._is_read(node, inside)),
+            tuple(self.members[node] for node in chosen if self._is_read(node, inside)),
             tuple(renewed.items()),
             tuple(self.losses),
         )
@@ -129,7 +129,7 @@ class _Finder:
         """Say of one node what it is. A narrow value may also be needed as a whole."""
         operands = node.all_input_nodes
         late = [operand for operand in operands if operand in self.late]
-        rows = [operand for operand in operands if operand in self.found]
+        rows = [operand for operand in operands if operand in self.members]
         rows = [row for row in rows if row not in self.products | self.adopted]
         if not (rows or late) or node in self.late or self._renew(node):
             return
@@ -149,45 +149,45 @@ class _Finder:
         if node.target is aten.nll_loss_forward.default and args["reduction"] != 0:
             self._take_loss(node)
             return
-        exit_ = self._exit(node, self.found[wide].rows)
+        exit_ = self._exit(node, self.members[wide].rows)
         if exit_ is not None:
             self.exits[node] = exit_
             self.late.add(node)
         elif node.target is aten.mm.default:
-            self.found[node] = self._product(node)
+            self.members[node] = self._product(node)
             self.products.add(node)
             self.late.add(node)
         else:
-            self.found[node] = in_chunks(self._site(node, wide))
+            self.members[node] = in_chunks(self._site(node, wide))
 
     def _take_narrow(self, node: fx.Node, first: fx.Node) -> None:
         member = attempt(self._narrow, node, first)
         if isinstance(member, NoMatch):
             self.late.add(node)
         else:
-            self.found[node] = member
+            self.members[node] = member
 
     def _narrow(self, node: fx.Node, first: fx.Node) -> Member:
         require(node.op == "call_function", NoMatch, f"{first} is returned")
         return in_chunks(self._site(node, first))
 
     def _site(self, node: fx.Node, first: fx.Node) -> RowContext:
-        rows = self.found[first].rows
+        rows = self.members[first].rows
         require(not rows.transposed, NoMatch, f"{node} is not known to work on columns")
         return RowContext(node, rows, self._row_dims(first), self.grid, self._fetch)
 
     def _row_dims(self, node: fx.Node) -> Shape:
         value = tensors_in(value_of(node))[0]
-        return tuple(value.shape[: self.found[node].rows.lead])
+        return tuple(value.shape[: self.members[node].rows.lead])
 
     def _fetch(self, operand: fx.Node, rows: RowRange, row_dims: Shape) -> RowPart | None:
         """The chunk's part of an operand: of a member, or of a wide value that may become one."""
         require(operand not in self.late, NoMatch, f"{operand} is known after all rows alone")
-        if operand not in self.found:
+        if operand not in self.members:
             self._adopt(operand, rows, row_dims)
-        if operand not in self.found:
+        if operand not in self.members:
             return None
-        same = self.found[operand].rows == rows and self._row_dims(operand) == row_dims
+        same = self.members[operand].rows == rows and self._row_dims(operand) == row_dims
         require(same, NoMatch, f"{operand} has other rows")
         return RowPart(operand)
 
@@ -205,13 +205,13 @@ class _Finder:
         except (NoMatch, OtherGrid):
             return
         if member.rows == rows:
-            self.found[operand] = member
+            self.members[operand] = member
             self.adopted.add(operand)
 
     def _is_wide(self, node: fx.Node) -> bool:
         """Whether a row is of the order of a row of the root."""
-        lead = self.found[node].rows.lead
-        if self.found[node].rows.transposed:
+        lead = self.members[node].rows.lead
+        if self.members[node].rows.transposed:
             return True
         shapes = [tuple(tensor.shape) for tensor in tensors_in(value_of(node))]
         return any(self._is_wide_row(shape[lead:]) for shape in shapes)
@@ -223,7 +223,7 @@ class _Finder:
         """A product of rows, or a narrow value that is made of wide ones, or one of several."""
         if node in self.products:
             return True
-        parts = [operand for operand in node.all_input_nodes if operand in self.found]
+        parts = [operand for operand in node.all_input_nodes if operand in self.members]
         is_seed = any(self._is_wide(part) or not is_tensor(part) for part in parts)
         return is_seed and not self._is_wide(node)
 
@@ -231,12 +231,12 @@ class _Finder:
         """The members that seeds are made of, themselves included."""
 
         def parts(node: fx.Node) -> Iterator[fx.Node]:
-            if node in self.found:
-                yield from parts_of(self.found[node].form)
+            if node in self.members:
+                yield from parts_of(self.members[node].form)
             if node in self.exits:
                 yield from parts_of(_template_of(self.exits[node]))
 
-        return {node for node in reached(seeds, parts) if node in self.found}
+        return {node for node in reached(seeds, parts) if node in self.members}
 
     def _is_read(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether something that is not ``inside`` reads a member that depends on the root."""
@@ -253,7 +253,7 @@ class _Finder:
         sources = {
             source for source in self.renewed if not needed.isdisjoint(source.all_input_nodes)
         }
-        templates = [self.found[node].form for node in needed]
+        templates = [self.members[node].form for node in needed]
         stack = [leaf for template in templates for leaf in _nodes_of(template)]
         for value in self.exits.values():
             stack += _nodes_of(_template_of(value))
@@ -294,7 +294,7 @@ class _Finder:
         """The sum of losses is an exit; their total weight depends on targets alone."""
         args = arguments(node)
         targets = [args["target"], *([args["weight"]] if args["weight"] else [])]
-        known = any(target in self.found or target in self.late for target in targets)
+        known = any(target in self.members or target in self.late for target in targets)
         require(not known, NoMatch, f"{node} has targets that depend on the product")
         member = nll_loss_of_rows(self._site(node, args["self"]))
         self.losses.append(node)
@@ -339,9 +339,9 @@ class _Finder:
         left, right = node.args
         assert isinstance(left, fx.Node)
         assert isinstance(right, fx.Node)
-        known = left in self.found and right not in self.found
+        known = left in self.members and right not in self.members
         require(known, NoMatch, f"{node} multiplies rows with rows")
-        rows = self.found[left].rows
+        rows = self.members[left].rows
         require(not rows.transposed, NoMatch, f"{node} multiplies rows with rows")
         return Member(node, rows, MadeRows(aten.mm.default, (RowPart(left), right)))
 
@@ -350,8 +350,8 @@ class _Finder:
         left, right = node.args
         assert isinstance(left, fx.Node)
         assert isinstance(right, fx.Node)
-        of_left = self.found[left].rows if left in self.found else None
-        of_right = self.found[right].rows if right in self.found else None
+        of_left = self.members[left].rows if left in self.members else None
+        of_right = self.members[right].rows if right in self.members else None
         over_left = of_left is not None and of_left.transposed
         over_right = of_right is not None and not of_right.transposed
         if not over_left and not (of_left is None and over_right):

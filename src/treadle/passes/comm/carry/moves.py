@@ -161,7 +161,7 @@ def _keeps_elements(node: fx.Node) -> bool:
         known = dim_map(node)
     except NoMatch:
         return False
-    dims = [*known.results, *(each for _, each in known.operands)]
+    dims = [*known.results, *(dims_of_one for _, dims_of_one in known.operands)]
     return len({frozenset(known.table.factors(dim)) for dim in dims}) == 1
 
 
@@ -300,8 +300,8 @@ class _Check:
                 _refuse(
                     "TR-534",
                     move,
-                    f"the update of {coupled.parameter} depends on the gradient of {coupled.other}: "
-                    f"{_called(coupled.node)} reads both",
+                    f"the update of {coupled.parameter} depends on the gradient of "
+                    f"{coupled.other}: {_called(coupled.node)} reads both",
                     coupled.node,
                     "clip or scale each gradient by itself, or carry nothing",
                 )

@@ -86,8 +86,9 @@ def _parted(
     for coupling in blocks.couplings:
         if (coupling.parameter in wanted) != (coupling.other in wanted):
             raise TreadleError(
-                f"the updates of {coupling.parameter} and {coupling.other} cannot be split: {coupling.node} "
-                f"({operation_name(coupling.node.target)}) reads the gradients of both",
+                f"the updates of {coupling.parameter} and {coupling.other} cannot be split: "
+                f"{coupling.node} ({operation_name(coupling.node.target)}) reads the gradients "
+                "of both",
                 code="TR-523",
                 where=info(coupling.node).where,
                 remedy="split between parameters that are clipped or scaled apart",
