@@ -233,7 +233,7 @@ class Step:
                 code="TR-408",
                 remedy="measure another batch",
             )
-        return max(measuring.reports, key=lambda each: each.peak_bytes)
+        return max(measuring.reports, key=lambda peak_report: peak_report.peak_bytes)
 
     @property
     def compiled(self) -> Compiled:
@@ -259,12 +259,14 @@ class Step:
         within = Tolerance(rtol, atol)
         with self._lock:
             self._dispatcher.carrier.catch_up()
-            for number, given in enumerate(batches):
-                batch = tuple(given)
+            for number, values in enumerate(batches):
+                batch = tuple(values)
                 compiled = self._dispatcher.variant(batch, {})
-                found = first_difference(self._step, compiled, self._flushed, batch, number, within)
-                if found is not None:
-                    return self._located(found, batch, within)
+                difference = first_difference(
+                    self._step, compiled, self._flushed, batch, number, within
+                )
+                if difference is not None:
+                    return self._located(difference, batch, within)
         return None
 
     def _flushed(self, *args: object) -> Any:
@@ -274,16 +276,18 @@ class Step:
         return result
 
     def _located(
-        self, found: Difference, batch: tuple[object, ...], within: Tolerance
+        self, difference: Difference, batch: tuple[object, ...], within: Tolerance
     ) -> Difference:
         """With the region and the node that a difference comes from."""
         compiled = self._dispatcher.variant(batch, {})
         inputs = read_inputs(compiled.captured, self._dispatcher.call.leaves)
-        culprit = Bisection(compiled, self._cache, within).first([each.clone() for each in inputs])
+        culprit = Bisection(compiled, self._cache, within).first(
+            [input_.clone() for input_ in inputs]
+        )
         if culprit is None:
-            return found
+            return difference
         where = info(culprit.node).where
-        return replace(found, region=culprit.region, node=culprit.node.name, where=where)
+        return replace(difference, region=culprit.region, node=culprit.node.name, where=where)
 
 
 def compile(

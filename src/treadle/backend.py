@@ -100,9 +100,9 @@ class CompiledGraph:
         if not _PROFILING.is_set():
             return executable.run(tensors)
         seconds = [0.0] * len(self._built.artifact.steps)
-        made = executable.run(tensors, seconds)
+        results = executable.run(tensors, seconds)
         self._seconds = tuple(seconds)
-        return made
+        return results
 
     def explain(self) -> str:
         """As ``Step.explain``: why the graph takes what it takes."""
@@ -179,14 +179,14 @@ def compiled_graphs() -> int:
     return _TALLY.graphs
 
 
-def _options(mode: str | None, given: Mapping[str, object]) -> Options:
-    unknown = sorted(set(given) - set(_KNOWN))
+def _options(mode: str | None, user_options: Mapping[str, object]) -> Options:
+    unknown = sorted(set(user_options) - set(_KNOWN))
     if unknown or mode not in (None, "default"):
         what = f"mode={mode!r}" if not unknown else f"option {unknown[0]!r}"
         raise TreadleError(
             f"the backend has no {what}", code="TR-001", remedy=f"options: {', '.join(_KNOWN)}"
         )
-    return replace(from_environment(), **given)
+    return replace(from_environment(), **user_options)
 
 
 @dataclass(frozen=True)
@@ -285,11 +285,11 @@ def _user_line(stack: str) -> str:
     """The innermost line of a stack as text, as ``file:line: text``."""
     lines = stack.splitlines()
     frames = [at for at, line in enumerate(lines) if _FRAME.search(line)]
-    found = _FRAME.search(lines[frames[-1]]) if frames else None
-    if found is None:
+    frame = _FRAME.search(lines[frames[-1]]) if frames else None
+    if frame is None:
         return ""
     text = lines[frames[-1] + 1].strip() if frames[-1] + 1 < len(lines) else ""
-    return f"{found[1]}:{found[2]}: {text}"
+    return f"{frame[1]}:{frame[2]}: {text}"
 
 
 def _planned(step: StepGraph, options: Options) -> StepGraph:
@@ -339,9 +339,9 @@ class _Half:
 
         def call(args: list[object]) -> list[object]:
             """Runs the graph, and lets go of its arguments, which belong to it."""
-            given = list(args)
+            inputs = list(args)
             args.clear()  # what is not needed any more may go
-            return run(given)
+            return run(inputs)
 
         return boxed(call)
 
@@ -357,21 +357,25 @@ class _FixedSizes:
         returned = list(output.args[0])  # type: ignore[call-overload]
         places = _places(graph)
         number = {node: at for at, node in enumerate(places)}
-        self._plan = [_Return.of(each, number) for each in returned]
-        computed = [each for each in returned if isinstance(each, fx.Node) and each not in number]
+        self._plan = [_Return.of(argument, number) for argument in returned]
+        computed = [
+            argument
+            for argument in returned
+            if isinstance(argument, fx.Node) and argument not in number
+        ]
         unique = list(dict.fromkeys(computed))
         position = {node: at for at, node in enumerate(unique)}
-        self._order = [position.get(each, -1) for each in returned]
+        self._order = [position.get(argument, -1) for argument in returned]
         self._graph = _built(module, places, unique, options, phase)
         self._used = [isinstance(known_value(node), Tensor) for node in places]
 
     def __call__(self, args: list[Any]) -> list[object]:
-        made: Sequence[object] = ()
+        values: Sequence[object] = ()
         if self._graph is not None:
-            tensors = [each for each, used in zip(args, self._used, strict=True) if used]
-            made = self._graph.run([each.resolve_conj().resolve_neg() for each in tensors])
+            tensors = [argument for argument, used in zip(args, self._used, strict=True) if used]
+            values = self._graph.run([tensor.resolve_conj().resolve_neg() for tensor in tensors])
         return [
-            plan.value(args) if at < 0 else made[at]
+            plan.value(args) if at < 0 else values[at]
             for plan, at in zip(self._plan, self._order, strict=True)
         ]
 
@@ -451,18 +455,20 @@ class _Sized:
 
     def __call__(self, args: list[Any]) -> list[object]:
         key = tuple(
-            (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
-            for each in args
+            (argument.shape, argument.stride(), argument.dtype)
+            if isinstance(argument, Tensor)
+            else argument
+            for argument in args
         )
-        found = self.known.get(key)
-        if found is None:
+        sized = self.known.get(key)
+        if sized is None:
             with torch.no_grad():
-                found = _FixedSizes(retraced(self.module, args), self.options, self.phase)
-            self.known[key] = found
+                sized = _FixedSizes(retraced(self.module, args), self.options, self.phase)
+            self.known[key] = sized
             if len(self.known) > _MOST:
                 self.known.popitem(last=False)
         self.known.move_to_end(key)
-        return found(args)
+        return sized(args)
 
 
 __all__ = ["CompiledGraph", "compiled", "compiled_graphs", "profiling", "treadle"]

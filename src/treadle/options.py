@@ -74,11 +74,11 @@ def _require_ratio(memory: float) -> None:
         )
 
 
-def _bytes_or_none(given: str | int | None) -> int | None:
+def _bytes_or_none(nbytes: str | int | None) -> int | None:
     """As ``parse_bytes``, which knows no size of 0."""
-    if given is None:
+    if nbytes is None:
         return None
-    return 0 if str(given) == "0" else parse_bytes(given)
+    return 0 if str(nbytes) == "0" else parse_bytes(nbytes)
 
 
 def _require_flags(**flags: object) -> None:
@@ -182,23 +182,23 @@ class Carry:
         """Whether the parameter of this name is one of them."""
         if callable(self.parameters):
             return bool(self.parameters(name))
-        given = self.parameters
-        patterns = (given,) if isinstance(given, str) else given
-        return any(fnmatchcase(name, each) for each in patterns)
+        names = self.parameters
+        patterns = (names,) if isinstance(names, str) else names
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
 
     @property
     def words(self) -> str:
         """What was asked for, for messages."""
-        given = self.parameters
-        if callable(given):
+        names = self.parameters
+        if callable(names):
             return "the parameters that a function chooses"
-        return repr(given) if isinstance(given, str) else ", ".join(map(repr, given))
+        return repr(names) if isinstance(names, str) else ", ".join(map(repr, names))
 
 
 def _carries(carry: object) -> tuple[Carry, ...]:
-    found = tuple(carry) if isinstance(carry, list | tuple) else (carry,)
-    kept = tuple([each for each in found if isinstance(each, Carry)])
-    if len(kept) < len(found):
+    carries = tuple(carry) if isinstance(carry, list | tuple) else (carry,)
+    kept = tuple([value for value in carries if isinstance(value, Carry)])
+    if len(kept) < len(carries):
         raise TreadleError(
             f"carry={carry!r} is no treadle.Carry, nor a list of them",
             code="TR-001",
@@ -320,7 +320,7 @@ class Options:
 
 def deciding(options: Options) -> dict[str, Any]:
     """By name, the options that decide what is compiled: all that do not say otherwise."""
-    chosen = (each.name for each in fields(options) if each.metadata.get("decides", True))
+    chosen = (option.name for option in fields(options) if option.metadata.get("decides", True))
     return {name: vars(options)[name] for name in chosen}
 
 

@@ -149,7 +149,7 @@ def draw_once(graph: fx.Graph) -> None:
         if draw < 0 or not is_random(node):
             continue
         numbers = repr([a for a in node.args if not isinstance(a, fx.Node)])
-        shapes = repr([each.shape for each in tensors_in(value_of(node))])
+        shapes = repr([tensor.shape for tensor in tensors_in(value_of(node))])
         key = node.target, shapes, numbers
         original, drawn = first.setdefault(draw, (node, key))
         if original is node:

@@ -23,22 +23,22 @@ from treadle.capture.python_state.reads import Reads
 class ServedCall:
     """The call that is served: what its arguments were taken apart into."""
 
-    given: FlatArguments = field(default_factory=FlatArguments)
+    arguments: FlatArguments = field(default_factory=FlatArguments)
     _nodes: list[object] | None = None
 
     @property
     def leaves(self) -> list[Any]:
         """Its tensors and values, in the order of the arguments."""
-        return self.given.leaves
+        return self.arguments.leaves
 
     @property
     def containers(self) -> list[Container]:
         """Those of its containers that may have more than their parts."""
-        return self.given.containers
+        return self.arguments.containers
 
-    def serve(self, given: FlatArguments) -> None:
+    def serve(self, arguments: FlatArguments) -> None:
         """From now on these arguments."""
-        self.given, self._nodes = given, None
+        self.arguments, self._nodes = arguments, None
 
     def forget(self) -> None:
         """Nothing of a call is kept."""
@@ -52,14 +52,14 @@ class ServedCall:
         return self.containers[at].value
 
     def _key(self, at: int) -> object:
-        return self.given.keys[at]
+        return self.arguments.keys[at]
 
     def read(self, reads: Reads) -> None:
         """What a step depends on of its containers, and of the keys that are objects."""
-        for at, each in enumerate(self.containers):
-            label, find = f"argument {type(each.value).__name__}", partial(self._container, at)
-            reads.add_container(label, each.value, find, each.parts)
-        for at, key in enumerate(self.given.keys):
+        for at, container in enumerate(self.containers):
+            label, find = f"argument {type(container.value).__name__}", partial(self._container, at)
+            reads.add_container(label, container.value, find, container.parts)
+        for at, key in enumerate(self.arguments.keys):
             if not is_plain(key):
                 label = f"a key of an argument ({type(key).__name__})"
                 reads.add_argument(label, key, partial(self._key, at))
@@ -67,7 +67,7 @@ class ServedCall:
     def node(self, at: int) -> object:
         """One of the containers, as they were when it was first asked for."""
         if self._nodes is None:
-            self._nodes = nodes_in(self.given.tree)
+            self._nodes = nodes_in(self.arguments.tree)
         return self._nodes[at]
 
 
@@ -87,7 +87,7 @@ class ArgumentLocation:
 
     def get(self) -> object:
         """What is there now; ``MISSING`` between two calls."""
-        return MISSING if self.call.given.tree is None else self._part().get(self.name)
+        return MISSING if self.call.arguments.tree is None else self._part().get(self.name)
 
     def put(self, value: object) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""

@@ -117,7 +117,9 @@ def _clean(
         raise looks_at_value(info(node).where)
     uses = run.numbers.uses
     known = (run.updates.constants, uses.inputs, uses.arrays, held)
-    literals_made_numbers(module, lambda tensor: not any(id(tensor) in each for each in known))
+    literals_made_numbers(
+        module, lambda tensor: not any(id(tensor) in constant for constant in known)
+    )
     _constants_to_inputs(module, sources, held, run)
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
         with_info(node, name=entry.name)
@@ -160,18 +162,18 @@ def _functional(
 def _outputs(run: Run, sources: Sequence[SourcedInput]) -> list[Output]:
     """What the run returns, in its order: results, what it leaves outside, numbers that Python
     needs, gradients."""
-    found = [Output(f"result {at}") for at in range(slots_in(run.returned.leaves))]
-    for each in run.left:
-        found += [Output(each.place.label)] * slots_in(each.leaves)
-    found += [Output(f"number {at}") for at in range(len(run.recorder.numbers.fetched))]
+    outputs = [Output(f"result {at}") for at in range(slots_in(run.returned.leaves))]
+    for change in run.left:
+        outputs += [Output(change.place.label)] * slots_in(change.leaves)
+    outputs += [Output(f"number {at}") for at in range(len(run.recorder.numbers.fetched))]
     names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
     gradients = run.returned.gradients
-    given = [*zip(gradients.left, gradients.slots, strict=True)]
-    for each in run.steps.eager:
-        given += zip(each.parameters, each.slots, strict=True)
-    for parameter, slot in given:
-        found += [Output(f"grad of {names[id(parameter)]}")] * slots_in([slot])
-    return found
+    pairs = [*zip(gradients.left, gradients.slots, strict=True)]
+    for step in run.steps.eager:
+        pairs += zip(step.parameters, step.slots, strict=True)
+    for parameter, slot in pairs:
+        outputs += [Output(f"grad of {names[id(parameter)]}")] * slots_in([slot])
+    return outputs
 
 
 def _constants_to_inputs(
@@ -182,23 +184,23 @@ def _constants_to_inputs(
 ) -> None:
     """Tensors that the step reads from outside the model become inputs, read at every call."""
     graph = module.graph
-    found: dict[int, fx.Node] = {}
+    placeholders: dict[int, fx.Node] = {}
     last = graph.find_nodes(op="placeholder")[-1] if sources else None
     for node in graph.find_nodes(op="get_attr"):
         tensor: Tensor = operator.attrgetter(str(node.target))(module)
-        if id(tensor) not in found:
+        if id(tensor) not in placeholders:
             with graph.inserting_after(last) if last else graph.inserting_before():
-                place = graph.placeholder(f"constant_{len(found)}")
+                place = graph.placeholder(f"constant_{len(placeholders)}")
             copy_notes(place, node)
-            last = found[id(tensor)] = place
-            name = f"constant {len(found) - 1}"
+            last = placeholders[id(tensor)] = place
+            name = f"constant {len(placeholders) - 1}"
             run.recorder.rng.refuse_state(tensor, info(node).where)
             known = run.updates.constants.get(id(tensor))
             source = known or _outside(tensor, held, run.numbers.uses, name)
             if isinstance(source[1], ClosedOverTensor):
                 refuse_without_memory(tensor, info(node).where)
             sources.append(source)
-        node.replace_all_uses_with(found[id(tensor)])
+        node.replace_all_uses_with(placeholders[id(tensor)])
         graph.erase_node(node)
 
 

@@ -55,9 +55,9 @@ class CapturedResult:
 
     def handed_out(self) -> list[Tensor]:
         """The user's own parameters and buffers that a call returns, or leaves somewhere."""
-        places = (self.leaves, *(each.leaves for each in self.left))
-        found = [own_tensor(leaf) for leaves in places for leaf in leaves]
-        return [each for each in found if each is not None]
+        places = (self.leaves, *(change.leaves for change in self.left))
+        tensors = [own_tensor(leaf) for leaves in places for leaf in leaves]
+        return [tensor for tensor in tensors if tensor is not None]
 
 
 @final
@@ -76,7 +76,7 @@ class OptimizerEffects:
 
     def agrees(self) -> bool:
         """Whether parameters that share a step counter in the graph still share it."""
-        return all(each.agrees() for each in self.stepping())
+        return all(group.agrees() for group in self.stepping())
 
 
 @final
@@ -108,7 +108,7 @@ class StepDependencies:
         if not self.decisions:
             return True
         with self.host_draws.foreseen():
-            return all(each.holds() for each in self.decisions)
+            return all(decision.holds() for decision in self.decisions)
 
     def changed(self) -> list[str]:
         """What of that is different now, in words."""
@@ -147,7 +147,7 @@ class Captured:
     @property
     def kept_bytes(self) -> int:
         """Gradients of the call before that stay while the step runs, beside what it counts."""
-        return sum(local_of(each).nbytes for each in self.gradients.kept)
+        return sum(local_of(parameter).nbytes for parameter in self.gradients.kept)
 
     @property
     def draws(self) -> bool:
@@ -171,4 +171,4 @@ class Captured:
         """What it reads outside and its counters, while all is as it was; whether that can be
         said."""
         groups = self.optimizers.stepping()
-        return self.dependencies.join(watches) and all(each.join(watches) for each in groups)
+        return self.dependencies.join(watches) and all(group.join(watches) for group in groups)

@@ -19,15 +19,15 @@ def described(sources: Sequence[Source], leaves: list[object], place: torch.devi
     pending: Pending = {}
     held = [source.parameter for source in sources if isinstance(source, Parameter)]
     with fake_mode_of([*held, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]):
-        found = [
+        tensors = [
             torch.empty((), dtype=torch.float64)  # of what state there is, the numbers are real
             if isinstance(source, Scalar | RunTimeNumber)
             else source.read(leaves, pending)
             for source in sources
         ]
         return [
-            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=place)
-            for each in found
+            torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+            for tensor in tensors
         ]
 
 
@@ -51,10 +51,10 @@ def autocast_on(place: torch.device) -> Iterator[None]:
 
 def check_values(inputs: Sequence[Tensor]) -> None:
     """A model that is to be trained has values."""
-    for each in inputs:
-        if each.is_meta or is_fake(each):
+    for input_ in inputs:
+        if input_.is_meta or is_fake(input_):
             raise CaptureError(
-                f"the model has a tensor without values: {list(each.shape)} on {each.device}",
+                f"the model has a tensor without values: {list(input_.shape)} on {input_.device}",
                 code="TR-111",
                 remedy="give it values, as with to_empty and its initialisation; treadle.plan "
                 "takes it as it is",

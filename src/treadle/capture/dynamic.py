@@ -22,19 +22,19 @@ def with_symbols(
     names = {size: size for shape in dims.values() for size in shape if isinstance(size, Size)}
     mode, known = symbolic_mode(names)
     symbols = Symbols(mode, known)
-    made: list[Tensor] = []
+    tensors: list[Tensor] = []
     with mode:
         for source, tensor in zip(sources, inputs, strict=True):
             if isinstance(source, Batch) and source.at in dims:
                 shape = [symbols.symint(size) for size in dims[source.at]]
-                made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
+                tensors.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
             else:
-                made.append(
+                tensors.append(
                     torch.empty_strided(
                         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
                     )
                 )
-    return made, symbols
+    return tensors, symbols
 
 
 def take_samples(captured: Captured, symbols: Symbols) -> None:

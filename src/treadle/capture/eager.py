@@ -68,13 +68,15 @@ def why_eager(optimizer: Optimizer) -> Reason | None:
 
 def _is_split(optimizer: Optimizer) -> bool:
     """Whether ranks hold parts of a parameter that it steps."""
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
-    return any(found.is_split for each in parameters if (found := layout_of(each)))
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return any(layout.is_split for parameter in parameters if (layout := layout_of(parameter)))
 
 
 def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
     """Those that become part of the graph."""
-    return {name: each for name, each in optimizers.items() if why_eager(each) is None}
+    return {
+        name: optimizer for name, optimizer in optimizers.items() if why_eager(optimizer) is None
+    }
 
 
 @final
@@ -93,11 +95,11 @@ class EagerStep:
     def run(self, grads: Sequence[Tensor]) -> None:
         """All gradients in their places for the time of the step; put back if it fails."""
         everyone = [p for group in self.optimizer.param_groups for p in group["params"]]
-        before = [each.grad for each in everyone]
-        for each in everyone:
-            each.grad = None
-        for each, grad in zip(self.parameters, fill(self.slots, iter(grads)), strict=True):
-            each.grad = grad
+        before = [parameter.grad for parameter in everyone]
+        for parameter in everyone:
+            parameter.grad = None
+        for parameter, grad in zip(self.parameters, fill(self.slots, iter(grads)), strict=True):
+            parameter.grad = grad
         groups = self.optimizer.param_groups
         kept = [(at, key, groups[at][key]) for at, key, _ in self.values]
         for at, key, value in [(at, key, compute()) for at, key, compute in self.values]:
@@ -105,8 +107,8 @@ class EagerStep:
         try:
             self.optimizer.step()
         except BaseException:
-            for each, grad in zip(everyone, before, strict=True):
-                each.grad = grad
+            for parameter, grad in zip(everyone, before, strict=True):
+                parameter.grad = grad
             raise
         finally:  # what the step leaves there is put there when all else has succeeded
             for at, key, value in kept:
@@ -122,9 +124,9 @@ class EagerStep:
 def run_eagerly(steps: Sequence[EagerStep], grads: Sequence[Tensor]) -> None:
     """Each optimizer in the order of the user's code; ``grads``: those of all, in that order."""
     at = 0
-    for each in steps:
-        end = at + slots_in(each.slots)
-        each.run(grads[at:end])
+    for step in steps:
+        end = at + slots_in(step.slots)
+        step.run(grads[at:end])
         at = end
 
 
@@ -142,7 +144,7 @@ def refuse_lost(graph: fx.Graph, steps: Sequence[EagerStep]) -> None:
     if readers:
         raise CaptureError(
             "the step reads a parameter after an optimizer that steps outside of the graph: "
-            + "; ".join(each.reason.words for each in steps),
+            + "; ".join(step.reason.words for step in steps),
             code="TR-115",
             where=info(readers[0]).where,
             remedy="read it after the compiled step, or register the optimizer's form",

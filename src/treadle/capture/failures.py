@@ -34,7 +34,7 @@ from treadle.util.errors import CaptureError, TreadleError
 
 _TORCH, _TREADLE = OURS
 _DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
-_SHARDED = tuple(str(Path(_DISTRIBUTED) / each) for each in ("tensor", "fsdp", "_tensor"))
+_SHARDED = tuple(str(Path(_DISTRIBUTED) / name) for name in ("tensor", "fsdp", "_tensor"))
 """Where tensors are made that know of other ranks; what they send is in the graph."""
 _CALLS_TORCH = frozenset({"__torch_function__", "run_backward"})
 """The functions of ours in which errors of torch's C++ appear."""
@@ -72,7 +72,7 @@ def _told(error: Exception) -> Exception:
         return looks_at_value(where)
     if _changes_storage(error, inner):
         return _swaps(where)
-    if any(each in str(error) for each in NEEDS_MEMORY):
+    if any(text in str(error) for text in NEEDS_MEMORY):
         return of_torch(error, where)
     is_ours = inner is not None and inner.filename.startswith((*OURS, "<"))
     if inner is None or not is_ours or _stands_for_users(frames) or _recurs(error, frames):
@@ -116,12 +116,12 @@ def _is_communication(frame: traceback.FrameSummary) -> bool:
 
 def _stands_for_users(frames: Sequence[traceback.FrameSummary]) -> bool:
     """Whether Python makes a text of values, or looks for an entry, as the user's code says."""
-    return any(each.name in _FOR_USERS for each in frames[-4:])
+    return any(frame.name in _FOR_USERS for frame in frames[-4:])
 
 
 def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
     """Whether it was the user's code that went too deep, wherever it was when it had."""
-    users = sum(not each.filename.startswith((*OURS, "<")) for each in frames)
+    users = sum(not frame.filename.startswith((*OURS, "<")) for frame in frames)
     return isinstance(error, RecursionError) and 2 * users > len(frames)
 
 
@@ -137,7 +137,7 @@ def of_torch(error: Exception, where: str) -> CaptureError:
             remedy="do it outside of the step and pass the result; an operation of your own gets a "
             "shape function with torch.library.register_fake",
         )
-    if any(each in text for each in NEEDS_MEMORY):
+    if any(phrase in text for phrase in NEEDS_MEMORY):
         return also(type(error))(
             f"an operation reads the memory of a tensor, which has no values while the step is "
             f"captured: {text}",
@@ -166,7 +166,7 @@ def _internal(error: Exception, where: str) -> CaptureError:
 
 
 def _communicates(frames: traceback.StackSummary, where: str) -> CaptureError:
-    name = next(each.name for each in frames if _is_communication(each))
+    name = next(frame.name for frame in frames if _is_communication(frame))
     return refused_communication(f"calls {name} of torch.distributed", where)
 
 
@@ -185,7 +185,7 @@ def _looks_at_value(error: Exception) -> bool:
     text = str(error)
     words = "data-dependent" in text or "value out of a tracing tensor" in text
     if isinstance(error, TypeError):  # Python says that it takes no such class
-        return any(each.__name__ in text for each in LATER)
+        return any(method.__name__ in text for method in LATER)
     return isinstance(error, DataDependentOutputException) or (
         words and isinstance(error, RuntimeError)
     )
@@ -195,8 +195,8 @@ def _looks_at_value(error: Exception) -> bool:
 def also(kind: type[Exception]) -> Callable[..., CaptureError]:
     """``CaptureError`` that is a ``kind`` as well, or the nearest builtin one: what the user's code
     catches around eager it catches here."""
-    bases = [each for each in kind.__mro__ if vars(builtins).get(each.__name__) is each]
-    nearest = next(each for each in bases if not issubclass(each, UnicodeError))
+    bases = [base for base in kind.__mro__ if vars(builtins).get(base.__name__) is base]
+    nearest = next(base for base in bases if not issubclass(base, UnicodeError))
     if nearest is Exception:
         return CaptureError
     return type(f"Captured{nearest.__name__}", (CaptureError, nearest), {"__module__": "treadle"})
@@ -204,13 +204,13 @@ def also(kind: type[Exception]) -> Callable[..., CaptureError]:
 
 def _line_of(frames: traceback.StackSummary) -> str:
     """The user's line, and below it that of the library in which it happened."""
-    users = [each for each in frames if not each.filename.startswith(BETWEEN)]
+    users = [frame for frame in frames if not frame.filename.startswith(BETWEEN)]
     if not users:
         return ""
     inner = users[-1]
-    own = [each for each in users if "site-packages" not in each.filename]
+    own = [user for user in users if "site-packages" not in user.filename]
     lines = [own[-1], inner] if own and own[-1] is not inner else [inner]
-    return "\n     in ".join(show_line((each.filename, each.lineno or 0)) for each in lines)
+    return "\n     in ".join(show_line((line.filename, line.lineno or 0)) for line in lines)
 
 
 def _users_frames(tb: TracebackType | None) -> TracebackType | None:
@@ -221,6 +221,6 @@ def _users_frames(tb: TracebackType | None) -> TracebackType | None:
             frames.append(tb)
         tb = tb.tb_next
     rest: TracebackType | None = None
-    for each in reversed(frames):
-        rest = TracebackType(rest, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    for frame in reversed(frames):
+        rest = TracebackType(rest, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return rest

@@ -47,9 +47,9 @@ def functional_form(target: Any) -> OpOverload | None:
         return None
     wanted = argument_types(target)
     for overload in packet.overloads():
-        found = getattr(packet, overload)
-        if not facts_of(found).writes and argument_types(found) == wanted:
-            return found
+        overload_ = getattr(packet, overload)
+        if not facts_of(overload_).writes and argument_types(overload_) == wanted:
+            return overload_
     return None
 
 
@@ -136,7 +136,7 @@ def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.
         return call(aten.select_scatter.default, (base, value, dim, at), {})
     if pieces.target in SPLITS:
         dim = values[2] if len(values) > 2 else 0
-        sizes = [each.shape[dim] for each in value_of(pieces)]
+        sizes = [piece.shape[dim] for piece in value_of(pieces)]
         start = sum(sizes[:at])
         span = (start, start + sizes[at])
         return call(aten.slice_scatter.default, (base, value, dim, *span), {})

@@ -59,7 +59,7 @@ _WRITE_TWICE = frozenset({
     aten.fill_diagonal_, aten.baddbmm_,
 })  # fmt: skip
 """Others that PyTorch lets write to one place several times."""
-_SETS = frozenset(getattr(aten.set_, each) for each in aten.set_.overloads())
+_SETS = frozenset(getattr(aten.set_, overload) for overload in aten.set_.overloads())
 """They give a tensor the storage of another one."""
 
 
@@ -136,10 +136,10 @@ class Functionalizer:
         if spans is None:
             return key, 0
         start, end = bytes_of(value)
-        found = max((at for at, (low, _) in enumerate(spans) if low <= start), default=0)
-        if end > spans[found][1] and start < end:
+        index = max((at for at, (low, _) in enumerate(spans) if low <= start), default=0)
+        if end > spans[index][1] and start < end:
             raise _no_form(node, "is a view of several inputs that share memory")
-        return key, found
+        return key, index
 
     def _storage_of(self, node: fx.Node) -> _Storage | None:
         key = self._memory(node)
@@ -181,8 +181,8 @@ class Functionalizer:
             return self._typed(self._emit(node, operator.getitem, (fresh, at), {}))
         if node.target is aten.as_strided.default:
             return self._strided(node, alias.source)
-        given: Args = self._resolve(node.args)
-        base, *rest = given
+        args: Args = self._resolve(node.args)
+        base, *rest = args
         target = in_place_of(node.target)
         target = reshaping(base) if target in _VIEWS else target
         return self._typed(self._emit(node, target, (base, *rest), self._resolve(node.kwargs)))
@@ -214,7 +214,7 @@ class Functionalizer:
         return node
 
     def _call(self, node: fx.Node) -> None:
-        written = [self._same.get(each, each) for each in _written_args(node)]
+        written = [self._same.get(argument, argument) for argument in _written_args(node)]
         if changes_shape(node.target):
             self._reshape_in_place(node, written[0])
         elif written:
@@ -285,7 +285,7 @@ class Functionalizer:
     def _note_result(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> None:
         """What the result of an operation that writes stands for."""
         if not returns_written(node.target):
-            one, several = (isinstance(value_of(each), torch.Tensor) for each in (node, result))
+            one, several = (isinstance(value_of(side), torch.Tensor) for side in (node, result))
             if one and not several:  # what it returns comes before what it wrote
                 result = self._typed(self._emit(node, operator.getitem, (result, 0), {}))
             self._define(node, result, None)
@@ -304,7 +304,7 @@ class Functionalizer:
             self._typed(self._emit(node, operator.getitem, (result, first + at), {}))
             for at in range(len(written))
         ]
-        return [self._matched(node, *each) for each in zip(items, written, strict=True)]
+        return [self._matched(node, *pair) for pair in zip(items, written, strict=True)]
 
     def _matched(self, node: fx.Node, result: fx.Node, old: fx.Node) -> fx.Node:
         """The result with the dtype and shape of what it replaces, as in-place forms keep them."""
@@ -331,7 +331,7 @@ class Functionalizer:
             node = source
             chain.append((node, value))
         if len(storage.roots) > 1:
-            names = " and ".join((info(each).name or str(each)) for each in storage.roots[:2])
+            names = " and ".join((info(root).name or str(root)) for root in storage.roots[:2])
             raise CaptureError(
                 f"the step writes to memory that several of its inputs share ({names})",
                 code="TR-112",
@@ -339,9 +339,9 @@ class Functionalizer:
                 remedy="pass a tensor once; pass what they are views of as well, or a copy of one",
             )
         storage.version += 1
-        for each, current in chain:
-            storage.aliases[each].current = current
-            storage.aliases[each].version = storage.version
+        for view, current in chain:
+            storage.aliases[view].current = current
+            storage.aliases[view].version = storage.version
 
     def _undo(self, view: fx.Node, base: fx.Node, value: fx.Node, like: fx.Node) -> fx.Node:
         """The base whose ``view`` is ``value`` and whose other elements are ``base``'s."""
@@ -353,10 +353,10 @@ class Functionalizer:
             storage = self._storage_of(view)
             assert storage is not None, view
             base = self._laid_out(storage.roots[0], base, like)
-        found = base_of(call, view, base, value)
-        if found is None:
+        rebased = base_of(call, view, base, value)
+        if rebased is None:
             raise _no_form(like, "writes through a view that cannot be undone")
-        return found
+        return rebased
 
 
 def _written_args(node: fx.Node) -> list[fx.Node]:
@@ -364,7 +364,7 @@ def _written_args(node: fx.Node) -> list[fx.Node]:
     written: list[fx.Node] = []
     for value in written_values(node):
         values: Any = value if isinstance(value, list | tuple) else [value]
-        written += [each for each in values if isinstance(each, fx.Node)]
+        written += [written_node for written_node in values if isinstance(written_node, fx.Node)]
     return written
 
 
@@ -380,8 +380,8 @@ def _refuse_overlap(node: fx.Node, written: Sequence[fx.Node]) -> None:
     packet = node.target.overloadpacket if isinstance(node.target, OpOverload) else None
     if packet in _FILLS or not isinstance(node.target, OpOverload):
         return
-    for each in written:
-        value = known_value(each)
+    for written_node in written:
+        value = known_value(written_node)
         if not isinstance(value, Tensor) or not _has_overlap(value):
             continue
         if packet in _WRITE_TWICE or not facts_of(node.target).native:

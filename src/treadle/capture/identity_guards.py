@@ -85,10 +85,10 @@ class IdentityGuards:
 
     def add(self, part: Part, owner: object, number: int) -> bool:
         """Whether such a part can be swept."""
-        found = part.dictionary()
-        if found is not None:
-            if not self._watch(partial(of_dict, found), number):
-                self._dicts.append(found)
+        reading = part.dictionary()
+        if reading is not None:
+            if not self._watch(partial(of_dict, reading), number):
+                self._dicts.append(reading)
                 self._of_dicts.append(number)
             return True
         if isinstance(part, Registered):
@@ -100,10 +100,10 @@ class IdentityGuards:
         return isinstance(part, FixedAttributes) and type(owner) in _SEALED
 
     def _watch(self, look: Look, number: int | None) -> bool:
-        found = self._words.add(look)
-        if found:
+        watch = self._words.add(look)
+        if watch:
             self._of_words.append(number)
-        return found
+        return watch
 
     def settle(self) -> None:
         """After the last one."""
@@ -145,9 +145,9 @@ class IdentityGuards:
     def differing(self) -> list[int]:
         """The numbers of parts that are not as they were."""
         numbers = (self._of_words[at] for at in self._words.changed())
-        found = [each for each in numbers if each is not None]
-        found += [self._of_dicts[at] for at in self._polled_dicts.changed()]
-        return found + (self._registered if get_cache_token() != self._token else [])
+        known = [number for number in numbers if number is not None]
+        known += [self._of_dicts[at] for at in self._polled_dicts.changed()]
+        return known + (self._registered if get_cache_token() != self._token else [])
 
     def accept(self) -> None:
         """What ``differing`` has found is how it is."""

@@ -46,17 +46,17 @@ def input_sources(
 
 
 def _names(models: Mapping[str, nn.Module]) -> Names:
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for prefix, model in models.items():
         for name, parameter in model.named_parameters():
-            found.setdefault(id(parameter), f"{prefix}.{name}".lstrip("."))
-    return found
+            names.setdefault(id(parameter), f"{prefix}.{name}".lstrip("."))
+    return names
 
 
 def _parameters(models: Mapping[str, nn.Module], names: Names) -> Iterator[SourcedInput]:
     for parameter in _each_once(models):
-        given = Input(Role.PARAMETER, names[id(parameter)], *_parts(parameter))
-        yield given, Parameter(parameter)
+        step_input = Input(Role.PARAMETER, names[id(parameter)], *_parts(parameter))
+        yield step_input, Parameter(parameter)
 
 
 def _each_once(models: Mapping[str, nn.Module]) -> list[nn.Parameter]:
@@ -104,8 +104,8 @@ def _gradients(models: Mapping[str, nn.Module], names: Names) -> Iterator[Source
             grad = parameter.grad
             if grad is not None and not is_sparse(grad):
                 label = f"grad of {names[id(parameter)]}"
-                given = Input(Role.GRADIENT, label, *_parts(grad))
-                yield given, Grad(parameter, layout_of(grad))
+                step_input = Input(Role.GRADIENT, label, *_parts(grad))
+                yield step_input, Grad(parameter, layout_of(grad))
 
 
 def _parts(value: Tensor) -> tuple[bool, bool]:

@@ -57,17 +57,17 @@ def check_call(function: object, models: object) -> None:
 
 def _runs_later(function: Callable[..., object]) -> bool:
     """Calling it only makes a generator or a coroutine."""
-    found = inspect.unwrap(function)
+    unwrapped = inspect.unwrap(function)
     later = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
-    return any(each(found) for each in later)
+    return any(predicate(unwrapped) for predicate in later)
 
 
 def refuse_unfinished(results: Sequence[object]) -> None:
     """TR-136 for what runs when the caller takes values out of it: a generator, a coroutine."""
-    for each in results:
-        if isinstance(each, Iterator | Awaitable | AsyncIterator):
+    for result in results:
+        if isinstance(result, Iterator | Awaitable | AsyncIterator):
             raise CaptureError(
-                f"the step returns a {type(each).__name__}, which would do its work later, once",
+                f"the step returns a {type(result).__name__}, which would do its work later, once",
                 code="TR-136",
                 remedy="return a list, or what is in it",
             )
@@ -83,14 +83,14 @@ def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
     """One optimizer, a list or a dict, as a dict; a single one is named ``""``. Of a wrapper that
     is no optimizer by itself (Accelerate's) the one that it holds, whose ``step`` it calls; beside
     each those that it holds (``self.base_optimizer``). None is there twice."""
-    found: dict[int, tuple[str, Optimizer]] = {}
+    named: dict[int, tuple[str, Optimizer]] = {}
     left = [*_named(_opened(optimizers), Optimizer, "optimizer").items()]
-    for name, given in left:  # which grows
-        each = _unwrapped(given)
-        if id(each) not in found:
-            found[id(each)] = name, each
-            left += [(f"{name}.{at}".lstrip("."), held) for at, held in _held_by(each)]
-    return dict(found.values())
+    for name, candidate in left:  # which grows
+        optimizer = _unwrapped(candidate)
+        if id(optimizer) not in named:
+            named[id(optimizer)] = name, optimizer
+            left += [(f"{name}.{at}".lstrip("."), held) for at, held in _held_by(optimizer)]
+    return dict(named.values())
 
 
 def _opened(value: object) -> object:
@@ -105,16 +105,16 @@ def _opened(value: object) -> object:
 
 def _held_by(owner: object) -> list[tuple[str, Optimizer]]:
     """Optimizers among the attributes of an object, and in lists and dicts there."""
-    found: list[tuple[str, Optimizer]] = []
+    optimizers: list[tuple[str, Optimizer]] = []
     for name, value in vars(owner).items():
         if type(value) is dict:
-            held = [(f"{name}.{key}", each) for key, each in value.items()]
+            held = [(f"{name}.{key}", item) for key, item in value.items()]
         elif type(value) in (list, tuple):
-            held = [(f"{name}.{at}", each) for at, each in enumerate(value)]
+            held = [(f"{name}.{at}", item) for at, item in enumerate(value)]
         else:
             held = [(name, value)]
-        found += [(at, each) for at, each in held if isinstance(each, Optimizer)]
-    return found
+        optimizers += [(at, item) for at, item in held if isinstance(item, Optimizer)]
+    return optimizers
 
 
 def with_loose(
@@ -122,14 +122,16 @@ def with_loose(
 ) -> dict[str, nn.Module]:
     """The ``models``, and one more for what ``optimizers`` step that belongs to none of them: an
     image, a temperature."""
-    owned = {id(each) for model in models.values() for each in model.parameters()}
+    owned = {id(parameter) for model in models.values() for parameter in model.parameters()}
     stepped = [
-        each
+        owned_optimizer
         for optimizer in optimizers.values()
         for group in optimizer.param_groups
-        for each in group["params"]
+        for owned_optimizer in group["params"]
     ]
-    loose = list({id(each): each for each in stepped if id(each) not in owned}.values())
+    loose = list(
+        {id(optimizer): optimizer for optimizer in stepped if id(optimizer) not in owned}.values()
+    )
     if not models and not loose:
         raise CaptureError(
             "model= is empty, and no optimizer has a tensor to train",
@@ -144,7 +146,7 @@ class LooseTensors(nn.Module):
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
-        held: dict[str, Any] = {str(at): each for at, each in enumerate(tensors)}
+        held: dict[str, Any] = {str(at): tensor for at, tensor in enumerate(tensors)}
         self._parameters.update(held)
 
 
@@ -152,7 +154,7 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     own = vars(optimizer)
     if is_initialized(optimizer) or own.keys() >= {"param_groups", "state"}:
         return optimizer  # the latter as well steps parameters, and keeps something of each
-    held = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+    held = [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
     if len(held) == 1:
         return _unwrapped(held[0])
     raise CaptureError(
@@ -167,11 +169,11 @@ def _named(value: object, kind: type[T], word: str) -> dict[str, T]:
         return {"": value}
     named: dict[str, T] = {}
     if isinstance(value, Mapping):
-        named = {str(key): each for key, each in value.items()}
+        named = {str(key): item for key, item in value.items()}
     elif isinstance(value, Sequence):
-        named = {str(at): each for at, each in enumerate(value)}
+        named = {str(at): item for at, item in enumerate(value)}
     none = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and not value
-    if not (named or none) or not all(isinstance(each, kind) for each in named.values()):
+    if not (named or none) or not all(isinstance(item, kind) for item in named.values()):
         raise CaptureError(
             f"{word}= takes a torch {kind.__name__}, a list or a dict of them, not {value!r}",
             code="TR-108",
@@ -216,9 +218,9 @@ def _check_parts(plan: ShardedStatePlan) -> None:
 def _check_devices(models: Mapping[str, nn.Module]) -> None:
     devices = {p.device for model in models.values() for p in model.parameters()}
     if len(devices) > 1:
-        found = ", ".join(sorted(map(str, devices)))
+        names = ", ".join(sorted(map(str, devices)))
         raise CaptureError(
-            f"the model's parameters are on several devices: {found}",
+            f"the model's parameters are on several devices: {names}",
             code="TR-104",
             remedy="move the whole model to one device",
         )
@@ -241,7 +243,11 @@ def device_of(models: Mapping[str, nn.Module], arguments: Iterable[object] = ())
     """The one device of the parameters; without any that of the first buffer, then of the first of
     ``arguments`` that is a tensor away from the CPU, else the CPU."""
     for held in (nn.Module.parameters, nn.Module.buffers):
-        for each in itertools.chain.from_iterable(map(held, models.values())):
-            return each.device
-    tensors = (each for each in arguments if isinstance(each, torch.Tensor) and not each.is_cpu)
-    return next((each.device for each in tensors), torch.device("cpu"))
+        for tensor in itertools.chain.from_iterable(map(held, models.values())):
+            return tensor.device
+    tensors = (
+        argument
+        for argument in arguments
+        if isinstance(argument, torch.Tensor) and not argument.is_cpu
+    )
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -76,8 +76,8 @@ class RepeatedRuns:
                     return run, module
             except Exception as error:
                 self._learn(error, run)
-            for each in self._request.param_groups:
-                each.taken.clear()
+            for group in self._request.param_groups:
+                group.taken.clear()
         raise CaptureError(
             f"each of {_MOST_RUNS} runs of the step met something that the runs before had not",
             code="TR-199",

@@ -36,10 +36,10 @@ class Snapshot:
         buffers = [b for model in models.values() for b in model.buffers()]
         self._grads = [(p, p.grad) for p in parameters]
         grads = [p.grad for p in parameters if p.grad is not None]
-        leaves = [each for each in others if each.is_leaf and layout_of(each) is None]
+        leaves = [other for other in others if other.is_leaf and layout_of(other) is None]
         self._others = [(t, t.detach(), t.requires_grad, t.grad) for t in leaves]
-        grads += [each.grad for each in leaves if each.grad is not None]
-        self._states = [(each, _state_of(each)) for each in optimizers.values()]
+        grads += [leaf.grad for leaf in leaves if leaf.grad is not None]
+        self._states = [(optimizer, _state_of(optimizer)) for optimizer in optimizers.values()]
         state = [
             value
             for _, entries in self._states
@@ -51,12 +51,12 @@ class Snapshot:
         self._values = [(t, t.detach().clone()) for t in tensors.values()]
         self._groups = [
             (group, {key: value for key, value in group.items() if key != "params"})
-            for each in optimizers.values()
-            for group in each.param_groups
+            for optimizer in optimizers.values()
+            for group in optimizer.param_groups
         ]
         self._random = torch.get_rng_state()
         self._host = states()
-        self._own = [(each, each.get_state()) for each in generators]
+        self._own = [(generator, generator.get_state()) for generator in generators]
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:

@@ -67,11 +67,11 @@ class ParamGroup:
         """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
         ``first``: is there no state yet?"""
         form = update_rule(self.optimizer)
-        found = form.scalars(self.group)
+        scalars = form.scalars(self.group)
         if form.counters:
-            return found | self._counters(nth)
+            return scalars | self._counters(nth)
         state = self.optimizer.state.get(self.active[0], {})
-        return found | {"first": float(nth == 0 and state.get("momentum_buffer") is None)}
+        return scalars | {"first": float(nth == 0 and state.get("momentum_buffer") is None)}
 
     def _counters(self, nth: int) -> dict[str, float]:
         """The counters for the ``nth`` step of a call."""
@@ -93,24 +93,26 @@ class ParamGroup:
             return self.known[0].agree()
         agrees = self._agree()
         names = tuple(update_rule(self.optimizer).counters)
-        found = SharedCounters.of(self.optimizer, self.active, names) if agrees else None
-        self.known[:] = [] if found is None else [found]
+        counters = SharedCounters.of(self.optimizer, self.active, names) if agrees else None
+        self.known[:] = [] if counters is None else [counters]
         return agrees
 
     def join(self, watches: Watches) -> bool:
         """That counters which agree do so still; whether it is known where they are."""
-        for each in self.known:
-            each.join(watches)
+        for key in self.known:
+            key.join(watches)
         return bool(self.known)
 
     def _agree(self) -> bool:
-        states = [self.optimizer.state.get(each, {}) for each in self.active]
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self.active]
         names = tuple(update_rule(self.optimizer).counters)
         for name in names or ("momentum_buffer",):
-            found = [state.get(name) for state in states]
-            if len({each is None for each in found}) > 1:
+            entries = [state.get(name) for state in states]
+            if len({entry is None for entry in entries}) > 1:
                 return False
-            values = [torch.as_tensor(each) for each in found if each is not None] if names else []
+            values = (
+                [torch.as_tensor(entry) for entry in entries if entry is not None] if names else []
+            )
             if values and not bool((torch.stack(values) == values[0]).all()):
                 return False
         return True
@@ -128,9 +130,9 @@ class ParamGroup:
         if len(after) == 1 and self.known and self.known[0].hold():
             self.known[0].write(next(iter(after.values())))
             return
-        for each in self.active:
-            state = self.optimizer.state.get(each, {})
-            for name, value in after[self.taken[id(each)] - 1].items():
+        for parameter in self.active:
+            state = self.optimizer.state.get(parameter, {})
+            for name, value in after[self.taken[id(parameter)] - 1].items():
                 if isinstance(state.get(name), Tensor):
                     state[name].fill_(value)
                 elif name in state:
@@ -142,7 +144,7 @@ ParamGroups = list[ParamGroup]
 
 def param_groups_of(optimizers: Mapping[str, Optimizer]) -> ParamGroups:
     """Every group, split where its parameters' counters differ."""
-    found: ParamGroups = []
+    groups: ParamGroups = []
     for name, optimizer in optimizers.items():
         for at, group in enumerate(optimizer.param_groups):
             by_count: dict[tuple[float, bool], list[nn.Parameter]] = {}
@@ -152,10 +154,11 @@ def param_groups_of(optimizers: Mapping[str, Optimizer]) -> ParamGroups:
                 first = state.get("momentum_buffer") is None
                 by_count.setdefault((count, first), []).append(parameter)
             label = f"{name}.{type(optimizer).__name__.lower()}".lstrip(".")
-            found += [
-                ParamGroup(optimizer, at, tuple(each), label, each) for each in by_count.values()
+            groups += [
+                ParamGroup(optimizer, at, tuple(members), label, members)
+                for members in by_count.values()
             ]
-    return found
+    return groups
 
 
 @final
@@ -307,12 +310,12 @@ class RunTimeNumber:
     def value(self) -> float:
         """The number now. ``NotExpected`` for one of another kind than the graph was made for (a
         whole number to a negative power is a float), or that no float64 is equal to."""
-        found = self.number.compute()
-        if not is_real(found) or (is_whole(self.number.value) and not is_whole(found)):
+        computed = self.number.compute()
+        if not is_real(computed) or (is_whole(self.number.value) and not is_whole(computed)):
             raise NotExpected("what is computed of a number became another kind of number")
-        if not is_exact(found):
+        if not is_exact(computed):
             raise NotExpected("a whole number became larger than 2**53")
-        return float(found)
+        return float(computed)
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """A tensor without dims."""
@@ -329,17 +332,17 @@ class RunTimeArray:
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """A tensor of the memory of the array of this call. ``NotExpected`` for one of another
         kind than the graph was made for."""
-        found, before = self.array.compute(), self.array.value
-        if found.dtype != before.dtype or found.shape != before.shape:
+        computed, before = self.array.compute(), self.array.value
+        if computed.dtype != before.dtype or computed.shape != before.shape:
             raise NotExpected("what is computed of numbers became an array of another kind")
-        return torch.from_numpy(found)
+        return torch.from_numpy(computed)
 
 
 class Scalars:
     """All scalars of a step in one block, filled by one copy per call that waits for nothing."""
 
     def __init__(self, sources: Sequence["Source"]) -> None:
-        self._scalars = [each for each in sources if isinstance(each, Scalar | RunTimeNumber)]
+        self._scalars = [source for source in sources if isinstance(source, Scalar | RunTimeNumber)]
         device = self._scalars[0].device if self._scalars else torch.device("cpu")
         self._block = torch.zeros(len(self._scalars), dtype=torch.float64, device=device)
         self._views = self._block.unbind()
@@ -347,7 +350,7 @@ class Scalars:
     def read(self) -> list[Tensor]:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
         known: dict[tuple[int, int], dict[str, float]] = {}
-        values = [_value(each, known) for each in self._scalars]
+        values = [_value(scalar, known) for scalar in self._scalars]
         staged = torch.tensor(
             values, dtype=torch.float64, pin_memory=not target_for(self._block.device).on_host
         )
@@ -389,8 +392,8 @@ class Inputs:
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
         scalars = Scalar | RunTimeNumber
-        self._given = [at for at, each in enumerate(sources) if _changes(each)]
-        self._scalars = [at for at, each in enumerate(sources) if isinstance(each, scalars)]
+        self._given = [at for at, source in enumerate(sources) if _changes(source)]
+        self._scalars = [at for at, source in enumerate(sources) if isinstance(source, scalars)]
         others = {*self._given, *self._scalars}
         self._steady = [at for at in range(len(self._sources)) if at not in others]
         self._known: list[Any] = [None] * len(self._sources)
@@ -402,12 +405,12 @@ class Inputs:
         """In the order of the sources; ``scalars``: those of this call."""
         if pending or self._holders is None or not self._holders.is_same():
             self._look(leaves, pending)
-        found = list(self._known)
+        tensors = list(self._known)
         for at in self._given:
-            found[at] = self._sources[at].read(leaves, pending)
+            tensors[at] = self._sources[at].read(leaves, pending)
         for at, value in zip(self._scalars, scalars, strict=True):
-            found[at] = value
-        return found
+            tensors[at] = value
+        return tensors
 
     def _look(self, leaves: list[object], pending: Pending) -> None:
         self._holders = None  # of inputs that are known no longer, should there be an error
@@ -415,9 +418,9 @@ class Inputs:
             self._known[at] = self._sources[at].read(leaves, pending)
         holders: dict[int, Any] = {}
         for at in () if pending else self._steady:
-            holders |= {id(each): each for each in _holders(self._sources[at])}
+            holders |= {id(holder): holder for holder in _holders(self._sources[at])}
         dicts = list(holders.values())
-        known = not pending and all(isinstance(each, dict) for each in dicts)
+        known = not pending and all(isinstance(mapping, dict) for mapping in dicts)
         self._holders = watch_dicts(dicts) if known else None
 
 

@@ -127,8 +127,8 @@ def capture(
     """
     check_models(models, optimizers)
     call = call or ServedCall()
-    given = function, models, optimizers, args, kwargs, place, dims, update, call, numbers
-    step = _Capture(*given, group, path)
+    key = function, models, optimizers, args, kwargs, place, dims, update, call, numbers
+    step = _Capture(*key, group, path)
     tried: list[Run] = []
     own_steps, first = OwnSteps.of(optimizers), None
     while True:
@@ -162,7 +162,7 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
     if step.dims:
         inputs, symbols = with_symbols([source for _, source in sources], inputs, step.dims)
     refuse_accumulator_hooks(
-        {entry.name: each.parameter for entry, each in sources if isinstance(each, Parameter)}
+        {entry.name: source.parameter for entry, source in sources if isinstance(source, Parameter)}
     )
     run, captured = _traced(step, request, inputs, symbols, tried)
     if captured.failed is not None:
@@ -216,9 +216,9 @@ def _check_plans(captured: Captured, run: Run, models: Mapping[str, nn.Module]) 
     demands |= dict(sharded_contracts(plans_of(models.values())))
     sources, step = captured.inputs.sources, captured.step
     places = {
-        at: demands[id(each.parameter)]
-        for at, each in enumerate(sources)
-        if isinstance(each, Parameter) and id(each.parameter) in demands
+        at: demands[id(source.parameter)]
+        for at, source in enumerate(sources)
+        if isinstance(source, Parameter) and id(source.parameter) in demands
     }
     written: dict[int, list[int]] = {at: [] for at in places}
     for at in places:
@@ -236,12 +236,16 @@ def _parameter_of(source: Source) -> nn.Parameter | None:
 
 def _refuse_shared(captured: Captured, leaves: list[object]) -> None:
     """TR-112 for writing to an array of NumPy's whose memory something else here shares."""
-    written = [each.writes for each in captured.step.signature.outputs if each.writes is not None]
-    arrays = [each.array for each in captured.inputs.sources if isinstance(each, RunTimeArray)]
+    written = [
+        output.writes for output in captured.step.signature.outputs if output.writes is not None
+    ]
+    arrays = [
+        source.array for source in captured.inputs.sources if isinstance(source, RunTimeArray)
+    ]
     kept = [captured.inputs.sources[at] for at in written]
-    if not any(isinstance(each, RunTimeArray) for each in kept):
+    if not any(isinstance(source, RunTimeArray) for source in kept):
         return
-    if overlaps(leaves) or overlaps([each.value for each in arrays]):
+    if overlaps(leaves) or overlaps([array.value for array in arrays]):
         raise CaptureError(
             "the step writes to an array of NumPy's, whose memory another input shares",
             code="TR-112",

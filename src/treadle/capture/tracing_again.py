@@ -40,36 +40,36 @@ class _Operation:
         """What it gives, for what the nodes of the piece stand for now."""
         if not self.runs:
             return fake_like(self.value)
-        args, kwargs = given_of(self.node, lambda each: values.get(each, value_of(each)))
+        args, kwargs = given_of(self.node, lambda operand: values.get(operand, value_of(operand)))
         return self.target(*args, **kwargs)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TracedPiece:
-    """What was traced for the tensors that ``given`` stood for."""
+    """What was traced for the tensors that ``inputs`` stood for."""
 
-    given: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
     operations: tuple[_Operation, ...]
 
     def again(self, tensors: Sequence[Tensor]) -> None:
         """The piece once more, for ``tensors`` of the types that the first had."""
         trace = TraceInProgress()
-        nodes = dict(zip(self.given, map(trace.node_of, tensors), strict=True))
-        values = dict(zip(self.given, tensors, strict=True))
+        nodes = dict(zip(self.inputs, map(trace.node_of, tensors), strict=True))
+        values = dict(zip(self.inputs, tensors, strict=True))
         with outside_modes():
-            for each in self.operations:
+            for operation in self.operations:
                 args, kwargs = map_nodes(
-                    lambda node: nodes.get(node, node), (each.node.args, each.node.kwargs)
+                    lambda node: nodes.get(node, node), (operation.node.args, operation.node.kwargs)
                 )
-                made = trace.graph.create_node(
-                    "call_function", each.target, args, kwargs, each.node.name
+                call = trace.graph.create_node(
+                    "call_function", operation.target, args, kwargs, operation.node.name
                 )
-                nodes[each.node], values[each.node] = made, each.result(values)
-                if each.runs:
-                    trace.track(values[each.node], made)
+                nodes[operation.node], values[operation.node] = call, operation.result(values)
+                if operation.runs:
+                    trace.track(values[operation.node], call)
                 else:
-                    set_value(made, values[each.node])
+                    set_value(call, values[operation.node])
 
 
 def tracing_of(tensors: Sequence[Tensor]) -> Callable[[], TracedPiece | None]:
@@ -77,13 +77,13 @@ def tracing_of(tensors: Sequence[Tensor]) -> Callable[[], TracedPiece | None]:
     it is one that has to be traced each time."""
     trace = TraceInProgress()
     start = len(trace.graph.nodes)
-    given = tuple(map(trace.node_of, tensors))
+    nodes = tuple(map(trace.node_of, tensors))
 
     def piece() -> TracedPiece | None:
         last = islice(reversed(trace.graph.nodes), len(trace.graph.nodes) - start)
-        found = tuple(map(_operation, reversed(tuple(last))))
-        known = tuple(each for each in found if each is not None)
-        return TracedPiece(given, known) if len(known) == len(found) else None
+        operations = tuple(map(_operation, reversed(tuple(last))))
+        known = tuple(operation for operation in operations if operation is not None)
+        return TracedPiece(nodes, known) if len(known) == len(operations) else None
 
     return piece
 
@@ -96,5 +96,5 @@ def _operation(node: fx.Node) -> _Operation | None:
     key = storage_key(value)
     if key is None or any(isinstance(n, SymInt) for n in (*value.shape, *value.stride())):
         return None
-    shared = any(storage_key(known_value(each)) == key for each in node.all_input_nodes)
+    shared = any(storage_key(known_value(operand)) == key for operand in node.all_input_nodes)
     return _Operation(node, target, value, shared or bool(written_arguments(target)))

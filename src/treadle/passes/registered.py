@@ -23,7 +23,7 @@ _passes: list[tuple[str, GraphPass]] = []
 _meanings: dict[OpOverload, Meaning] = {}
 
 
-def register_pass(graph_pass: GraphPass, *, stage: str = "extend") -> None:
+def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
     """Run ``each`` on every step that is compiled or planned from now on, at the end of ``stage``:
 
     - ``extend``: on what was captured, once no-ops, repetitions and dead code are gone; before
@@ -37,20 +37,20 @@ def register_pass(graph_pass: GraphPass, *, stage: str = "extend") -> None:
     there, as nothing could tell whether the code of the pass is what it was.
     ``LoweringError`` TR-307 for what is no pass or no stage, or is registered there.
     """
-    value: Any = graph_pass  # users' code is not always typed
+    value: Any = each  # users' code is not always typed
     if stage not in STAGES:
         raise LoweringError(
             f"there is no stage {stage!r} for passes",
             code="TR-307",
             remedy=f"one of {', '.join(STAGES)}",
         )
-    if not isinstance(value, GraphPass) or (stage, graph_pass) in _passes:
+    if not isinstance(value, GraphPass) or (stage, each) in _passes:
         raise LoweringError(
-            f"{graph_pass!r} is no GraphPass, or is registered already",
+            f"{each!r} is no GraphPass, or is registered already",
             code="TR-307",
             remedy="register an instance of a subclass of treadle.GraphPass, once",
         )
-    _passes.append((stage, graph_pass))
+    _passes.append((stage, each))
 
 
 def register_lowering(op: OpOverload, meaning: Meaning) -> None:

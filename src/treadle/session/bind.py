@@ -27,7 +27,7 @@ from treadle.util.expected import NotExpected
 def read_inputs(captured: Captured, leaves: list[object]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
     those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
-    captured.inputs.call.given.leaves = leaves
+    captured.inputs.call.arguments.leaves = leaves
     try:
         captured.dependencies.host_draws.draw()
         scalars = captured.inputs.scalars.read()

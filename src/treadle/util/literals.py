@@ -123,7 +123,7 @@ class LiteralReader:
             raise self.scanner.error(f"there is no device {text!r}") from error
 
     def numbers(self, tensor: Tensor) -> Tensor:
-        """``made`` with the numbers that stand here: ``[1.0, 2.0]``, or ``bytes '...'``."""
+        """``tensor`` with the numbers that stand here: ``[1.0, 2.0]``, or ``bytes '...'``."""
         at = self.scanner.place()
         if self.scanner.take("["):
             flat = torch.tensor(self.scanner.several("]", self.literal), dtype=tensor.dtype)

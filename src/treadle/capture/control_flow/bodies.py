@@ -50,7 +50,7 @@ def require_closed(
 ) -> None:
     """``error()`` where a gradient of ``results`` could leave a body by another way than through
     the functions ``known``: one of the user's got a tensor from outside that nobody hears of."""
-    left = [each.grad_fn for each in results if isinstance(each, Tensor)]
+    left = [result.grad_fn for result in results if isinstance(result, Tensor)]
     seen: set[object] = set()
     while left:
         node = left.pop()
@@ -59,7 +59,7 @@ def require_closed(
         seen.add(node)
         if not node.next_functions:
             raise error()
-        left += [each for each, _ in node.next_functions]
+        left += [function for function, _ in node.next_functions]
 
 
 def computes_gradients(func: Function) -> bool:
@@ -69,8 +69,8 @@ def computes_gradients(func: Function) -> bool:
 
 
 ATTRIBUTES: frozenset[object] = frozenset(
-    cast(Any, each).__get__
-    for each in (
+    cast(Any, descriptor).__get__
+    for descriptor in (
         *(Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim, Tensor.layout),
         *(Tensor.is_leaf, Tensor.requires_grad, Tensor.grad, Tensor.grad_fn),
     )
@@ -109,24 +109,26 @@ class Pure(DispatchMode):
         result = func(*args, **named)
         if isinstance(func, OpOverload) and sizes_from_values(func) and not _is_sized(result):
             raise unfit(self._name, f"in {self._part} a size depends on values ({func})")
-        given = {storage_key(each) for each in _tensors((args, named))}
-        for each in _tensors(result):
-            if storage_key(each) not in given:
-                self._made[storage_key(each)] = each
+        storage_keys = {storage_key(tensor) for tensor in _tensors((args, named))}
+        for tensor in _tensors(result):
+            if storage_key(tensor) not in storage_keys:
+                self._made[storage_key(tensor)] = tensor
         return result
 
     def _check(self, op: OpOverload, args: Args, kwargs: Kwargs) -> None:
         part = self._part
-        given = arguments_of(op, args, kwargs)
-        effects = call_effects(op, given)
+        arguments = arguments_of(op, args, kwargs)
+        effects = call_effects(op, arguments)
         if Effect.WRITES in effects:
-            written = _tensors([given[name] for name in written_names(op, given)])
-            if any(storage_key(each) not in self._made for each in written):
+            written = _tensors([arguments[name] for name in written_names(op, arguments)])
+            if any(storage_key(tensor) not in self._made for tensor in written):
                 raise unfit(self._name, f"{part} writes to a tensor from outside ({op})")
             effects &= ~Effect.WRITES
         if effects:
             raise unfit(self._name, f"{part} does more than compute ({op})")
-        whole = [not (each.is_floating_point() or each.is_complex()) for each in _tensors(args)]
+        whole = [
+            not (tensor.is_floating_point() or tensor.is_complex()) for tensor in _tensors(args)
+        ]
         if raises_for_zeros(op) and all(whole) and not self._always:
             raise unfit(self._name, f"{part} divides integers, which raises for zeros ({op})")
 
@@ -135,10 +137,10 @@ def _is_sized(result: object) -> bool:
     """Whether it is tensors of known sizes, and no number of a value."""
     leaves = tree_leaves(result)
     return all(
-        isinstance(each, Tensor) and all(type(size) is int for size in each.shape)
-        for each in leaves
+        isinstance(leaf, Tensor) and all(type(size) is int for size in leaf.shape)
+        for leaf in leaves
     )
 
 
 def _tensors(value: object) -> list[Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -69,7 +69,7 @@ def _chosen(taken: Tensor, yes: object, no: object) -> object:
         if isinstance(yes, Tensor) or isinstance(no, Tensor) or yes != no:
             raise unfit("cond", f"its branches return {yes!r} and {no!r}")
         return yes
-    types = [(each.dtype, tuple(each.shape), each.device) for each in (yes, no)]
+    types = [(value.dtype, tuple(value.shape), value.device) for value in (yes, no)]
     if types[0] != types[1]:
         shown = [f"{dtype} {list(shape)}" for dtype, shape, _ in types]
         raise unfit("cond", f"its branches return {shown[0]} and {shown[1]}")
@@ -80,11 +80,11 @@ def _branch(branch: Callable[..., object], operands: Sequence[object], taken: Te
     gates = _Gates(taken)
     with Pure("cond", "a branch"):
         leaves, spec = flatten_containers(tuple(operands))
-        operands = unflatten([gates.gate(each) for each in leaves], spec)
+        operands = unflatten([gates.gate(leaf) for leaf in leaves], spec)
         with gates:
             result = branch(*operands)
         leaves, spec = flatten_containers(result)
-        leaves = [gates.gate(each) for each in leaves]
+        leaves = [gates.gate(leaf) for leaf in leaves]
     gates.require_closed(leaves)
     return unflatten(leaves, spec)
 
@@ -116,26 +116,26 @@ class _Gates(TorchFunctionMode):
         if sets_attribute(func):
             raise unfit("cond", "a branch sets an attribute of a tensor")
         leaves, spec = flatten_containers((args, dict(kwargs or {})))
-        args, named = unflatten([self.gate(each) for each in leaves], spec)
+        args, named = unflatten([self.gate(leaf) for leaf in leaves], spec)
         result = func(*args, **named)
-        for each in flatten_containers(result)[0] if not isinstance(result, Tensor) else [result]:
-            if isinstance(each, Tensor):
-                self._inside[id(each)] = each
+        for leaf in flatten_containers(result)[0] if not isinstance(result, Tensor) else [result]:
+            if isinstance(leaf, Tensor):
+                self._inside[id(leaf)] = leaf
         return result
 
     def gate(self, leaf: object) -> object:
         """What a branch gets in the place of ``leaf``, if that is from outside."""
         if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in self._inside:
             return leaf
-        found = self._gated.get(id(leaf))
-        if found is None:
+        known = self._gated.get(id(leaf))
+        if known is None:
             gated = leaf.view_as(leaf)
             if not gated.requires_grad:  # gradients are off here
                 return leaf
             gated.register_hook(functools.partial(_masked, self._taken))
             self._inside[id(gated)] = gated
-            found = self._gated[id(leaf)] = leaf, gated
-        return found[1]
+            known = self._gated[id(leaf)] = leaf, gated
+        return known[1]
 
     def require_closed(self, results: Iterable[object]) -> None:
         """TR-151 where a gradient could leave the branch without a gate: a function of the user's
@@ -154,7 +154,7 @@ def _map(body: Callable[..., object], xs: object, *args: object) -> object:
     leaves, spec = flatten_containers(xs)
     tensors = _of_one_length("map", leaves, 0)
     rows = [
-        body(unflatten([each.select(0, at) for each in tensors], spec), *args)
+        body(unflatten([tensor.select(0, at) for tensor in tensors], spec), *args)
         for at in range(tensors[0].shape[0])
     ]
     return _stacked(rows)
@@ -177,7 +177,7 @@ def _scan(
     count = tensors[0].shape[dim]
     carry, rows = init, list[object]()
     for at in reversed(range(count)) if reverse else range(count):
-        carry, row = body(carry, unflatten([each.select(dim, at) for each in tensors], spec))
+        carry, row = body(carry, unflatten([tensor.select(dim, at) for tensor in tensors], spec))
         rows.append(row)
     if reverse:
         rows.reverse()
@@ -186,8 +186,8 @@ def _scan(
 
 def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor]:
     """The inputs, if they are tensors with equally many slices, and not too many."""
-    tensors = [each for each in leaves if isinstance(each, Tensor) and each.ndim]
-    counts = {each.shape[dim] for each in tensors}
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
+    counts = {tensor.shape[dim] for tensor in tensors}
     if len(counts) != 1 or len(tensors) != len(leaves):
         raise unfit(name, "its inputs are no tensors of one length")
     (count,) = counts

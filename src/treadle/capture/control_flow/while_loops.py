@@ -66,16 +66,16 @@ def while_loop(
     if in_transform():
         raise unfit(_NAME, "it stands in a transform of torch.func")
     leaves, spec = flatten_containers(tuple(carried_inputs))
-    carried = [_carried(each) for each in leaves]
+    carried = [_carried(leaf) for leaf in leaves]
     if not carried:
         raise unfit(_NAME, "it carries no tensor")
-    flags = [each.requires_grad and torch.is_grad_enabled() for each in carried]
+    flags = [tensor.requires_grad and torch.is_grad_enabled() for tensor in carried]
     while True:
         functions = _Functions(carried, flags)
         condition = functions.traced("its condition", cond_fn, spec)
         body = functions.traced("its body", body_fn, spec)
         _require_same(carried, spec, body)
-        after = [flag or made.requires_grad for flag, made in zip(flags, body.leaves, strict=True)]
+        after = [flag or leaf.requires_grad for flag, leaf in zip(flags, body.leaves, strict=True)]
         if after == flags:
             break
         flags = after
@@ -94,7 +94,7 @@ def _carried(leaf: object) -> Tensor:
 def _require_plain(tensor: Tensor, what: str) -> None:
     if tensor.layout is not torch.strided:
         raise unfit(_NAME, f"{what} a tensor that is not dense ({tensor.layout})")
-    if not all(type(each) is int for each in tensor.shape):
+    if not all(type(size) is int for size in tensor.shape):
         raise unfit(_NAME, f"{what} a tensor of declared or unknown sizes")
 
 
@@ -131,16 +131,16 @@ class _Functions:
             inside.enter_context(saved_tensors_hooks(_same, _same))  # none of a checkpoint's
             with _Lifting(self, part):
                 result = function(*unflatten(self._carried, spec))
-            leaves, found = flatten_containers(result)
-            leaves = [self.inside(each) for each in leaves]
+            leaves, structure = flatten_containers(result)
+            leaves = [self.inside(leaf) for leaf in leaves]
         self._require_closed(part, leaves)
-        return _Run(leaves, found, first, self._trace.count)
+        return _Run(leaves, structure, first, self._trace.count)
 
     def inside(self, leaf: object) -> object:
         """What stands for ``leaf`` in the loop, if that is a tensor from outside."""
         if not isinstance(leaf, Tensor) or id(leaf) in self._by_id:
             return self._by_id.get(id(leaf), leaf)
-        if any(leaf is each for each in (*self._carried, *self._inside)):
+        if any(leaf is known for known in (*self._carried, *self._inside)):
             return leaf
         node = self._trace.find(leaf)
         if node is not None and node not in self._outside and node.op == "call_function":
@@ -148,29 +148,29 @@ class _Functions:
         if in_transform():
             raise unfit(_NAME, "a transform of torch.func in it uses a tensor from outside")
         _require_plain(leaf, "it uses")
-        made = self._standing_in(leaf, leaf.requires_grad and self._gradients)
+        stand_in = self._standing_in(leaf, leaf.requires_grad and self._gradients)
         self._others.append(leaf)
-        self._inside.append(made)
-        self._by_id[id(leaf)] = made
-        return made
+        self._inside.append(stand_in)
+        self._by_id[id(leaf)] = stand_in
+        return stand_in
 
     def _standing_in(self, tensor: Tensor, flag: bool) -> Tensor:
         with torch.no_grad():
-            made = _any_value(tensor)
-        self._places.append(self._trace.node_of(made))  # now: what writes to it is another node
-        return made.requires_grad_(flag)
+            stand_in = _any_value(tensor)
+        self._places.append(self._trace.node_of(stand_in))  # now: what writes to it is another node
+        return stand_in.requires_grad_(flag)
 
     def _require_closed(self, part: str, results: Sequence[object]) -> None:
         """TR-151 where a gradient reaches a tensor from outside that nothing stands for: a function
         of the user's got it by a way that nobody hears of."""
         known = (*self._carried, *self._inside)
-        ours = {get_gradient_edge(each).node for each in known if each.requires_grad}
+        ours = {get_gradient_edge(tensor).node for tensor in known if tensor.requires_grad}
         why = f"{part} uses a tensor from outside that it does not name"
         require_closed(results, ours, lambda: unfit(_NAME, why))
 
     def operation(self, condition: _Run, body: _Run) -> list[Tensor]:
         """The loop, in the step's graph."""
-        flags = [*self._flags, *(each.requires_grad for each in self._inside)]
+        flags = [*self._flags, *(tensor.requires_grad for tensor in self._inside)]
         runs = [(condition, []), (body, [])]
         if any(flags):
             runs.append(self._backward(body, flags))
@@ -185,9 +185,9 @@ class _Functions:
         value = known_value(node)
         assert isinstance(value, FakeTensor), node
         with outside_modes():
-            made = fake_like(value)
-        self._trace.track(made, node)
-        return made
+            fake = fake_like(value)
+        self._trace.track(fake, node)
+        return fake
 
     def _texts(
         self, runs: Sequence[tuple[_Run, Sequence[Tensor]]]
@@ -195,32 +195,36 @@ class _Functions:
         """What the functions read besides what they were given, and each as text."""
         with outside_modes():
             graphs = [self._graph(run, grads) for run, grads in runs]
-            constants = list(dict.fromkeys(each for graph in graphs for each in graph.constants))
+            constants = list(
+                dict.fromkeys(constant for graph in graphs for constant in graph.constants)
+            )
             names = _names(len(self._carried), len(self._inside) + len(constants))
-            given = dict(zip((*self._places, *constants), names, strict=True))
-            texts = [graph.text(given) for graph in graphs]
-            for each in texts:
-                function_of(each)  # now, and not while the step runs for the first time
+            name_of = dict(zip((*self._places, *constants), names, strict=True))
+            texts = [graph.text(name_of) for graph in graphs]
+            for text in texts:
+                function_of(text)  # now, and not while the step runs for the first time
             return constants, texts
 
     def _backward(self, body: _Run, flags: Sequence[bool]) -> tuple[_Run, list[Tensor]]:
         """The body with its gradients, which take those of its results: what stands for these."""
         inputs = list(compress((*self._carried, *self._inside), flags))
         with torch.no_grad():
-            grads = [_any_value(each) for each in compress(self._carried, flags)]
+            grads = [_any_value(tensor) for tensor in compress(self._carried, flags)]
         pairs = zip(compress(body.leaves, self._flags), grads, strict=True)
         used = [(result, grad) for result, grad in pairs if result.requires_grad]
-        found: Sequence[Tensor | None] = [None] * len(inputs)
+        tensors: Sequence[Tensor | None] = [None] * len(inputs)
         if used:
             results, theirs = zip(*used, strict=True)
             with Pure(_NAME, "a gradient of its body", always=True):
-                found = without_functions(gradients_of)(results, inputs, theirs, allow_unused=True)
+                tensors = without_functions(gradients_of)(
+                    results, inputs, theirs, allow_unused=True
+                )
         with torch.no_grad():
-            made = [
-                torch.zeros_like(each) if grad is None else grad
-                for each, grad in zip(inputs, found, strict=True)
+            incoming = [
+                torch.zeros_like(value) if grad is None else grad
+                for value, grad in zip(inputs, tensors, strict=True)
             ]
-        return _Run(made, None, body.first, self._trace.count), grads
+        return _Run(incoming, None, body.first, self._trace.count), grads
 
     def _graph(self, run: _Run, grads: Sequence[Tensor]) -> "_LoopGraph":
         """What was traced in the run, without mutation, and without what nobody reads."""
@@ -237,14 +241,17 @@ class _Functions:
             return copies[node]
 
         nodes = list(self._trace.graph.nodes)[run.first : run.end]
-        returned = [place(each) for each in run.leaves]
-        for node in (*known, *(each for each in returned if each not in nodes)):
+        returned = [place(leaf) for leaf in run.leaves]
+        for node in (
+            *known,
+            *(returned_node for returned_node in returned if returned_node not in nodes),
+        ):
             copied(node)
         for node in nodes:
             if node not in known and node.op == "call_function":
                 copies[node] = traced.node_copy(node, copied)
         functional = Functionalizer(traced)
-        graph, results, writes = functional.run([copied(each) for each in returned])
+        graph, results, writes = functional.run([copied(leaf_node) for leaf_node in returned])
         if writes:
             raise unfit(_NAME, "its body writes to a tensor from outside")
         ours = dict(zip(inputs, graph.find_nodes(op="placeholder"), strict=True))
@@ -252,7 +259,7 @@ class _Functions:
         for node in reversed(list(graph.nodes)):
             if not node.users and may_drop(node):
                 graph.erase_node(node)
-        return _LoopGraph(graph, ours, [place(each) for each in grads], known)
+        return _LoopGraph(graph, ours, [place(grad) for grad in grads], known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,16 +277,16 @@ class _LoopGraph:
         """What it reads besides."""
         return [node for node, own in self.inputs.items() if own.users and node not in self.known]
 
-    def text(self, given: Mapping[fx.Node, str]) -> str:
-        """As a step whose inputs are ``given``, by names, and then the gradients of results."""
-        names = [*given.items(), *((node, f"grad_{at}") for at, node in enumerate(self.grads))]
+    def text(self, name_of: Mapping[fx.Node, str]) -> str:
+        """As a step whose inputs are the keys of ``name_of``, and then the gradients of results."""
+        names = [*name_of.items(), *((node, f"grad_{at}") for at, node in enumerate(self.grads))]
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         for node, name in names:
-            made = graph.placeholder(name)
-            describe(made, fresh(known_value(node)), NodeInfo())
+            placeholder = graph.placeholder(name)
+            describe(placeholder, fresh(known_value(node)), NodeInfo())
             if node in self.inputs:
-                copies[self.inputs[node]] = made
+                copies[self.inputs[node]] = placeholder
         for node in self.graph.nodes:
             if node.op == "call_function":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -317,7 +324,7 @@ class _Lifting(TorchFunctionMode):
         if sets_attribute(func):
             raise unfit(_NAME, f"{self._part} sets an attribute of a tensor")
         leaves, spec = flatten_containers((args, dict(kwargs or {})))
-        args, named = unflatten([self._functions.inside(each) for each in leaves], spec)
+        args, named = unflatten([self._functions.inside(leaf) for leaf in leaves], spec)
         return func(*args, **named)
 
 
@@ -330,11 +337,11 @@ def _any_value(tensor: Tensor) -> Tensor:
     return loop_value(tensor)
 
 
-def _loop(given: Sequence[Tensor], others: Sequence[Tensor], *rest: object) -> list[Tensor]:
-    tensors = (*given, *others)
+def _loop(carried: Sequence[Tensor], others: Sequence[Tensor], *rest: object) -> list[Tensor]:
+    tensors = (*carried, *others)
     if has_torch_function(tensors):
-        return handle_torch_function(_loop, tensors, given, others, *rest)
-    return loop_operation(given, others, *rest)
+        return handle_torch_function(_loop, tensors, carried, others, *rest)
+    return loop_operation(carried, others, *rest)
 
 
 def _same(value: Tensor) -> Tensor:

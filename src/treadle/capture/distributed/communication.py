@@ -35,7 +35,7 @@ def refuse_collectives(lines: Iterable[tuple[int, Line]]) -> None:
         if not isinstance(target, OpOverload) or target.namespace == NAMESPACE:
             continue  # functional collectives are nodes like any other
         if facts_of(target).communicates:
-            line = max((each for each in lines if each[0] <= at), default=(0, ("", 0)))[1]
+            line = max((entry for entry in lines if entry[0] <= at), default=(0, ("", 0)))[1]
             raise refused_communication(f"calls {target}", show_line(line))
 
 

@@ -61,7 +61,7 @@ def sharded_contracts(plans: Iterable[ShardedStatePlan]) -> Iterator[tuple[int, 
         for group in plan.groups:
             if group.reduces:
                 demand = _sharded(group)
-                yield from ((id(each.sharded), demand) for each in group.parameters)
+                yield from ((id(parameter.sharded), demand) for parameter in group.parameters)
 
 
 def _sharded(group: ShardedGroupPlan) -> ReductionContract:
@@ -83,15 +83,15 @@ def check_contracts(
     TR-518 if one is not gathered. ``demands``: by its place among inputs; ``written``: and the
     places of outputs that are made of its gradient."""
     of_batch = _of_batch(step)
-    found: dict[ReductionContract, dict[fx.Node, int]] = {}
+    places: dict[ReductionContract, dict[fx.Node, int]] = {}
     for at, demand in demands.items():
         if not demand.reductions:
             continue
-        if demand not in found:
-            found[demand] = _missing(step, demand, of_batch)
+        if demand not in places:
+            places[demand] = _missing(step, demand, of_batch)
         for place in written[at]:
             node = step.returned[place]
-            if node is not None and (missing := found[demand].get(node, 0)):
+            if node is not None and (missing := places[demand].get(node, 0)):
                 raise _unreduced(step.signature.inputs[at].name, demand, missing, node)
     for at, demand in demands.items():
         if demand.gathers is not None:
@@ -100,11 +100,11 @@ def check_contracts(
 
 def _of_batch(step: StepGraph) -> set[fx.Node]:
     """What is computed of the elements of this rank's batch."""
-    found = {node for node, given in step.inputs() if given.role is Role.BATCH}
+    nodes = {node for node, step_input in step.inputs() if step_input.role is Role.BATCH}
     for node in step.graph.nodes:
-        if node.target not in _OF_SIZES and not found.isdisjoint(operands(node)):
-            found.add(node)
-    return found
+        if node.target not in _OF_SIZES and not nodes.isdisjoint(operands(node)):
+            nodes.add(node)
+    return nodes
 
 
 def _missing(
@@ -119,30 +119,32 @@ def _missing(
         if node.target in _OF_SIZES or node.op == "placeholder":
             continue
         own = 0
-        for each in operands(node):
-            own |= bits.get(each, 0) if _is_followed(each, node) else 0
-        made = [each for each in operands(node) if each in of_batch and each not in reduced]
+        for operand in operands(node):
+            own |= bits.get(operand, 0) if _is_followed(operand, node) else 0
+        missing = [
+            operand for operand in operands(node) if operand in of_batch and operand not in reduced
+        ]
         collective = collective_of(node)
         at = _place_of(collective, demand)
         if at is not None and own:
             own = own & ~(1 << at) | (own >> at & 1) << (at + 1)
             reduced.add(node)
-        elif made and info(node).phase == "backward":
+        elif missing and info(node).phase == "backward":
             own |= 1
-        elif not made and node in of_batch:
+        elif not missing and node in of_batch:
             reduced.add(node)
         bits[node] = own & ((1 << len(demand.reductions)) - 1)
     return bits
 
 
-def _is_followed(given: fx.Node, node: fx.Node) -> bool:
+def _is_followed(operand: fx.Node, node: fx.Node) -> bool:
     if info(node).phase == "backward" or node.op != "call_function":
         return True
-    return _has_dims(given) == _has_dims(node)
+    return _has_dims(operand) == _has_dims(node)
 
 
 def _has_dims(node: fx.Node) -> bool:
-    return any(each.dim() for each in tensors_in(known_value(node)))
+    return any(tensor.dim() for tensor in tensors_in(known_value(node)))
 
 
 def _place_of(collective: Collective | None, demand: ReductionContract) -> int | None:
@@ -158,13 +160,13 @@ def _check_gathered(
     """No forward computes with the batch and with this rank's part alone."""
     parts = {step.placeholders[at]}
     for node in step.graph.nodes:
-        given = operands(node)
+        sources = operands(node)
         collective = collective_of(node)
-        if parts.isdisjoint(given) or (collective and collective.group == demand.gathers):
+        if parts.isdisjoint(sources) or (collective and collective.group == demand.gathers):
             continue
         if info(node).phase != "forward":  # a backward pass has what its forward had
             continue
-        others = [each for each in given if each not in parts]
+        others = [operand for operand in sources if operand not in parts]
         if not of_batch.isdisjoint(others):
             raise _ungathered(step.signature.inputs[at].name, demand, node)
         parts.add(node)

@@ -58,15 +58,15 @@ class RowShards:
         """Those rows of the mean of ``grad`` over ranks."""
         start, wait = collective_op("reduce_scatter_tensor"), collective_op("wait_tensor")
         scaled = self._padded(grad * (1.0 / self.group.ranks), self.chunk * self.group.ranks)
-        found = wait(start(scaled, "sum", self.group.ranks, self.group.name))
-        return found.narrow(0, 0, self.end - self.begin)
+        reduced = wait(start(scaled, "sum", self.group.ranks, self.group.name))
+        return reduced.narrow(0, 0, self.end - self.begin)
 
     def whole(self, own: Tensor, rows: int) -> Tensor:
         """All rows, from those of each rank."""
         start, wait = collective_op("all_gather_into_tensor"), collective_op("wait_tensor")
         padded = self._padded(own, self.chunk)
-        found = wait(start(padded, self.group.ranks, self.group.name))
-        return found.narrow(0, 0, rows)
+        gathered = wait(start(padded, self.group.ranks, self.group.name))
+        return gathered.narrow(0, 0, rows)
 
     def _padded(self, x: Tensor, rows: int) -> Tensor:
         missing = rows - x.shape[0]

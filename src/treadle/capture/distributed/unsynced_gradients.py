@@ -33,10 +33,10 @@ def refuse_unsynced_gradients(step: StepGraph, group: RankGroup) -> None:
     for node, output in step.outputs():
         if output.writes is None or node is None or node not in own:
             continue
-        given = step.signature.inputs[output.writes]
-        if given.role in (Role.PARAMETER, Role.STATE) and not given.sharded:
+        input_ = step.signature.inputs[output.writes]
+        if input_.role in (Role.PARAMETER, Role.STATE) and not input_.sharded:
             raise CaptureError(
-                f"{given.name} would become another one on each rank: what is written to it comes "
+                f"{input_.name} would become another one on each rank: what is written to it comes "
                 "from a gradient of this rank's batch, which is not averaged",
                 code="TR-516",
                 where=info(node).where,
@@ -49,8 +49,8 @@ def _unsynced_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
     """What depends on gradients that this rank alone has."""
     of_batch = {
         node
-        for node, given in step.inputs()
-        if given.role is Role.BATCH and tensor_of(node).dim()  # a number may be that of all ranks
+        for node, inputs in step.inputs()
+        if inputs.role is Role.BATCH and tensor_of(node).dim()  # a number may be that of all ranks
     }
     ranks = _ranks(group.name)
     own: set[fx.Node] = set()

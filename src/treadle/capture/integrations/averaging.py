@@ -25,8 +25,8 @@ def update_parameters(averaged: AveragedModel, model: nn.Module) -> None:
         own, others = list(averaged.module.buffers()), list(model.buffers())
         if averaged.use_buffers:
             mine, theirs = [*mine, *own], [*theirs, *others]
-        count, old = averaged.n_averaged, [each.detach() for each in mine]
-        new = [each.detach().to(a.device) for a, each in zip(old, theirs, strict=False)]
+        count, old = averaged.n_averaged, [parameter.detach() for parameter in mine]
+        new = [parameter.detach().to(a.device) for a, parameter in zip(old, theirs, strict=False)]
         first = count == 0
         for a, m, mean in zip(old, new, _means(averaged, old, new, count), strict=False):
             a.copy_(torch.where(first.to(a.device), m.to(a.dtype), mean.to(a.dtype)))
@@ -63,8 +63,8 @@ def _all_at_once(
     count: Tensor,
 ) -> list[Tensor]:
     """``fn`` writes its first list in place, and gets tensors of one device and dtype."""
-    copies = [each.clone() for each in old]
-    kinds = [(each.device, each.dtype) for each in old]
+    copies = [tensor.clone() for tensor in old]
+    kinds = [(tensor.device, tensor.dtype) for tensor in old]
     order = sorted(range(len(new)), key=lambda at: str(kinds[at]))
     for _, group in itertools.groupby(order, key=lambda at: str(kinds[at])):
         places = list(group)
@@ -99,15 +99,15 @@ def cumulative_batch_norm() -> tuple[Any, str, Callable[[Any, Tensor], Tensor]]:
     """
     owner, name, original = batch_norm_forward()
 
-    def forward(module: Any, given: Tensor) -> Tensor:
+    def forward(module: Any, input_: Tensor) -> Tensor:
         tracked = module.training and module.track_running_stats
         if module.momentum is not None or not tracked or module.num_batches_tracked is None:
-            return original(module, given)
-        check_dims(module, given)
+            return original(module, input_)
+        check_dims(module, input_)
         module.num_batches_tracked.add_(1)
         averages = module.running_mean, module.running_var
         share = module.num_batches_tracked.double().reciprocal()
-        return averaged_batch_norm(given, module.weight, module.bias, averages, share, module.eps)
+        return averaged_batch_norm(input_, module.weight, module.bias, averages, share, module.eps)
 
     return owner, name, forward
 

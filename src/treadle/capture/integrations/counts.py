@@ -31,7 +31,7 @@ def counts_instead_of(
         one = torch.ones_like(input, dtype=torch.int64) if weights is None else weights
         if weights is not None and weights.dtype is not torch.float32:
             one = weights.double()
-        found = torch.zeros(minlength, dtype=one.dtype, device=input.device)
-        return found.index_add(0, input.long(), one.detach())
+        counts = torch.zeros(minlength, dtype=one.dtype, device=input.device)
+        return counts.index_add(0, input.long(), one.detach())
 
     return call

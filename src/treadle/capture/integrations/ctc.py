@@ -24,20 +24,20 @@ def losses(
         log_probs = log_probs.float()
     batched = log_probs.dim() == 3
     rows = log_probs if batched else log_probs.unsqueeze(1)
-    given = targets if batched or targets.dim() != 1 else targets.unsqueeze(0)
+    rows_of_targets = targets if batched or targets.dim() != 1 else targets.unsqueeze(0)
     lengths = _lengths(input_lengths), _lengths(target_lengths)
-    found = ctc_loss(rows, given, *lengths, blank, zero_infinity)
+    losses_ = ctc_loss(rows, rows_of_targets, *lengths, blank, zero_infinity)
     if zero_infinity:
-        found = torch.where(found == float("inf"), torch.zeros_like(found), found)
+        losses_ = torch.where(losses_ == float("inf"), torch.zeros_like(losses_), losses_)
     if how == "mean":
-        return (found / lengths[1].to(found.device).clamp_min(1).to(found.dtype)).mean()
+        return (losses_ / lengths[1].to(losses_.device).clamp_min(1).to(losses_.dtype)).mean()
     if how == "sum":
-        return found.sum()
-    return found if batched else found.squeeze(0)
+        return losses_.sum()
+    return losses_ if batched else losses_.squeeze(0)
 
 
-def _lengths(given: object) -> Tensor:
+def _lengths(value: object) -> Tensor:
     """[N] on the host."""
-    if isinstance(given, Tensor):
-        return given.reshape(-1).to("cpu", torch.int64)
-    return torch.tensor(given, dtype=torch.int64).reshape(-1)
+    if isinstance(value, Tensor):
+        return value.reshape(-1).to("cpu", torch.int64)
+    return torch.tensor(value, dtype=torch.int64).reshape(-1)

@@ -45,7 +45,7 @@ def _forward(
     if plan.buffers and sends_buffers(wrapper, first=first):
         _send_buffers(wrapper, plan, group)
     leaves, tree = flatten_containers((args, kwargs))
-    args, kwargs = unflatten([moved(each, plan.device) for each in leaves], tree)
+    args, kwargs = unflatten([moved(leaf, plan.device) for leaf in leaves], tree)
     result = wrapper.module(*args, **kwargs)
     if wrapper.require_forward_param_sync != averages:
         wrapper.require_forward_param_sync = averages
@@ -61,7 +61,7 @@ def group_of(plan: WrapperPlan) -> RankGroup:
 
 def _parameters(wrapper: DistributedDataParallel, plan: WrapperPlan) -> list[Tensor]:
     named = wrapper.module.named_parameters(remove_duplicate=False)
-    return [each for name, each in named if name in plan.parameters]
+    return [parameter for name, parameter in named if name in plan.parameters]
 
 
 def _send_buffers(wrapper: DistributedDataParallel, plan: WrapperPlan, group: RankGroup) -> None:

@@ -65,10 +65,10 @@ class Reduction:
 def reduction_of(plan: ShardedGroupPlan, dtype: torch.dtype) -> Reduction:
     """As ``fully_shard`` divides, so that rounding is the same: by the backend's own mean where
     that is safe, else partly before and partly after the sum, both near the square root."""
-    groups = [each for each in (plan.gathers, plan.copies) if each is not None]
+    groups = [gathers for gathers in (plan.gathers, plan.copies) if gathers is not None]
     ranks = 1
-    for each in groups:
-        ranks *= each.size()
+    for group in groups:
+        ranks *= group.size()
     if dtype in _EXACT and not plan.only_sums:
         if plan.divisor is None:
             return Reduction(op="avg" if ranks > 1 else "sum")
@@ -186,25 +186,25 @@ class _Held:
     part: Tensor
     note: "Callable[[tuple[int, int], _Held], None]"
     times: int = 0
-    made: _GatheredWhole | None = None
+    gathered: _GatheredWhole | None = None
     kept: Tensor | None = None
 
     def gather(self) -> None:
         """Modules hold all of it. It is gathered anew only where it may be another one."""
         wanted = self.part.requires_grad and torch.is_grad_enabled()
         now = self.part._version, local_of(self.part)._version, wanted
-        if self.made is None or self.made.of != now:
+        if self.gathered is None or self.gathered.of != now:
             start = traced_nodes()
-            self.made = _GatheredWhole(_Gathered.apply(self.part, self), now)
+            self.gathered = _GatheredWhole(_Gathered.apply(self.part, self), now)
             if self.group.drops:
                 self.note((start, traced_nodes()), self)
             self.times += 1
-        self._put(self.made.whole)
+        self._put(self.gathered.whole)
 
     def show(self) -> None:
         """Modules hold what was gathered last, if anything was."""
-        if self.made is not None:
-            self._put(self.made.whole)
+        if self.gathered is not None:
+            self._put(self.gathered.whole)
 
     def drop(self) -> None:
         """Modules hold the part."""
@@ -221,9 +221,9 @@ class _Forward:
 
     def __init__(self, plan: ShardedStatePlan, model: "_ShardedModel") -> None:
         self.held = [
-            _Held(each, group, _now(each), model.note)
+            _Held(parameter, group, _now(parameter), model.note)
             for group in plan.groups
-            for each in group.parameters
+            for parameter in group.parameters
         ]
         self._plan = plan
         self._model = model
@@ -232,16 +232,16 @@ class _Forward:
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Gather, and convert what the module is given."""
-        for each in self._plan.groups:
-            _check(each)
+        for group in self._plan.groups:
+            _check(group)
         self._depth += 1
         self._left = self._left or set(map(id, self._plan.modules))
         if self._model.outer is None:
             self._model.outer = self
             if not target_for(self._plan.device).on_host:
                 args, kwargs = to_device((args, kwargs), self._plan.device)
-        for each in self.held:
-            each.gather()
+        for held in self.held:
+            held.gather()
         return to_dtype((args, kwargs), self._plan.input_dtype)
 
     def after(self, module: nn.Module, args: object, result: Any) -> Any:
@@ -258,8 +258,8 @@ class _Forward:
     def drop(self) -> None:
         """Its modules hold parts."""
         self._left.clear()
-        for each in self.held:
-            each.drop()
+        for held in self.held:
+            held.drop()
 
 
 @final
@@ -280,12 +280,12 @@ class _ShardedModel:
 
     def drop(self) -> None:
         """All modules hold parts."""
-        for each in self.states.values():
-            each.drop()
+        for state in self.states.values():
+            state.drop()
 
     def keeps(self) -> bool:
         """Whether a gradient is left that nobody has reduced."""
-        return any(each.kept is not None for state in self.states.values() for each in state.held)
+        return any(held.kept is not None for state in self.states.values() for held in state.held)
 
     def runs_again(self, begins: bool) -> None:
         """A checkpointed region runs again, within a backward, or has done so: its modules were
@@ -294,8 +294,8 @@ class _ShardedModel:
             self.drop()
             return
         for state in self.states.values():
-            for each in state.held:
-                each.show()
+            for held in state.held:
+                held.show()
 
 
 @contextmanager

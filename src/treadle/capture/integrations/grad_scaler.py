@@ -5,10 +5,10 @@ selected in the graph.
 
     scaler.scale(loss)     loss * scale
     scaler.unscale_(opt)   found = any gradient is not finite;  gradients /= scale
-    scaler.step(opt)       parameters and state: where(found, as they were, updated)
-    scaler.update()        scale: where(found, scale * backoff, scale, or grown)
+    scaler.step(opt)       parameters and state: where(found_inf, as they were, updated)
+    scaler.update()        scale: where(found_inf, scale * backoff, scale, or grown)
 
-An optimizer's step counter is Python's: the number ``found`` is a result, and says after the call
+An optimizer's step counter is Python's: the number ``found_inf`` is a result, and says after the call
 whether it advances. One that is disabled does what it does by itself.
 """
 
@@ -55,7 +55,7 @@ class ScalerBegins(Exception):
 class _Unscaled:
     """The gradients of an optimizer since the last update of a scaler."""
 
-    found: Tensor  # whether any of them is not finite
+    found_inf: Tensor  # whether any of them is not finite
     is_stepped: bool = False
 
 
@@ -140,18 +140,18 @@ class LossScaling:
             raise of_torch(
                 AssertionError("a GradScaler finds no gradients of the optimizer"), here()
             )
-        if any(each.dtype is torch.float16 for each in grads):
+        if any(grad.dtype is torch.float16 for grad in grads):
             raise _eagers(ValueError, "a GradScaler unscales no gradients in float16")
-        if any(layout_of(each) is not None for each in grads):
+        if any(layout_of(grad) is not None for grad in grads):
             raise refused_scaling("a GradScaler unscales gradients of which ranks hold parts")
         with torch.no_grad():
             scale = self.inside(scale_and_tracker(scaler)[0])
             inverse = scale.double().reciprocal().float()
-            found = [each._values() if is_sparse(each) else each for each in grads]
-            flags = [torch.isfinite(each).logical_not().any() for each in found]
+            values_of = [grad._values() if is_sparse(grad) else grad for grad in grads]
+            flags = [torch.isfinite(values).logical_not().any() for values in values_of]
             self._unscaled[key] = _Unscaled(torch.stack(flags).any())
-            for each in grads:
-                each.mul_(inverse)
+            for grad in grads:
+                grad.mul_(inverse)
 
     def _step(
         self, _: object, scaler: GradScaler, optimizer: Optimizer, *args: Any, **named: Any
@@ -173,16 +173,18 @@ class LossScaling:
             )
         if id(optimizer) in self.stepped:
             raise refused_scaling("a GradScaler steps an optimizer twice in one call")
-        self.stepped[id(optimizer)] = optimizer, state.found
+        self.stepped[id(optimizer)] = optimizer, state.found_inf
         state.is_stepped = True
-        self.skips[id(optimizer)] = state.found
+        self.skips[id(optimizer)] = state.found_inf
         try:
             return optimizer.step()
         finally:
             del self.skips[id(optimizer)]
 
     def _update(self, original: Callable[..., Any], scaler: GradScaler, new: Any = None) -> None:
-        found = [each.found for (owner, _), each in self._unscaled.items() if owner == id(scaler)]
+        flags = [
+            scaled.found_inf for (owner, _), scaled in self._unscaled.items() if owner == id(scaler)
+        ]
         for key in [key for key in self._unscaled if key[0] == id(scaler)]:
             del self._unscaled[key]
         if not self.updates:
@@ -191,32 +193,32 @@ class LossScaling:
             with torch.no_grad():
                 self.inside(scale_and_tracker(scaler)[0]).copy_(torch.as_tensor(new))
             return
-        if not found:
+        if not flags:
             raise _eagers(AssertionError, "update() of a GradScaler without a step() before")
         with torch.no_grad():
             scale, tracker = scale_and_tracker(scaler)
-            _grow(scaler, self.inside(scale), self.inside(tracker), torch.stack(found).any())
+            _grow(scaler, self.inside(scale), self.inside(tracker), torch.stack(flags).any())
 
 
-def _grow(scaler: GradScaler, scale: Tensor, tracker: Tensor, found: Tensor) -> None:
+def _grow(scaler: GradScaler, scale: Tensor, tracker: Tensor, is_found: Tensor) -> None:
     """The scale and the tracker after a step."""
     count = tracker + 1
     is_full = count == scaler.get_growth_interval()
     less = (scale.double() * scaler.get_backoff_factor()).float()
     more = (scale.double() * scaler.get_growth_factor()).float()
     grown = torch.where(is_full.logical_and(torch.isfinite(more)), more, scale)
-    new_scale = torch.where(found, less, grown)
-    new_count = torch.where(found.logical_or(is_full), torch.zeros_like(count), count)
+    new_scale = torch.where(is_found, less, grown)
+    new_count = torch.where(is_found.logical_or(is_full), torch.zeros_like(count), count)
     scale.copy_(new_scale)
     tracker.copy_(new_count)
 
 
-def selected(found: Tensor, update: Callable[[], None], tensors: tuple[Tensor, ...]) -> None:
-    """``update()``, which writes ``tensors``; where ``found``, they stay as they were."""
-    before = [each.clone() for each in tensors]
+def selected(is_found: Tensor, update: Callable[[], None], tensors: tuple[Tensor, ...]) -> None:
+    """``update()``, which writes ``tensors``; where ``is_found``, they stay as they were."""
+    before = [tensor.clone() for tensor in tensors]
     update()
-    for each, old in zip(tensors, before, strict=True):
-        each.copy_(torch.where(found, old, each))
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.copy_(torch.where(is_found, old, tensor))
 
 
 def _if_enabled(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,7 +82,7 @@ class PackedRows:
         """What to call instead of ``function``, if it packs or its arguments are packed."""
         if function == PACK:
             return self._pack
-        held = [each for each in leaves if id(each) in self._rows or id(each) in self._sizes]
+        held = [leaf for leaf in leaves if id(leaf) in self._rows or id(leaf) in self._sizes]
         if not held:
             return function
         if function == UNPACK:
@@ -98,7 +98,7 @@ class PackedRows:
 
     def refuse(self, leaves: list[object]) -> None:
         """TR-141 if packed rows leave the step."""
-        if any(id(each) in self._rows or id(each) in self._sizes for each in leaves):
+        if any(id(leaf) in self._rows or id(leaf) in self._sizes for leaf in leaves):
             raise _is_packed()
 
     def made(self, padded: Tensor, lengths: Tensor) -> Tensor:
@@ -131,10 +131,10 @@ class PackedRows:
             padded = padded.reshape(*padded.shape[:2], -1)
         fits = EQUAL if isinstance(total, Longest) else AT_MOST
         padded = F.pad(padded, (0, 0, 0, 0, 0, total - padded.shape[0]))
-        found = unpacked(padded, lengths, float(value), fits)
+        nodes = unpacked(padded, lengths, float(value), fits)
         if trailing != 1:
-            found = found.reshape(*found.shape[:2], *rows.padded.shape[2:])
-        return (found.transpose(0, 1) if batch_first else found), lengths
+            nodes = nodes.reshape(*nodes.shape[:2], *rows.padded.shape[2:])
+        return (nodes.transpose(0, 1) if batch_first else nodes), lengths
 
 
 def _is_packed() -> CaptureError:

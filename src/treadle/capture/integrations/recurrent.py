@@ -76,14 +76,14 @@ class _Stack:
     @property
     def tensors(self) -> list[Tensor]:
         state = [self.h] if self.c is None else [self.h, self.c]
-        return [self.x, *state, *(each for layer in self.weights for each in layer)]
+        return [self.x, *state, *(weight for layer in self.weights for weight in layer)]
 
     def cast(self) -> "_Stack":
         """Everything in autocast's dtype, as it does for oneDNN's and cuDNN's layers."""
         low = self.autocast
         if low is None:
             return self
-        weights = tuple(tuple(each.to(low) for each in layer) for layer in self.weights)
+        weights = tuple(tuple(weight.to(low) for weight in layer) for layer in self.weights)
         c = None if self.c is None else self.c.to(low)
         x, h = self.x.to(low), self.h.to(low)
         rest = self.dropout, self.train, self.bidirectional, None
@@ -121,8 +121,10 @@ class RecurrentLayers:
             return function(*args)
         x, state, weights, _, layers, dropout, train, bidirectional, first = args
         h, c = state if cell == LSTM else (state, None)
-        each = len(weights) // (layers * (2 if bidirectional else 1))
-        rows = tuple(tuple(weights[at : at + each]) for at in range(0, len(weights), each))
+        per_layer = len(weights) // (layers * (2 if bidirectional else 1))
+        rows = tuple(
+            tuple(weights[at : at + per_layer]) for at in range(0, len(weights), per_layer)
+        )
         x = x.transpose(0, 1) if first else x
         stack = _Stack(cell, x, h, c, rows, dropout, train, bidirectional, _autocast(x))
         y, hy, cy = self._run(stack)
@@ -139,19 +141,19 @@ class RecurrentLayers:
         if dropout and train and layers > 1:
             raise _drops_packed(cell)
         h, c = state if cell == LSTM else (state, None)
-        each = len(weights) // (layers * (2 if bidirectional else 1))
+        per_layer = len(weights) // (layers * (2 if bidirectional else 1))
         x, outputs, cells = rows.padded, list[Tensor](), list[Tensor]()
         for at in range(0, h.shape[0], 2 if bidirectional else 1):
-            found: list[Tensor] = []
+            tensors: list[Tensor] = []
             for reverse in (False, True)[: 2 if bidirectional else 1]:
                 index = at + reverse
-                own = list(weights[index * each : (index + 1) * each])
+                own = list(weights[index * per_layer : (index + 1) * per_layer])
                 start = h[index], None if c is None else c[index]
                 y, *last = packed_layer(x, rows.lengths, *start, own, cell, reverse, _autocast(x))
-                found.append(y)
+                tensors.append(y)
                 outputs.append(last[0])
                 cells += last[1:]
-            x = found[0] if len(found) == 1 else torch.cat(found, -1)
+            x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
         y = self.packed.made(x, rows.lengths)
         hy = torch.stack(outputs)
         return (y, hy, torch.stack(cells)) if cells else (y, hy)
@@ -178,7 +180,7 @@ class RecurrentLayers:
     def _has_onednn(self, stack: _Stack) -> bool:
         """Whether eager would call oneDNN's LSTM. (It is off while a step is traced.)"""
         on = self.onednn and stack.cell == LSTM and not stack.projects
-        ours = all("onednn" in target_for(each.device).libraries for each in stack.tensors)
+        ours = all("onednn" in target_for(tensor.device).libraries for tensor in stack.tensors)
         return on and ours and not _has_zero(stack.x.shape) and onednn_takes(stack.x.dtype)
 
 
@@ -191,19 +193,19 @@ def _layer(
     cells: list[Tensor],
 ) -> Tensor:
     """Both directions of one layer, or its only one."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for direction in range(stack.directions):
         at = layer * stack.directions + direction
         c = None if stack.c is None else stack.c[at]
         if c is not None and onednn and _is_differentiated(stack):
             y, *cy = _onednn(x, stack, at, c, direction > 0)
         else:
-            given = x, stack.h[at], c, list(stack.weights[at])
-            y, *cy = recurrent_layer(*given, stack.cell, direction > 0, stack.autocast)
-        found.append(y)
+            operands = x, stack.h[at], c, list(stack.weights[at])
+            y, *cy = recurrent_layer(*operands, stack.cell, direction > 0, stack.autocast)
+        tensors.append(y)
         outputs.append(y[0] if direction else y[-1])
         cells += cy
-    return found[0] if len(found) == 1 else torch.cat(found, -1)
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
 
 
 def _onednn(x: Tensor, stack: _Stack, at: int, c: Tensor, reverse: bool) -> Sequence[Tensor]:
@@ -234,7 +236,7 @@ def _autocast(x: Tensor) -> torch.dtype | None:
 
 
 def _is_differentiated(stack: _Stack) -> bool:
-    return torch.is_grad_enabled() and any(each.requires_grad for each in stack.tensors)
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in stack.tensors)
 
 
 def _is_empty(x: Tensor, batch_first: bool) -> bool:
@@ -266,8 +268,10 @@ def _onednn_workspace(
     shapes = (time, rows, width), (rows, hidden), (rows, hidden)
     rest = (4 * hidden, width), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)
     with outside_modes():
-        x, h, c, *given = (torch.zeros(each, dtype=dtype) for each in (*shapes, *rest[:weights]))
-        return onednn_forward(x, h, c, given, reverse, train)[3].numel()
+        x, h, c, *weights_ = (
+            torch.zeros(shape, dtype=dtype) for shape in (*shapes, *rest[:weights])
+        )
+        return onednn_forward(x, h, c, weights_, reverse, train)[3].numel()
 
 
 def _has_cudnn(stack: _Stack) -> bool:
@@ -281,10 +285,10 @@ def _cudnn(x: Tensor, stack: _Stack, layers: range) -> tuple[Tensor, Tensor, Ten
     both = stack.directions
     part = slice(layers.start * both, layers.stop * both)
     h, c = stack.h[part], None if stack.c is None else stack.c[part]
-    weights = [each for layer in stack.weights[part] for each in layer]
+    weights = [weight for layer in stack.weights[part] for weight in layer]
     train, reserve = _is_differentiated(stack), 0
     if train and _are_known((*x.shape, *h.shape)):
-        shapes = tuple(tuple(each.shape) for each in (x, h, *weights))
+        shapes = tuple(tuple(tensor.shape) for tensor in (x, h, *weights))
         kind = x.dtype, x.device, len(layers), stack.bidirectional, stack.cell
         with outside_modes():
             reserve = cudnn_reserve(shapes, *kind)

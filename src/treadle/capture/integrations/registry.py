@@ -30,16 +30,16 @@ V = TypeVar("V")
 
 def by_name(integrations: Iterable[Integration]) -> Mapping[str, Integration]:
     """Each once; ``ValueError`` for two of one name."""
-    return _merged((each.name, each) for each in integrations)
+    return _merged((integration.name, integration) for integration in integrations)
 
 
 def _merged(items: Iterable[tuple[K, V]]) -> Mapping[K, V]:
-    found: dict[K, V] = {}
+    merged: dict[K, V] = {}
     for key, value in items:
-        if key in found:
+        if key in merged:
             raise ValueError(f"{key} is registered twice")
-        found[key] = value
-    return MappingProxyType(found)
+        merged[key] = value
+    return MappingProxyType(merged)
 
 
 INTEGRATIONS = by_name(
@@ -52,24 +52,28 @@ INTEGRATIONS = by_name(
 
 def all_of(field: Callable[[Integration], Iterable[V]]) -> tuple[V, ...]:
     """What all libraries have there."""
-    return tuple(value for each in INTEGRATIONS.values() for value in field(each))
+    return tuple(value for integration in INTEGRATIONS.values() for value in field(integration))
 
 
 def table_of(field: Callable[[Integration], Mapping[K, V]]) -> Mapping[K, V]:
     """The tables of all libraries as one; ``ValueError`` for two entries under one key."""
-    return _merged(item for each in INTEGRATIONS.values() for item in field(each).items())
+    return _merged(
+        item for integration in INTEGRATIONS.values() for item in field(integration).items()
+    )
 
 
 SHARED_OBJECTS: tuple[SharedObjects, ...] = tuple(
-    each.shared for each in INTEGRATIONS.values() if each.shared is not None
+    integration.shared for integration in INTEGRATIONS.values() if integration.shared is not None
 )
 SHARED_GENERATORS: tuple[SharedGenerator, ...] = tuple(
-    each.shared_generator for each in INTEGRATIONS.values() if each.shared_generator is not None
+    integration.shared_generator
+    for integration in INTEGRATIONS.values()
+    if integration.shared_generator is not None
 )
 """Those of random numbers that all code shares: Python's own, NumPy's."""
 
 
 def library_patches(run: TracedRun) -> Iterator[Patch]:
     """What stands in the place of functions of libraries while ``run`` is traced."""
-    for each in INTEGRATIONS.values():
-        yield from each.patches(run)
+    for integration in INTEGRATIONS.values():
+        yield from integration.patches(run)

@@ -59,7 +59,7 @@ STANDARD_LIBRARY = (
         background_files=frozenset({str(linecache.__file__)}),
     ),
     *(
-        Integration(name=each.__name__, background_files=frozenset({str(each.__file__)}))
-        for each in (inspect, traceback, tracemalloc, weakref)
+        Integration(name=module.__name__, background_files=frozenset({str(module.__file__)}))
+        for module in (inspect, traceback, tracemalloc, weakref)
     ),
 )

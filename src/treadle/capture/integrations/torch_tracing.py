@@ -22,7 +22,7 @@ def _patches(_: TracedRun) -> Iterable[Patch]:
 
 TORCH_TRACING = Integration(
     name="torch",
-    tracing_files=tuple(f"{_TORCH}/{each}" for each in _TRACE),
+    tracing_files=tuple(f"{_TORCH}/{name}" for name in _TRACE),
     tracing_packages=("torch.fx", "torch._", "torch.utils._", "torch.overrides"),
     caches={"torch.utils.hooks": frozenset({"next_id"})},
     patches=_patches,

@@ -66,12 +66,12 @@ def refuse_foreign_writes(
             source.tensor if isinstance(source, ClosedOverTensor) else local_of(source.place.get())
         )
         same = [node, *(user for user in node.users if user.target in _LIFTS)]
-        written = next((each for each in same if functionalizer.is_written(each)), None)
+        written = next((user for user in same if functionalizer.is_written(user)), None)
         if written is None or tensor.untyped_storage().resizable():
             continue  # a storage of PyTorch's own making can be resized, and is the step's alone
         start = tensor.untyped_storage().data_ptr()
         known = reads.has_memory_in(start, start + tensor.untyped_storage().nbytes())
-        if known or any(overlaps([tensor, each]) for each in looked_at):
+        if known or any(overlaps([tensor, array]) for array in looked_at):
             raise CaptureError(
                 f"the step writes to a tensor {list(tensor.shape)} of the memory of an array of "
                 "NumPy's or of other bytes outside of it",

@@ -21,8 +21,8 @@ class HeldTensors:
     def hold(self, tensor: Tensor) -> Tensor:
         """What is traced in the place of a tensor that was not met before."""
         traced, find = held_input(tensor).requires_grad_(tensor.requires_grad), HeldTensor(tensor)
-        given = GivenTensor.of("a tensor", find, tensor, traced, is_argument=False)
-        self._by_id[id(tensor)] = tensor, given
+        entry = GivenTensor.of("a tensor", find, tensor, traced, is_argument=False)
+        self._by_id[id(tensor)] = tensor, entry
         return traced
 
     def traced_for(self, tensor: Tensor) -> Tensor | None:
@@ -32,17 +32,17 @@ class HeldTensors:
 
     def given(self) -> list[GivenTensor]:
         """What they were like before the step."""
-        return [given for _, given in self._by_id.values()]
+        return [entry for _, entry in self._by_id.values()]
 
     def find(self, leaf: object) -> GivenTensor | None:
         """That of a tensor of the user's, or of what is traced for it."""
-        for tensor, given in self._by_id.values():
-            if leaf is tensor or leaf is given.traced:
-                return given
+        for tensor, entry in self._by_id.values():
+            if leaf is tensor or leaf is entry.traced:
+                return entry
         return None
 
     def placed(self, places: Mapping[int, Location | StateLocation]) -> None:
         """From now on each is looked for where a call finds it; ``places``: by its id."""
-        for tensor, given in self._by_id.values():
-            if id(tensor) in places and isinstance(given.find, HeldTensor):
-                given.find.found_at(places[id(tensor)])
+        for tensor, entry in self._by_id.values():
+            if id(tensor) in places and isinstance(entry.find, HeldTensor):
+                entry.find.found_at(places[id(tensor)])

@@ -61,7 +61,7 @@ def bytes_of(value: Tensor) -> tuple[int, int]:
 def spans_of(inputs: Sequence[fx.Node]) -> dict[int, list[tuple[int, int]]]:
     """For each storage of several inputs the parts of it that do not overlap: the weights of a
     recurrent layer on a GPU are one piece of memory."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    spans_by_storage: dict[int, list[tuple[int, int]]] = {}
     symbolic: set[int] = set()
     for node in inputs:
         value = known_value(node)
@@ -71,20 +71,20 @@ def spans_of(inputs: Sequence[fx.Node]) -> dict[int, list[tuple[int, int]]]:
         if not all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset())):
             symbolic.add(key)
         else:
-            found.setdefault(key, []).append(bytes_of(value))
+            spans_by_storage.setdefault(key, []).append(bytes_of(value))
     return {
         key: _joined(spans)
-        for key, spans in found.items()
+        for key, spans in spans_by_storage.items()
         if key not in symbolic and len(spans) > 1
     }
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """In order, those that overlap as one."""
-    found: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for low, high in sorted(spans):
-        if found and low < found[-1][1]:
-            found[-1] = found[-1][0], max(high, found[-1][1])
+        if joined and low < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(high, joined[-1][1])
         else:
-            found.append((low, high))
-    return found
+            joined.append((low, high))
+    return joined

@@ -40,9 +40,9 @@ class KeptView:
 
     def __call__(self) -> Tensor:
         """That view; ``find`` is to find a tensor laid out as the traced one was."""
-        found = self.find()
-        assert isinstance(found, Tensor), found
-        view = self._of(found.detach())
+        base = self.find()
+        assert isinstance(base, Tensor), base
+        view = self._of(base.detach())
         return view if self.slot is None else self.slot.around(view)
 
     def _of(self, tensor: Tensor) -> Tensor:
@@ -107,4 +107,4 @@ def _is_plain(tensor: Tensor) -> bool:
     layout: Sequence[object] = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
     if tensor.is_conj() or tensor.is_neg():
         return False
-    return all(type(each) is int for each in layout)
+    return all(type(size) is int for size in layout)

@@ -52,21 +52,21 @@ class RunAgain:
 
 def slot_of(tensor: Tensor) -> object:
     """What marks the place of ``tensor``."""
-    found = layout_of(tensor) or sparse_layout_of(tensor)
+    layout = layout_of(tensor) or sparse_layout_of(tensor)
     kind = class_of(tensor)
     begins = tensor.is_leaf and tensor.requires_grad
-    if found is None and (begins or kind is not Tensor):
+    if layout is None and (begins or kind is not Tensor):
         return ClassSlot(kind, begins)
-    return found or ResultSlot
+    return layout or ResultSlot
 
 
 def slots_in(leaves: Iterable[object]) -> int:
     """How many tensors of the graph belong among the leaves."""
-    found = 0
+    count = 0
     for leaf in leaves:
-        found += leaf is ResultSlot or isinstance(leaf, ShardedLayout | ClassSlot)
-        found += 2 * isinstance(leaf, SparseLayout)
-    return found
+        count += leaf is ResultSlot or isinstance(leaf, ShardedLayout | ClassSlot)
+        count += 2 * isinstance(leaf, SparseLayout)
+    return count
 
 
 def fill(
@@ -74,20 +74,20 @@ def fill(
 ) -> list[Any]:
     """Leaves with values: tensors of this call, numbers as they are computed now, and new copies
     of what a run made. ``known``: those of all leaves before them, to which these are added."""
-    found: list[object] = [] if known is None else known
-    start = len(found)
+    values: list[object] = [] if known is None else known
+    start = len(values)
     for leaf in leaves:
         if leaf is ResultSlot:
-            found.append(next(tensors))
+            values.append(next(tensors))
         elif isinstance(leaf, ShardedLayout | ClassSlot):
-            found.append(leaf.around(next(tensors)))
+            values.append(leaf.around(next(tensors)))
         elif isinstance(leaf, SparseLayout):
-            found.append(leaf.around(next(tensors), next(tensors)))
+            values.append(leaf.around(next(tensors), next(tensors)))
         elif isinstance(leaf, RunAgain):
-            found.append(found[leaf.at])
+            values.append(values[leaf.at])
         else:
-            found.append(leaf.compute() if isinstance(leaf, DeferredValue) else leaf)
-    return found[start:]
+            values.append(leaf.compute() if isinstance(leaf, DeferredValue) else leaf)
+    return values[start:]
 
 
 @final
@@ -100,11 +100,11 @@ class NamedOnce:
 
     def of(self, leaves: Iterable[object]) -> list[object]:
         """The leaves, with ``RunAgain`` for a tensor that was there before."""
-        found: list[object] = []
+        values: list[object] = []
         for leaf in leaves:
             at = self._count
             if isinstance(leaf, Tensor | DeferredValue):
                 at, _ = self._first.setdefault(id(leaf), (self._count, leaf))
-            found.append(leaf if at == self._count else RunAgain(at))
+            values.append(leaf if at == self._count else RunAgain(at))
             self._count += 1
-        return found
+        return values

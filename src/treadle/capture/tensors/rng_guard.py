@@ -25,8 +25,8 @@ _WORDS = 24, 8  # where the words of a CPU's generator begin, and bytes of each
 _BLOCK = 4  # a GPU's offset counts in these
 _DEEP = 4  # containers within containers
 
-_GENERATORS = table_of(lambda each: each.generators)
-_ARRAYS = tuple(table_of(lambda each: each.arrays))
+_GENERATORS = table_of(lambda integration: integration.generators)
+_ARRAYS = tuple(table_of(lambda integration: integration.arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class RngGuard:
         """Afterwards all generators are as they were before."""
         self._keep(torch.default_generator, own=False)
         if torch.cuda.is_initialized():
-            for each in torch.cuda.default_generators:
-                self._keep(each, own=False)
+            for generator in torch.cuda.default_generators:
+                self._keep(generator, own=False)
         try:
             yield
         finally:
@@ -67,8 +67,8 @@ class RngGuard:
             self._keep(value, own=True)
         elif isinstance(value, dict | list | tuple) and depth < _DEEP:
             entries = value.values() if isinstance(value, dict) else value
-            for each in entries:
-                self.meet(each, depth + 1)
+            for entry in entries:
+                self.meet(entry, depth + 1)
 
     def _keep(self, generator: Generator, *, own: bool) -> None:
         if id(generator) not in self._kept:
@@ -76,9 +76,9 @@ class RngGuard:
 
     def check(self) -> None:
         """``CaptureError`` TR-120 if the step has seeded a generator, or put a state into one."""
-        for each in self._kept.values():
-            if _bytes(each.generator.get_state()) != each.marked:
-                raise seeds("a generator" if each.own else "PyTorch's random generator", here())
+        for value in self._kept.values():
+            if _bytes(value.generator.get_state()) != value.marked:
+                raise seeds("a generator" if value.own else "PyTorch's random generator", here())
 
     def refuse_state(self, value: object, where: str = "") -> None:
         """``CaptureError`` TR-120 for a tensor that is the state of a generator: it would stay what
@@ -87,7 +87,7 @@ class RngGuard:
             return
         if value.dtype is not torch.uint8 or not value.is_cpu:
             return
-        if any(_bytes(value) == each.marked for each in self._kept.values()):
+        if any(_bytes(value) == kept.marked for kept in self._kept.values()):
             raise CaptureError(
                 "the step keeps or computes with the state of a random generator",
                 code="TR-120",
@@ -98,8 +98,8 @@ class RngGuard:
     def number(self, generator: Generator) -> int | None:
         """Which of ``drawn`` it is; ``None`` for a device's own. ``CaptureError`` TR-121 for one
         that was not there before the run."""
-        for at, each in enumerate(self.drawn):
-            if each is generator:
+        for at, draw in enumerate(self.drawn):
+            if draw is generator:
                 return at
         kept = self._kept.get(id(generator))
         if kept is None:
@@ -157,15 +157,15 @@ class PythonRngGuard:
         self._kept: list[tuple[str, object, GeneratorState]] = []  # the global ones first
         self._now: dict[str, object] = {}  # where draws that are known have left a global one
         self._is_foreign = False  # whether others were made between those
-        for each in SHARED_GENERATORS:
-            self._keep(each.label, each.state)
+        for generator in SHARED_GENERATORS:
+            self._keep(generator.label, generator.state)
 
-    def meet(self, each: object, name: str) -> None:
+    def meet(self, value: object, name: str) -> None:
         """Another object that the step can reach, with the user's name for it."""
-        if any(each is shared.generator for shared in SHARED_GENERATORS):
+        if any(value is shared.generator for shared in SHARED_GENERATORS):
             return  # which are looked after already
         for kind, state_of in _GENERATORS.items():
-            if isinstance(each, kind) and (state := state_of(each)) is not None:
+            if isinstance(value, kind) and (state := state_of(value)) is not None:
                 self._keep(name, state)
 
     def _keep(self, name: str, state: GeneratorState) -> None:

@@ -145,7 +145,7 @@ class SparseGradients(DispatchMode):
     def _made(self, rows: SparseRows) -> Tensor:
         """A sparse tensor of these rows. Its node in the graph goes when the trace is over."""
         values = rows.values
-        made: Tensor = _MAKE(
+        gradient: Tensor = _MAKE(
             1,
             len(rows.shape) - 1,
             list(rows.shape),
@@ -155,8 +155,8 @@ class SparseGradients(DispatchMode):
             layout=torch.sparse_coo,
             device=values.device,
         )
-        self._known[id(made)] = made, rows
-        return made
+        self._known[id(gradient)] = gradient, rows
+        return gradient
 
     def _applied(self, func: Any, args: Args, named: Kwargs) -> object:
         if func is _MAKE:
@@ -192,16 +192,16 @@ def refused_sparse(what: str, remedy: str = "") -> CaptureError:
     )
 
 
-def _has_sparse(given: Iterable[object]) -> bool:
+def _has_sparse(values: Iterable[object]) -> bool:
     """Asked of the arguments of every operation: tensors, numbers, and lists of them."""
-    for each in given:
-        if isinstance(each, Tensor):
-            found = each.layout is torch.sparse_coo
-        elif isinstance(each, dict):
-            found = _has_sparse(each.values())
+    for value in values:
+        if isinstance(value, Tensor):
+            is_sparse_one = value.layout is torch.sparse_coo
+        elif isinstance(value, dict):
+            is_sparse_one = _has_sparse(value.values())
         else:
-            found = isinstance(each, list | tuple) and _has_sparse(each)
-        if found:
+            is_sparse_one = isinstance(value, list | tuple) and _has_sparse(value)
+        if is_sparse_one:
             return True
     return False
 
@@ -257,15 +257,15 @@ def embedding(
 ) -> Tensor:
     """``F.embedding``. Of one with a sparse gradient and padding, rows of padding are looked up
     without a gradient."""
-    given = max_norm, norm_type, scale_grad_by_freq, sparse
+    options = max_norm, norm_type, scale_grad_by_freq, sparse
     plain = not sparse or max_norm is not None or scale_grad_by_freq
     sized = all(type(n) is int for n in input.shape)
     if padding_idx is None or plain or not sized or not input.numel():
-        return F.embedding(input, weight, padding_idx, *given)
+        return F.embedding(input, weight, padding_idx, *options)
     padding = padding_idx % weight.shape[0]
     kept, at = _without_padding(input.contiguous(), padding)
-    found = F.embedding(at, weight, None, *given)
-    return torch.where(kept.unsqueeze(-1), found, weight.detach()[padding])
+    rows = F.embedding(at, weight, None, *options)
+    return torch.where(kept.unsqueeze(-1), rows, weight.detach()[padding])
 
 
 def _norm(
@@ -293,17 +293,17 @@ def _sum(
 
 
 def _sum_in_place(mode: SparseGradients, one: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
-    found = _sum(mode, one, other, alpha=alpha)
-    if isinstance(found, SparseRows):
-        return mode.put(one, found)
-    return one.copy_(found)
+    total = _sum(mode, one, other, alpha=alpha)
+    if isinstance(total, SparseRows):
+        return mode.put(one, total)
+    return one.copy_(total)
 
 
 def _scaled(function: Callable[..., Tensor]) -> Callable[..., SparseRows]:
     """What an operation with a number does to the values."""
 
     def rule(mode: SparseGradients, gradient: Tensor, *numbers: object) -> SparseRows:
-        if any(isinstance(each, Tensor) and each.dim() for each in (gradient, *numbers)[1:]):
+        if any(isinstance(tensor, Tensor) and tensor.dim() for tensor in (gradient, *numbers)[1:]):
             raise refused_sparse("multiplies or divides a sparse tensor by one that has dims")
         rows = mode.rows_of(gradient)
         return rows.with_values(function(rows.values, *numbers))

@@ -281,20 +281,20 @@ _ASK = ("hasattr", "getattr", "vars", "__dict__", "AttributeError", "Exception")
 
 
 def read_attributes(
-    given: Sequence[GivenTensor], reads: Reads, is_named_in_code: Callable[[str], bool]
+    tensors: Sequence[GivenTensor], reads: Reads, is_named_in_code: Callable[[str], bool]
 ) -> None:
     """Which attributes tensors have, for a run that may have asked for one that is not there."""
     if not any(map(is_named_in_code, _ASK)):
         return
-    finds = [each.find for each in given]
+    finds = [tensor.find for tensor in tensors]
 
     def read() -> dict[int, frozenset[str]]:
-        found: dict[int, frozenset[str]] = {}
+        reads_of: dict[int, frozenset[str]] = {}
         for at, find in enumerate(finds):
             tensor = find()
             if isinstance(tensor, Tensor) and (names := vars(tensor)):
-                found[at] = frozenset(filter(is_named_in_code, names))
-        return {at: names for at, names in found.items() if names}
+                reads_of[at] = frozenset(filter(is_named_in_code, names))
+        return {at: names for at, names in reads_of.items() if names}
 
     reads.add_computed("which attributes the tensors of the step have", read)
 
@@ -311,7 +311,7 @@ def _is_same_memory(one: Tensor, other: Tensor) -> bool:
 def _span(tensor: Tensor) -> tuple[int, int]:
     """From where to where in its storage its elements are; everywhere, if its sizes are symbols."""
     numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    if not all(type(each) is int for each in numbers):
+    if not all(type(number) is int for number in numbers):
         return 0, sys.maxsize
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     first, reach = int(tensor.storage_offset()), sum((int(n) - 1) * step for n, step in pairs)

@@ -38,9 +38,9 @@ def expand_written(graph: fx.Graph) -> None:
 
 
 def _expand(graph: fx.Graph, node: fx.Node) -> None:
-    given: dict[str, Any] = dict(node.kwargs)
+    keywords: dict[str, Any] = dict(node.kwargs)
     op: Any = node.args[0]
-    bases = list(given.pop("_all_bases"))
+    bases = list(keywords.pop("_all_bases"))
     form = functional_of(op)
     if form is None:
         raise LoweringError(
@@ -54,19 +54,19 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
         target: Callable[..., object], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
     ) -> fx.Node:
         with graph.inserting_before(node):
-            made = graph.call_function(target, args, dict(kwargs))
-        copy_notes(made, node)
-        set_value(made, compute(made))
-        return made
+            call = graph.call_function(target, args, dict(kwargs))
+        copy_notes(call, node)
+        set_value(call, compute(call))
+        return call
 
     places: list[tuple[int, Args]] = []
     names = [name for _, name in written_arguments(op)]
     for name in names:
-        at, place = _place(given, name)
-        given[name] = emit(place[0], (bases[at], *place[1:]), {}) if place else bases[at]
+        at, place = _place(keywords, name)
+        keywords[name] = emit(place[0], (bases[at], *place[1:]), {}) if place else bases[at]
         places.append((at, place))
     own = len(schema_of(op).returns)
-    result = emit(form, (), given)
+    result = emit(form, (), keywords)
     several = own + len(names) > 1
     parts = [result]
     if several:
@@ -78,25 +78,25 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
     results = [*(parts[:own] if own else [None]), *bases]
     for user in list(node.users):
         index: Any = user.args[1]
-        found = results[index]
-        if found is not None:
-            user.replace_all_uses_with(found)
+        written_result = results[index]
+        if written_result is not None:
+            user.replace_all_uses_with(written_result)
         graph.erase_node(user)
     graph.erase_node(node)
 
 
-def _place(given: dict[str, Any], name: str) -> tuple[int, Args]:
+def _place(kwargs: dict[str, Any], name: str) -> tuple[int, Args]:
     """Which base a written argument is a view of, and how; nothing for the base itself."""
-    at = given.pop(f"_{name}_base_index")
+    at = kwargs.pop(f"_{name}_base_index")
     keys = ("slice_dim", "slice_start", "slice_end", "size", "stride", "storage_offset", "alias")
-    found = {key: given.pop(f"_{name}_{key}") for key in keys if f"_{name}_{key}" in given}
-    if "slice_dim" in found:
-        return at, (aten.slice.Tensor, found["slice_dim"], found["slice_start"], found["slice_end"])
-    if "size" in found:
+    parts = {key: kwargs.pop(f"_{name}_{key}") for key in keys if f"_{name}_{key}" in kwargs}
+    if "slice_dim" in parts:
+        return at, (aten.slice.Tensor, parts["slice_dim"], parts["slice_start"], parts["slice_end"])
+    if "size" in parts:
         return at, (
             aten.as_strided.default,
-            found["size"],
-            found["stride"],
-            found["storage_offset"],
+            parts["size"],
+            parts["stride"],
+            parts["storage_offset"],
         )
     return at, ()

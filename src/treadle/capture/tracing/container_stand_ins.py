@@ -31,7 +31,7 @@ class ContainerStandIns:
     @property
     def values(self) -> list[object]:
         """The user's own."""
-        return [each.value for each in self._containers or ()]
+        return [container.value for container in self._containers or ()]
 
     def standing_in(self) -> AbstractContextManager[None]:
         """While inside, others note what becomes of them."""
@@ -41,10 +41,10 @@ class ContainerStandIns:
         """``ContainersChanged`` for those that the run changed, and that nobody stood in for."""
         if self._containers is None:
             return
-        found = external.changed_containers()
+        containers = external.changed_containers()
         known = set(map(id, self.values))
-        if any(id(each.value) not in known for each in found):
-            raise ContainersChanged([*self._containers, *found])
+        if any(id(container.value) not in known for container in containers):
+            raise ContainersChanged([*self._containers, *containers])
 
     def entries_read(self) -> dict[int, frozenset[object] | None]:
         """By the ids of the user's, which entries were read; ``None``: all."""
@@ -52,18 +52,18 @@ class ContainerStandIns:
 
     def read(self, reads: Reads) -> None:
         """What the step depends on of them beside entries."""
-        for each in self.log.recorders:
-            if each.reads_length and not each.reads_all:
-                reads.add_computed(f"len({each.label})", functools.partial(_length, each))
+        for recorder in self.log.recorders:
+            if recorder.reads_length and not recorder.reads_all:
+                reads.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
 
     def placed(self, reads: Reads) -> None:
         """From now on each is found where its owner is at a call."""
-        for each in self.log.recorders:
-            node = reads.node_of(each.real)
+        for recorder in self.log.recorders:
+            node = reads.node_of(recorder.real)
             if node is not None:
-                each.found = node.current
-            elif not self.log.is_got(each):
-                raise refused(each.label, type(each.real).__name__)
+                recorder.found = node.current
+            elif not self.log.is_got(recorder):
+                raise refused(recorder.label, type(recorder.real).__name__)
 
 
 def _length(recorder: ContainerRecorder) -> int:

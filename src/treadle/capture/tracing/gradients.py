@@ -51,12 +51,12 @@ class Gradients:
 
     def keep(self) -> None:
         """What is in ``.grad`` now is what the call leaves there."""
-        found = {} if self._kept is None else self._kept
+        kept = {} if self._kept is None else self._kept
         with torch.no_grad():
             for key, leaf in self._bindings.parameters.items():
                 if leaf.grad is not None:
-                    found[key] = leaf.grad.clone()
-        self._kept = found
+                    kept[key] = leaf.grad.clone()
+        self._kept = kept
 
     def _of(self, parameter: nn.Parameter) -> Tensor | None:
         if self._kept is not None:
@@ -66,23 +66,25 @@ class Gradients:
     def effects(self) -> tuple[GradientEffects, list[Tensor]]:
         """What the step did, and what it leaves."""
         uses, conditions = self._recorder.tensors, self._recorder.conditions
-        leaves = {each: self._bindings.of(each) for each in self._request.parameters}
-        fresh = [each for each, leaf in leaves.items() if id(leaf) in uses.fresh]
-        grads = {each: self._of(each) for each in leaves}
+        leaves = {parameter: self._bindings.of(parameter) for parameter in self._request.parameters}
+        fresh = [key for key, leaf in leaves.items() if id(leaf) in uses.fresh]
+        grads = {leaf: self._of(leaf) for leaf in leaves}
         ours = [p for p, grad in grads.items() if not self._steps.is_as_handed(p, grad)]
-        used = [each for each in ours if uses.uses_gradient(leaves[each])]
-        left = {each: grad for each in used if (grad := grads[each]) is not None}
+        used = [parameter for parameter in ours if uses.uses_gradient(leaves[parameter])]
+        left = {parameter: grad for parameter in used if (grad := grads[parameter]) is not None}
         effects = GradientEffects(
             left=tuple(left),
             slots=tuple(map(slot_of, left.values())),
-            cleared=tuple(each for each in used if grads[each] is None),
-            untouched=tuple(each for each in ours if not uses.uses_gradient(leaves[each])),
+            cleared=tuple(parameter for parameter in used if grads[parameter] is None),
+            untouched=tuple(
+                parameter for parameter in ours if not uses.uses_gradient(leaves[parameter])
+            ),
             fresh=tuple(fresh),
-            kept=tuple(each for each in fresh if conditions.keeps(leaves[each])),
+            kept=tuple(key for key in fresh if conditions.keeps(leaves[key])),
             toggled=tuple(
-                (each, leaf.requires_grad)
-                for each, leaf in leaves.items()
-                if leaf.requires_grad != each.requires_grad
+                (key, leaf.requires_grad)
+                for key, leaf in leaves.items()
+                if leaf.requires_grad != key.requires_grad
             ),
         )
         return effects, list(left.values())

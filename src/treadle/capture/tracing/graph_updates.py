@@ -60,11 +60,11 @@ class GraphUpdates:
         self.own_rows: dict[int, int] = {}
         self._request, self._bindings, self._recorder = request, bindings, recorder
         self._uses, self._sparse = uses, sparse
-        self._groups = {id(each): dict(each.group) for each in request.param_groups}
+        self._groups = {id(group): dict(group.group) for group in request.param_groups}
         self._shards: dict[int, RowShards] = {
-            id(each.parameter): each.shards
-            for _, each in request.sources
-            if isinstance(each, State) and each.shards is not None
+            id(source.parameter): source.shards
+            for _, source in request.sources
+            if isinstance(source, State) and source.shards is not None
         }
         self._later_scalars: dict[tuple[int, str], Tensor] = {}
 
@@ -78,7 +78,9 @@ class GraphUpdates:
 
     def run(self, optimizer: Optimizer) -> None:
         """A step of an optimizer that has a form."""
-        param_groups = [each for each in self._request.param_groups if each.optimizer is optimizer]
+        param_groups = [
+            group for group in self._request.param_groups if group.optimizer is optimizer
+        ]
         means = self._reduce_gradients(param_groups)
         form = update_rule(optimizer)
         step = self._step
@@ -248,7 +250,7 @@ class _GroupUpdate:
             return
         if value.is_complex():  # real and imaginary parts are numbers of their own
             value, grad = torch.view_as_real(value), torch.view_as_real(grad)
-            state = {key: _real_parts(each) for key, each in state.items()}
+            state = {key: _real_parts(entry) for key, entry in state.items()}
         self.form.update(value, grad, state, self.shared, self.group)
 
 

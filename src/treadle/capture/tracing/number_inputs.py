@@ -34,7 +34,7 @@ class NumberInputs:
         self.draws = HostDraws(self.uses)
         self.stand_in = substitutes.in_numbers
         self._request = request
-        self._scaling = frozenset(each.label for each in substitutes.numbers)
+        self._scaling = frozenset(number.label for number in substitutes.numbers)
         self._paths: list[str] = []  # of the leaves of the arguments
 
     @property
@@ -52,8 +52,8 @@ class NumberInputs:
     def bind(self, batch: Sequence[object]) -> list[object]:
         """The leaves of the arguments that the run gets."""
         names = parameter_names(self._request.function)
-        given, _ = flatten_with_paths(unflatten(list(batch), self._request.spec), names)
-        self._paths = [path for path, _ in given]
+        arguments, _ = flatten_with_paths(unflatten(list(batch), self._request.spec), names)
+        self._paths = [path for path, _ in arguments]
         if not self.stand_in:
             return list(batch)
         return [self._instead_of(at, leaf) for at, leaf in enumerate(batch)]

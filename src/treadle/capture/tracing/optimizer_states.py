@@ -45,10 +45,10 @@ class OptimizerStates:
         if not self._request.own_steps.takes(optimizer) and why_eager(optimizer) is not None:
             return None
         param_groups = {
-            id(parameter): each
-            for each in self._request.param_groups
-            if each.optimizer is optimizer
-            for parameter in each.parameters
+            id(parameter): group
+            for group in self._request.param_groups
+            if group.optimizer is optimizer
+            for parameter in group.parameters
         }
 
         def entries(parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -59,13 +59,15 @@ class OptimizerStates:
             param_group = param_groups.get(id(parameter))
             return frozenset() if param_group is None else param_group.state_names(parameter)
 
-        made = TracedState(optimizer, self._pairs(optimizer), entries, names, self._uses)
-        self._traced.append(made)
-        return made
+        state = TracedState(optimizer, self._pairs(optimizer), entries, names, self._uses)
+        self._traced.append(state)
+        return state
 
     def _pairs(self, optimizer: Optimizer) -> dict[int, tuple[nn.Parameter, Tensor]]:
         """By the ids of both, its parameters with what is traced for them."""
-        owners = {id(self._bindings.of(each)): each for each in self._request.parameters}
+        owners = {
+            id(self._bindings.of(parameter)): parameter for parameter in self._request.parameters
+        }
         pairs = [
             (owners[id(leaf)], leaf)
             for group in optimizer.param_groups  # which have what stands in by now
@@ -87,13 +89,13 @@ class OptimizerStates:
         skips = id(optimizer) in self._recorder.scaling.skips
         if skips or form.counters.keys() - {"step"}:
             raise refused_state(f"looks at the counters of {type(optimizer).__name__}")
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         if form.counters:
             step = self._updates.scalar(param_group, "step", max(taken - 1, 0))
             kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-            found["step"] = (step if taken else step - 1).to(kind)
+            tensors["step"] = (step if taken else step - 1).to(kind)
         names = form.states(parameter, self._updates.group_of(param_group))
-        return found | {key: self._bindings.states[id(parameter), key] for key in names}
+        return tensors | {key: self._bindings.states[id(parameter), key] for key in names}
 
     def changes(self, numbers: ChangingNumbers) -> Iterator[tuple[StateLocation, object]]:
         """What the step left among the user's own entries."""
@@ -109,15 +111,15 @@ class OptimizerStates:
 
     def read(self, reads: Reads, needed: frozenset[object]) -> None:
         """What the step depends on there. ``needed``: numbers whose values are in the graph."""
-        for each in self._looked_at.values():
-            has_state = functools.partial(_has_state, each)
-            reads.add_computed(f"the state of {type(each).__name__}", has_state)
-        for each in self._traced:
-            if not each.has_own():
+        for value in self._looked_at.values():
+            has_state = functools.partial(_has_state, value)
+            reads.add_computed(f"the state of {type(value).__name__}", has_state)
+        for state in self._traced:
+            if not state.has_own():
                 continue
-            reads.add_computed(each.name, functools.partial(each.layout, needed))
-            elsewhere, label = reads.places(), f"a tensor in {each.name}"
-            for key, place in each.places().items():
+            reads.add_computed(state.name, functools.partial(state.layout, needed))
+            elsewhere, label = reads.places(), f"a tensor in {state.name}"
+            for key, place in state.places().items():
                 if key in elsewhere:
                     reads.add_computed(label, _compared(place, elsewhere[key]))
 
@@ -125,7 +127,7 @@ class OptimizerStates:
 def _has_state(optimizer: Optimizer) -> tuple[bool, ...]:
     """Which parameters have state."""
     of = (p for group in optimizer.param_groups for p in group["params"])
-    return tuple(bool(optimizer.state.get(each)) for each in of)
+    return tuple(bool(optimizer.state.get(parameter)) for parameter in of)
 
 
 def _compared(one: StateLocation, other: Location) -> Callable[[], bool]:

@@ -101,10 +101,12 @@ class OptimizerSteps:
     def _hand_over(self, optimizer: Optimizer, reason: Reason) -> None:
         """The optimizer steps after the graph: its gradients are results, and its parameters are
         written with something that nobody may read."""
-        if any(each.optimizer is optimizer for each in self.eager):
+        if any(step.optimizer is optimizer for step in self.eager):
             raise _steps_twice(reason)
         parameters: list[nn.Parameter] = []
-        stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        stepped = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
         for parameter in self._request.parameters:
             leaf = self._bindings.of(parameter)
             if id(leaf) not in stepped:
@@ -121,11 +123,11 @@ class OptimizerSteps:
         self.eager.append(EagerStep(optimizer, reason, tuple(parameters), slots, values))
 
     def _copies(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        return [self._gradients[id(each)].copy for each in parameters]
+        return [self._gradients[id(parameter)].copy for parameter in parameters]
 
     def gradients(self) -> list[Tensor]:
         """Those that optimizers outside of the graph get, in the order of their steps."""
-        return [copy for each in self.eager for copy in self._copies(each.parameters)]
+        return [copy for step in self.eager for copy in self._copies(step.parameters)]
 
     def is_as_handed(self, parameter: nn.Parameter, grad: Tensor | None) -> bool:
         """Whether ``grad`` is still what an optimizer outside of the graph was given."""

@@ -39,7 +39,7 @@ class OutgoingValues:
         sparse: SparseGradients,
     ) -> None:
         """``batch``: the leaves of the arguments that are traced."""
-        self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
+        self._inputs = {id(value): at for at, value in enumerate(batch) if not is_plain(value)}
         self._call, self._copies, self._external = call, copies, external
         self._numbers, self._tensors, self._sparse = numbers, tensors, sparse
         self._named = NamedOnce()
@@ -91,9 +91,9 @@ class OutgoingValues:
     ) -> tuple[list[object], list[Tensor]]:
         """The leaves with slots in the places of tensors that the step made, and what the graph
         gives for those. A tensor that left the step before is the one that was there."""
-        found = self._named.of([self.at_call(leaf) for leaf in leaves])
-        tensors = [part for leaf in found if is_made(leaf) for part in self.parts(leaf)]
-        return [slot_of(leaf) if is_made(leaf) else leaf for leaf in found], tensors
+        named = self._named.of([self.at_call(leaf) for leaf in leaves])
+        tensors = [part for leaf in named if is_made(leaf) for part in self.parts(leaf)]
+        return [slot_of(leaf) if is_made(leaf) else leaf for leaf in named], tensors
 
     def parts(self, tensor: Tensor) -> list[Tensor]:
         """What the graph gives for a tensor that leaves it, which ``slot_of`` puts together."""
@@ -107,4 +107,4 @@ def _with_real_keys(node: object) -> object:
     """For a dict with keys that stand in, one with the keys themselves."""
     if type(node) is not dict or all(as_key(key) is key for key in node):
         return None
-    return {as_key(key): replaced(each, _with_real_keys) for key, each in node.items()}
+    return {as_key(key): replaced(value, _with_real_keys) for key, value in node.items()}

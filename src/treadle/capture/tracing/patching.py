@@ -43,8 +43,8 @@ def patched(
     with ExitStack() as undo:
         _patch_modules(undo, request.models.values(), table)
         _patch_groups(undo, optimizers, table, uses)
-        for each in optimizers:
-            put(undo, vars(each), "step", steps.stepper(each))
+        for optimizer in optimizers:
+            put(undo, vars(optimizer), "step", steps.stepper(optimizer))
         _patch_states(undo, optimizers, states)
         refuse = functools.partial(_refuse_strangers, frozenset(map(id, optimizers)))
         put(undo, global_step_hooks(), OURS, traced_only(refuse, _nothing))
@@ -78,9 +78,9 @@ def _patch_groups(
     uses: Uses | None,
 ) -> None:
     owners = {
-        id(group): (each, at)
-        for each in reversed([*optimizers])  # optimizers may share groups: then the first one
-        for at, group in enumerate(each.param_groups)
+        id(group): (optimizer, at)
+        for optimizer in reversed([*optimizers])  # optimizers may share groups: then the first one
+        for at, group in enumerate(optimizer.param_groups)
     }
     for owner, at in owners.values():
         group = owner.param_groups[at]
@@ -94,13 +94,13 @@ def _patch_states(
     undo: ExitStack, optimizers: Iterable[Optimizer], states: OptimizerStates
 ) -> None:
     """Optimizers that share their state share what stands there, that of one with a form."""
-    made: dict[int, object] = {}
-    for each in sorted(optimizers, key=lambda each: not has_update_rule(each)):
-        real = id(each.state)
-        if real not in made:
-            made[real] = states.traced(each)
-        if made[real] is not None:
-            put(undo, vars(each), "state", made[real])
+    patched_states: dict[int, object] = {}
+    for other in sorted(optimizers, key=lambda optimizer: not has_update_rule(optimizer)):
+        real = id(other.state)
+        if real not in patched_states:
+            patched_states[real] = states.traced(other)
+        if patched_states[real] is not None:
+            put(undo, vars(other), "state", patched_states[real])
 
 
 def _patch_entries(undo: ExitStack, mode: TensorPatcher) -> None:

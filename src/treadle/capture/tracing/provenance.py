@@ -58,17 +58,19 @@ class Provenance:
         may not even be asked."""
         if not torch.is_grad_enabled():
             return
-        made = [result] if isinstance(result, Tensor) else flatten_containers(result)[0]
-        for each in made:
-            if isinstance(each, Tensor) and each.grad_fn is not None:
-                self._makers.setdefault(each.grad_fn, (self.lines[-1][1], self._inside[-1]))
+        results = [result] if isinstance(result, Tensor) else flatten_containers(result)[0]
+        for tensor in results:
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                self._makers.setdefault(tensor.grad_fn, (self.lines[-1][1], self._inside[-1]))
 
     def follow(self, roots: Sequence[object]) -> None:
         """When a gradient is computed, the line of its forward operation is the one that runs,
         and so is its module. What a composite operation did inside has those of what reads it."""
-        tensors = [each for each in flatten_containers(list(roots))[0] if isinstance(each, Tensor)]
+        tensors = [
+            tensor for tensor in flatten_containers(list(roots))[0] if isinstance(tensor, Tensor)
+        ]
         now = self.lines[-1][1], self._inside[-1]
-        left = [(each.grad_fn, now) for each in tensors]
+        left = [(tensor.grad_fn, now) for tensor in tensors]
         while left:
             node, maker = left.pop()
             if node is None or node in self._followed:
@@ -76,7 +78,7 @@ class Provenance:
             self._followed.add(node)
             maker = self._makers.get(node, maker)
             node.register_prehook(functools.partial(self._at_gradient, *maker))
-            left += [(each, maker) for each, _ in node.next_functions]
+            left += [(function, maker) for function, _ in node.next_functions]
 
     def _at_gradient(self, line: Line, module: str, _: object) -> None:
         self.listen()

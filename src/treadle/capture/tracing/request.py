@@ -49,7 +49,7 @@ class TraceRequest:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Those that are inputs, in the order of the sources."""
-        return [each.parameter for _, each in self.sources if isinstance(each, Parameter)]
+        return [source.parameter for _, source in self.sources if isinstance(source, Parameter)]
 
 
 @final

@@ -88,8 +88,8 @@ class Run:
         """What the parts ask of each other while the run goes on."""
         uses, recorder = self.numbers.uses, self.recorder
         uses.of_size = recorder.numbers.of_size
-        for each in (uses, recorder.numbers.uses):
-            each.mode = lambda: recorder.mode()
+        for table in (uses, recorder.numbers.uses):
+            table.mode = lambda: recorder.mode()
         recorder.conditions.path = self.request.path
         recorder.memory = self.tensors.memory
         recorder.masks.inputs = self.updates.constants, uses.inputs, uses.arrays
@@ -219,7 +219,7 @@ class Run:
         gradients, and those for optimizers that step after it."""
         leaves, tree = outgoing.result(result)
         self._layers.packed.refuse(leaves)
-        for leaf in (*leaves, *(leaf for each in effects.left for leaf in each.leaves)):
+        for leaf in (*leaves, *(leaf for change in effects.left for leaf in change.leaves)):
             self.recorder.rng.refuse_state(leaf)
         self.tensors.settle()
         effects.note_made_gradients(leaves)
@@ -280,7 +280,9 @@ class Run:
             external.names(lambda value: value is request.call, self.containers.entries_read()),
             bound=[p for model in request.models.values() for p in model.parameters()],
             free=dict.fromkeys(self.numbers.free_places()),
-            unordered=[id(g) for each in request.optimizers.values() for g in each.param_groups],
+            unordered=[
+                id(g) for optimizer in request.optimizers.values() for g in optimizer.param_groups
+            ],
         )
         external.add_roots(reads)
         self.containers.read(reads)

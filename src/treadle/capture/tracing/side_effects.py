@@ -87,12 +87,12 @@ class SideEffects:
         """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the buffer that was
         there; what is left elsewhere is a result that is put there. ``traced``: in the places of
         parameters and buffers."""
-        written = {id(each) for each in traced}
+        written = {id(tensor) for tensor in traced}
         changes = self._external.changes()
         again = [
-            each
-            for each in changes
-            if self._external.was_read(each) and numbers.depends_on(each.before, each.now)
+            change
+            for change in changes
+            if self._external.was_read(change) and numbers.depends_on(change.before, change.now)
         ]
         if again:
             raise counted(again)
@@ -115,14 +115,14 @@ class SideEffects:
     def note_operations(self, changes: ContainerChanges) -> None:
         """What was done to containers outside, as one side effect."""
         log = changes.log
-        for each in log.recorders:
-            if not log.is_complete(each):
-                raise refused(each.label, type(each.real).__name__)
+        for recorder in log.recorders:
+            if not log.is_complete(recorder):
+                raise refused(recorder.label, type(recorder.real).__name__)
         if not changes.label:
             return
-        roots = [DeferredValue(each) for each in changes.roots()]
-        given = tuple(0 for _ in roots), changes.args()
-        leaves, tree = self._outgoing.taken_apart(given, changes.label)
+        roots = [DeferredValue(root) for root in changes.roots()]
+        arguments = tuple(0 for _ in roots), changes.args()
+        leaves, tree = self._outgoing.taken_apart(arguments, changes.label)
         again = [
             leaf
             if self._outgoing.is_of_call(leaf)
@@ -139,8 +139,8 @@ class SideEffects:
 
     def note_skipped(self, scaling: LossScaling) -> None:
         """Whether optimizers that a scaler steps did not."""
-        for optimizer, found in scaling.stepped.values():
-            self._add(SkippedUpdate(optimizer), *flatten(found))
+        for optimizer, is_found in scaling.stepped.values():
+            self._add(SkippedUpdate(optimizer), *flatten(is_found))
 
     def note_states(
         self,
@@ -151,8 +151,8 @@ class SideEffects:
         of it that it made. ``inside``: what is traced for one of the user's."""
         kept: list[Tensor] = []
         for place, value in changes:
-            found, tree = flatten(value)
-            leaves = [inside(leaf) if isinstance(leaf, Tensor) else leaf for leaf in found]
+            values, tree = flatten(value)
+            leaves = [inside(leaf) if isinstance(leaf, Tensor) else leaf for leaf in values]
             self._add(place, leaves, tree)
             kept += filter(is_traced, leaves)
         return kept
@@ -169,8 +169,8 @@ class SideEffects:
     def note_made_gradients(self, leaves: Sequence[object]) -> None:
         """What the step returns (``leaves``) and leaves has the gradients of a call, as far as it
         was made in the step."""
-        left = [leaf for each in self.left for leaf in each.leaves]
-        for leaf in {id(each): each for each in (*leaves, *left) if is_traced(each)}.values():
+        left = [leaf for change in self.left for leaf in change.leaves]
+        for leaf in {id(value): value for value in (*leaves, *left) if is_traced(value)}.values():
             own = self._outgoing.at_call(leaf)
             if isinstance(own, DeferredValue) and not isinstance(own.compute, KeptView):
                 continue
@@ -180,12 +180,12 @@ class SideEffects:
 
     def take_slots(self) -> list[Tensor]:
         """The tensors that go to places outside, which get slots; the user's own go as they are."""
-        found: list[Tensor] = []
-        for at, each in enumerate(self.left):
-            slots, tensors = self._outgoing.slots(each.leaves)
-            self.left[at] = replace(each, leaves=tuple(slots))
-            found += tensors
-        return found
+        taken: list[Tensor] = []
+        for at, change in enumerate(self.left):
+            slots, tensors = self._outgoing.slots(change.leaves)
+            self.left[at] = replace(change, leaves=tuple(slots))
+            taken += tensors
+        return taken
 
     def placed(self, reads: Reads, places: Mapping[int, Location | StateLocation]) -> None:
         """What is left goes where its owner is found at a call; an object from outside that is left
@@ -199,12 +199,12 @@ class SideEffects:
             node = reads.node_of(leaf)
             return DeferredValue(node.current) if node is not None and node.is_found_anew else leaf
 
-        for at, (each, change) in enumerate(zip(self.left, self._changes, strict=True)):
+        for at, (left, change) in enumerate(zip(self.left, self._changes, strict=True)):
             moved = None
             if change is not None:
                 moved = reads.place_of(change.owner, change.at, change.name, change.label)
-            leaves = tuple(map(at_call, each.leaves))
-            self.left[at] = SideEffect(each.place if moved is None else moved, leaves, each.tree)
+            leaves = tuple(map(at_call, left.leaves))
+            self.left[at] = SideEffect(left.place if moved is None else moved, leaves, left.tree)
 
 
 def _rebinds(change: Change, written: set[int], tensors: UserTensors) -> bool:

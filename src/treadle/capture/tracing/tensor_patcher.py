@@ -81,8 +81,8 @@ _SETTERS = frozenset(
 """What changes a tensor itself, and not its values."""
 
 _FOR_USERS = frozenset(
-    str(each.__file__)
-    for each in (averaging, deferred, entries, legacy_tensors, number_calls, scaled_forms, texts)
+    str(module.__file__)
+    for module in (averaging, deferred, entries, legacy_tensors, number_calls, scaled_forms, texts)
 )
 """Modules whose functions stand in for Python's and PyTorch's: they ask for the user's code."""
 
@@ -105,7 +105,7 @@ class _Call:
         """Lists and dicts among the arguments are taken apart, tensors and numbers stay whole."""
         named = dict(kwargs)
         leaves = [*args, *named.values()]
-        if all(type(each) in _LEAVES or isinstance(each, Tensor) for each in leaves):
+        if all(type(leaf) in _LEAVES or isinstance(leaf, Tensor) for leaf in leaves):
             count = len(args)
             return _Call(function, args, named, leaves, lambda new: (
                 tuple(new[:count]), dict(zip(named, new[count:], strict=True))
@@ -123,7 +123,7 @@ class _Call:
         """With others in the places of such leaves."""
         if not self.has(is_one):
             return self
-        new = [instead(each) if is_one(each) else each for each in self.leaves]
+        new = [instead(leaf) if is_one(leaf) else leaf for leaf in self.leaves]
         return _Call.of(self.function, *self.put_together(new))
 
     def run(self) -> object:
@@ -157,9 +157,9 @@ class TensorPatcher(TorchFunctionMode):
         self._recorder.rng.check()
         call = _Call.of(func, args, kwargs or {}).replaced(is_recorded, as_plain)
         if func in CONVERSIONS and call.has(is_array):
-            made = converted(func, call.args, call.kwargs)
-            if made is not None:
-                return made
+            converted_result = converted(func, call.args, call.kwargs)
+            if converted_result is not None:
+                return converted_result
         call = self._of_trace(call)
         if call.function in _OF_NUMBERS and call.has(is_traced):
             listed = of_listed(call.args, call.kwargs)
@@ -209,8 +209,8 @@ class TensorPatcher(TorchFunctionMode):
 
     def _drawn(self, call: _Call) -> object:
         """A draw from a generator that is given is traced without it, and noted."""
-        given = next(filter(_is_generator, call.leaves))
-        with self._recorder.random.drawing_from(self._recorder.rng.number(given)):
+        generator = next(filter(_is_generator, call.leaves))
+        with self._recorder.random.drawing_from(self._recorder.rng.number(generator)):
             return call.replaced(_is_generator, lambda _: None).run()
 
     def _instead_of(self, call: _Call) -> object:
@@ -293,10 +293,10 @@ class TensorPatcher(TorchFunctionMode):
         or buffer."""
         if not self._is_outside(leaf):
             return leaf
-        found = self._table.get(id(leaf))
-        if found is None:
-            found = self._recorder.held.traced_for(leaf)
-        if found is None and leaf.requires_grad and not leaf.is_leaf:
+        entry = self._table.get(id(leaf))
+        if entry is None:
+            entry = self._recorder.held.traced_for(leaf)
+        if entry is None and leaf.requires_grad and not leaf.is_leaf:
             raise CaptureError(
                 f"a tensor {list(leaf.shape)} was computed outside of the step, where its gradient "
                 "would have to go on",
@@ -304,9 +304,9 @@ class TensorPatcher(TorchFunctionMode):
                 where=here(),
                 remedy="compute it in the step, or detach it",
             )
-        if found is None and held and not is_traced(leaf):
-            found = self._recorder.held.hold(leaf)
-        return leaf if found is None else found
+        if entry is None and held and not is_traced(leaf):
+            entry = self._recorder.held.hold(leaf)
+        return leaf if entry is None else entry
 
 
 @final

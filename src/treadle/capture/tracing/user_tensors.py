@@ -61,7 +61,7 @@ class UserTensors:
 
     def memory(self) -> frozenset[int | None]:
         """The keys of the memory of tensors that were there before, or are when it is done."""
-        held = (each.memory for each in self._recorder.held.given())
+        held = (tensor.memory for tensor in self._recorder.held.given())
         return self._bindings.memory.union(held)
 
     def rebind(self, before: Tensor, now: Tensor) -> None:
@@ -71,21 +71,21 @@ class UserTensors:
     def changes(self) -> Iterator[tuple[TensorLocation, object]]:
         """What the step left in tensors themselves. Of parameters and buffers, whose memory stays,
         values that ``.data =`` gave them are written to it when all results are known."""
-        uses, assigned, given = self._recorder.tensors, self._recorder.assignments, self.given()
-        known = self._bindings.memory | {each.memory for each in given}
-        owned = list({id(each): each for each in self._bindings.by_id().values()}.values())
-        assigned.refuse_shared([*owned, *(each.traced for each in given)], known, uses)
-        for each in owned:
-            before = assigned.before(each)
+        uses, assigned, tensors = self._recorder.tensors, self._recorder.assignments, self.given()
+        known = self._bindings.memory | {tensor.memory for tensor in tensors}
+        owned = list({id(tensor): tensor for tensor in self._bindings.by_id().values()}.values())
+        assigned.refuse_shared([*owned, *(tensor.traced for tensor in tensors)], known, uses)
+        for value in owned:
+            before = assigned.before(value)
             if before is None:
                 continue
-            if not are_alike(before, each):
-                raise refused_storage(each, uses.line_of(each))
-            self.rebind(before, each)
+            if not are_alike(before, value):
+                raise refused_storage(value, uses.line_of(value))
+            self.rebind(before, value)
         stay = set(map(id, owned))
-        for each in given:
-            for place, value in each.changes(assigned, uses):
-                if place.aspect is not Aspect.DATA or id(each.traced) not in stay:
+        for tensor in tensors:
+            for place, value in tensor.changes(assigned, uses):
+                if place.aspect is not Aspect.DATA or id(tensor.traced) not in stay:
                     yield place, value
 
     def written(self, results: list[Tensor]) -> list[Tensor]:
@@ -93,7 +93,9 @@ class UserTensors:
         are in their memory. What was in it until then is a result's own."""
         memory = {storage_key(before) for before, _ in self._rebound}
         with torch.no_grad():
-            results = [each.clone() if storage_key(each) in memory else each for each in results]
+            results = [
+                result.clone() if storage_key(result) in memory else result for result in results
+            ]
             for before, now in self._rebound:
                 before.copy_(now)
         return results
@@ -103,14 +105,14 @@ class UserTensors:
         before: what is written to the one at a later call, the other would not have."""
         parameters = self._bindings.parameters.values()
         grads = [leaf.grad for leaf in parameters if leaf.grad is not None]
-        own = {id(each) for each in (*parameters, *grads)}
-        own |= {id(given.traced) for given in self.given()}
-        owners = {storage_key(each): id(each) for each in grads}
+        own = {id(parameter) for parameter in (*parameters, *grads)}
+        own |= {id(tensor.traced) for tensor in self.given()}
+        owners = {storage_key(grad): id(grad) for grad in grads}
         owners |= dict.fromkeys(self._bindings.memory, 0)
-        for each in kept:
-            if id(each) in own:
+        for tensor in kept:
+            if id(tensor) in own:
                 continue
-            if owners.setdefault(storage_key(each), id(each)) != id(each):
+            if owners.setdefault(storage_key(tensor), id(tensor)) != id(tensor):
                 raise refused_state("keeps a view of another tensor in optimizer.state")
 
     def settle(self) -> None:
@@ -122,12 +124,12 @@ class UserTensors:
             is_written = before(traced) is not None or storage_key(traced) in written
             find = functools.partial(_itself, parameter)
             self._owned.add(find, traced, None if is_written else traced)
-        for given in self.given():
-            was = before(given.traced)
-            if given.memory not in written:
-                self._owned.add(given.find, given.traced, given.traced if was is None else was)
+        for tensor in self.given():
+            was = before(tensor.traced)
+            if tensor.memory not in written:
+                self._owned.add(tensor.find, tensor.traced, tensor.traced if was is None else was)
             elif was is not None:
-                self._owned.add(given.find, given.traced, None)
+                self._owned.add(tensor.find, tensor.traced, None)
         for _, source in self._request.sources:
             if isinstance(source, State) and source.shards is None:
                 traced = self._bindings.states[id(source.parameter), source.key]
@@ -144,10 +146,10 @@ class UserTensors:
     def read(self, reads: Reads, is_named_in_code: Callable[[str], bool]) -> None:
         """What the run read of them beside their values. ``is_named_in_code``: whether it may have
         read an attribute of that name."""
-        given = self.given()
-        for each in given:
-            each.read(reads, self._recorder.tensors, is_named_in_code)
-        read_attributes(given, reads, is_named_in_code)
+        tensors = self.given()
+        for tensor in tensors:
+            tensor.read(reads, self._recorder.tensors, is_named_in_code)
+        read_attributes(tensors, reads, is_named_in_code)
 
 
 def own_tensor(leaf: object) -> Tensor | None:
@@ -158,8 +160,8 @@ def own_tensor(leaf: object) -> Tensor | None:
     if not isinstance(compute, functools.partial):
         return None
     is_state = isinstance(getattr(compute.func, "__self__", None), State)
-    found = compute() if is_state or compute.func in (_itself, _buffer) else None
-    return found if isinstance(found, Tensor) else None
+    tensor_ = compute() if is_state or compute.func in (_itself, _buffer) else None
+    return tensor_ if isinstance(tensor_, Tensor) else None
 
 
 def are_alike(one: object, other: object) -> bool:

@@ -271,7 +271,7 @@ def _serves_one(node: fx.Node) -> bool:
 
 
 def _padded(emit: Emit, node: fx.Node, ranks: int) -> fx.Node:
-    """``given`` with rows of zeros behind, so many that ``ranks`` divide all."""
+    """``node`` with rows of zeros behind, so many that ``ranks`` divide all."""
     tensor_type = type_of(node)
     missing = -tensor_type.shape[0] % ranks
     if missing:
