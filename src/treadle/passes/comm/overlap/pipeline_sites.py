@@ -41,7 +41,7 @@ LEFT: Mapping[object, str] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Site(ABC):
+class _CollectiveSite(ABC):
     """``chain``: the moves between the ``products`` and the collective. ``rows`` and ``columns``:
     the factors of what the products read of a gather, or give to a scatter; ``local``: those of
     what this rank gives, or gets."""
@@ -59,7 +59,7 @@ class _Site(ABC):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class GatherSite(_Site):
+class GatherSite(_CollectiveSite):
     """Products of what is gathered."""
 
     @property
@@ -75,7 +75,7 @@ class GatherSite(_Site):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ScatterSite(_Site):
+class ScatterSite(_CollectiveSite):
     """One product that is scattered, or several of which each adds the one before it to its own."""
 
 
