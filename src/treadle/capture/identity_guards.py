@@ -1,6 +1,6 @@
 """Whether the very same objects stand in the same places, by their words of memory.
 
-Nothing is compared but identities; what differs is compared in other ways by others.
+Only identities are compared. Other guards compare the values of what differs.
 """
 
 from _abc import get_cache_token  # pyright: ignore

@@ -33,8 +33,8 @@ def input_sources(
     device: torch.device,
     divisions: Divisions,
 ) -> list[SourcedInput]:
-    """In the order of the graph's inputs. ``leaves``: of the arguments. Gradients come last: the
-    names of other inputs are those without them."""
+    """In the order of the graph's inputs. ``leaves``: of the arguments. Gradients come last, so
+    that other inputs have the same names without them."""
     names = _names(models)
     return [
         *_parameters(models, names),

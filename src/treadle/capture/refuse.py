@@ -80,9 +80,9 @@ def named_models(models: object) -> dict[str, nn.Module]:
 
 
 def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
-    """One optimizer, a list or a dict, as a dict; a single one is named ``""``. Of a wrapper that
-    is no optimizer by itself (Accelerate's) the one that it holds, whose ``step`` it calls; beside
-    each those that it holds (``self.base_optimizer``). None is there twice."""
+    """One optimizer, a list or a dict, as a dict; a single one is named ``""``. A wrapper that
+    is no optimizer (Accelerate's) stands for the optimizer whose ``step`` it calls. Optimizers that
+    an optimizer holds (``self.base_optimizer``) follow it. None is there twice."""
     named: dict[int, tuple[str, Optimizer]] = {}
     left = [*_named(_opened(optimizers), Optimizer, "optimizer").items()]
     for name, candidate in left:  # which grows
@@ -158,7 +158,7 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     if len(held) == 1:
         return _unwrapped(held[0])
     raise CaptureError(
-        f"{type(optimizer).__name__} is an Optimizer whose __init__ did not run, and holds no one",
+        f"{type(optimizer).__name__} is an Optimizer whose __init__ did not run, and it wraps none",
         code="TR-108",
         remedy="pass the optimizer that it wraps",
     )

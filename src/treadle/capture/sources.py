@@ -289,8 +289,8 @@ class ClosedOverTensor:
 @final
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that an object, a container or a variable outside of the step holds: the one that
-    is there at a call."""
+    """A tensor that an object, a container or a variable outside of the step holds. A call takes
+    the tensor that is there."""
 
     place: Location | StateLocation
 

@@ -42,7 +42,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBody:
-    """A function of a loop: its graph as it was lowered, and what that became."""
+    """A function of a loop: its graph as it was lowered, and its schedule."""
 
     step: StepGraph
     scheduled: Scheduled

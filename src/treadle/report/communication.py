@@ -98,7 +98,7 @@ def _exposed(line: CommunicationTimeline) -> str:
 
 
 def _kinds(spans: Sequence[CollectiveSpan], group: str) -> Iterator[str]:
-    """A row for each kind of a group's collectives: seconds are those on their way, one by one."""
+    """A row for each kind of a group's collectives. Seconds are summed over their flights."""
     own = [span for span in spans if span.group == group]
     for kind in dict.fromkeys(span.kind for span in own):
         same = [span for span in own if span.kind is kind]

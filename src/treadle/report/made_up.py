@@ -44,8 +44,8 @@ def is_harmless(node: fx.Node) -> bool:
 
 class NumbersPrinter(Watcher):
     """Says which passes change numbers. A pass may: a product and a sum that round once, masks of
-    another stream. A step that does not run on made-up inputs is not compared, nor is one with
-    operators of users': what those do with such numbers is not known."""
+    another stream. A step that does not run on made-up inputs is not compared, nor is a
+    step with users' operators: what they do with such numbers is not known."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

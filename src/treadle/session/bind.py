@@ -73,8 +73,8 @@ def named_state(captured: Captured, args: tuple[object, ...]) -> dict[str, Tenso
 
 
 def clear_fresh(captured: Captured) -> None:
-    """Gradients that the step clears before it adds to them go before it runs, as they would; but
-    not those that it clears after a condition that may raise."""
+    """Clear the gradients that the step clears before it adds to them, before the step runs.
+    Gradients that it clears after a condition that may raise stay."""
     kept = set(map(id, captured.gradients.kept))
     for parameter in captured.gradients.fresh:
         if id(parameter) not in kept:

@@ -106,7 +106,7 @@ def _add_constants(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
-    """Its operands; of an item those of what it is an item of."""
+    """The operands of a node; for an item, those of the call that it is an item of."""
     nodes: list[fx.Node] = []
     for operand in node.all_input_nodes:
         nodes += [operand] if isinstance(known_value(operand), Tensor) else operand.all_input_nodes

@@ -32,7 +32,7 @@ def rank_group(parallel: DataParallel) -> RankGroup:
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise TreadleError(
-                f"DataParallel over a mesh of {group.ndim} dims: one of them has to be meant",
+                f"DataParallel over a mesh of {group.ndim} dims: choose one of them",
                 code="TR-500",
                 remedy='give one dim: mesh["dp"]',
             )

@@ -292,7 +292,7 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
 
 def _peak(contestant: Contestant) -> int:
     """The measured peak of one more step. On a GPU the meter sees the memory of all contestants:
-    what was there and is not this one's is taken off."""
+    the memory of the others is subtracted."""
     job, there = contestant.job, torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     if isinstance(contestant.run, Step):
         report = contestant.run.measure(*job.batch)

@@ -10,8 +10,8 @@
 Both functions run once, on tensors that stand for the carried ones of any round. What they use from
 outside is swapped for a tensor of its type, in order of first use, and becomes an operand. What is
 traced meanwhile is taken out as a graph; in the step's own graph nobody reads it, so it goes.
-A gradient of the body is traced with it. Which carried tensors have one may depend on the body:
-it is traced again until that is so after a round where it is so before it.
+A gradient of the body is traced with it. Which carried tensors need a gradient may depend on the
+body: it is traced again until the same tensors need a gradient before and after a round.
 """
 
 import contextlib

@@ -76,7 +76,7 @@ def _refused(wrapper: object, plan: WrapperPlan) -> CaptureError:
         f"{type(wrapper).__name__} has {' and '.join(plan.beyond)}, which cannot be read off it",
         code="TR-501",
         where=here(),
-        remedy="leave it away, or give the module inside and parallel=treadle.DataParallel()",
+        remedy="leave it out, or give the module inside and parallel=treadle.DataParallel()",
     )
 
 

@@ -342,7 +342,7 @@ def _refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
         "followed",
         code="TR-513",
         where=here(),
-        remedy="leave it away: when a parameter is gathered is decided for the step as a whole",
+        remedy="leave it out: when a parameter is gathered is decided for the step as a whole",
     )
 
 
@@ -370,7 +370,7 @@ def _check(group: ShardedGroupPlan) -> None:
             "read off it",
             code="TR-511",
             where=here(),
-            remedy="leave it away in a compiled step",
+            remedy="leave it out in a compiled step",
         )
 
 

@@ -42,7 +42,7 @@ def _of_objects(value: Array, label: str) -> Part:
 
 
 def _plain(value: Array) -> Array:
-    """The array without the ways of its class: a masked one fills, and one of them refuses."""
+    """The array without its subclass: a masked array would fill its gaps."""
     return np.asarray(value)
 
 

@@ -81,8 +81,8 @@ class RngGuard:
                 raise seeds("a generator" if value.own else "PyTorch's random generator", here())
 
     def refuse_state(self, value: object, where: str = "") -> None:
-        """``CaptureError`` TR-120 for a tensor that is the state of a generator: it would stay what
-        it was when the step was captured."""
+        """``CaptureError`` TR-120 for a tensor that is the state of a generator: each call would
+        see the state of the capture."""
         if not isinstance(value, Tensor) or is_traced(value):
             return
         if value.dtype is not torch.uint8 or not value.is_cpu:
@@ -151,7 +151,7 @@ def _bytes(state: Tensor) -> bytes:
 
 
 class PythonRngGuard:
-    """The states of the generators before a traced run: the global ones, and those it may hold."""
+    """The states of the global generators before a traced run, and of those it may hold."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, object, GeneratorState]] = []  # the global ones first

@@ -78,8 +78,8 @@ class SparseRows:
         return self.onto(self.values.new_zeros(self.shape))
 
     def summed(self) -> tuple[Tensor, Tensor]:
-        """Every index that there is, as often as it is there, in order; beside each the sum of all
-        rows of it. How many there are does not depend on their values."""
+        """All indices in order, repetitions included; beside each the sum of all rows with this
+        index. The number of rows does not depend on the values of the indices."""
         order, place = torch.sort(self.at, stable=True)
         starts = torch.cat([torch.zeros_like(order[:1]), (order[1:] != order[:-1]).to(order.dtype)])
         group = starts.cumsum(0)

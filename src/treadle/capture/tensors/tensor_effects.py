@@ -55,7 +55,7 @@ class MadeGradient:
     label = "the gradient of a tensor that the step made"
 
     def get(self) -> None:
-        """No tensor of that call is there before it."""
+        """Before the call there is no tensor of it."""
 
     def put(self, value: tuple[Tensor, Tensor]) -> None:
         """The tensor has its gradient."""
@@ -82,7 +82,7 @@ class TensorLocation:
     name: str = ""
 
     def get(self) -> object:
-        """What is there now."""
+        """The tensor that is there now."""
         tensor = self.find()
         if not isinstance(tensor, Tensor):
             return MISSING
@@ -162,7 +162,7 @@ class DataAssignments:
 
 @final
 class HeldTensor:
-    """A tensor that something outside of the step holds: at a call the one that is there."""
+    """A tensor that something outside of the step holds. A call takes the tensor that is there."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor

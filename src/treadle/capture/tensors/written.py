@@ -31,7 +31,7 @@ _SCATTERS: dict[object, OpOverload] = {
 
 
 def expand_written(graph: fx.Graph) -> None:
-    """Every such node as the operator that returns what the user's one writes."""
+    """Replace each such node by the operator that returns what the user's operator writes."""
     for node in list(graph.nodes):
         if node.target is torch.ops.higher_order.auto_functionalized_v2:
             _expand(graph, node)

@@ -34,7 +34,7 @@ class ContainerStandIns:
         return [container.value for container in self._containers or ()]
 
     def standing_in(self) -> AbstractContextManager[None]:
-        """While inside, others note what becomes of them."""
+        """While inside, stand-ins record what is done to the containers."""
         return recorded(self._containers or (), self.log)
 
     def refuse_others(self, external: ExternalState) -> None:

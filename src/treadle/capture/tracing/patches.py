@@ -43,7 +43,7 @@ def put_attribute(undo: ExitStack, owner: object, name: str, value: object) -> N
 
 
 def put_method(undo: ExitStack, name: str, method: Callable[..., object]) -> None:
-    """One of ``Tensor``, which may inherit it or not have it."""
+    """Patch a method of ``Tensor``, which may inherit the method or lack it."""
     if name in vars(Tensor):
         put_attribute(undo, Tensor, name, method)
         return

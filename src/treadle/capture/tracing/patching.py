@@ -93,7 +93,7 @@ def _patch_groups(
 def _patch_states(
     undo: ExitStack, optimizers: Iterable[Optimizer], states: OptimizerStates
 ) -> None:
-    """Optimizers that share their state share what stands there, that of one with a form."""
+    """Optimizers that share their state share its stand-in, first of one with an update rule."""
     patched_states: dict[int, object] = {}
     for other in sorted(optimizers, key=lambda optimizer: not has_update_rule(optimizer)):
         real = id(other.state)

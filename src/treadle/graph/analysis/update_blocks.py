@@ -32,11 +32,11 @@ _MIXES = frozenset({Role.PARAMETER, Role.STATE, Role.SCALAR})
 class UpdateBlock:
     """What makes the new value of one parameter and of its state.
 
-    ``name``: the parameter's. ``parameter``, ``states``, ``scalars``: indices of inputs; states are
-    those it writes, scalars all that it is made with. ``gradients``: the values that enter: one,
-    unless something else is computed of gradients as well. ``nodes``: those that serve nothing else
-    but its write-backs, in order. ``shared``: nodes made of scalars alone that it reads and others
-    may read too. ``writes``: indices of outputs.
+    ``name``: the parameter's. ``parameter``, ``states``, ``scalars``: indices of inputs. It
+    writes its states and computes with its scalars. ``gradients``: the values that enter: one,
+    unless it reads something else that is computed from gradients. ``nodes``: the nodes that only
+    its write-backs need, in order. ``shared``: nodes computed from scalars alone that it reads;
+    others may read them too. ``writes``: indices of outputs.
     """
 
     name: str
@@ -137,8 +137,8 @@ class _Analysis:
                 yield self._block(at, states, cone)
 
     def _owners(self, cones: Mapping[int, Mapping[fx.Node, None]]) -> dict[int, int]:
-        """By state the parameter that it belongs to: the one with the smallest cone that reads it,
-        or that it reads, or that is made of the same gradients."""
+        """The parameter that each state belongs to: the parameter with the smallest cone that reads
+        the state, that the state reads, or that is computed from the same gradients."""
         parameters = [at for at in cones if self._roles[at] is Role.PARAMETER]
         parameters.sort(key=lambda at: len(cones[at]))
         reads = {at: self._inputs_in(cone) for at, cone in cones.items()}

@@ -42,8 +42,8 @@ def given_of(
     operand: Callable[[fx.Node], object],
     other: Callable[[object], object] | None = None,
 ) -> Given:
-    """The arguments of ``node`` for a call outside of the graph: ``operand`` of each node among
-    them, and ``other`` of all else."""
+    """The arguments of ``node`` for a call outside of the graph: nodes among them as ``operand``
+    gives them, all else as ``other`` does."""
     if other is None:
         replaced = cast(Callable[[fx.Node], Argument], operand)
         return cast(Given, map_arg((node.args, node.kwargs), replaced))

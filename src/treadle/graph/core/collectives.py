@@ -93,8 +93,8 @@ class Collective:
 
 
 def communicates_otherwise(node: fx.Node) -> bool:
-    """Whether the node may meet other processes in a way that is neither a ``Collective`` nor a
-    wait for one: what it sends, and in which order with others, is not known."""
+    """Whether the node may communicate without being a ``Collective`` or a wait for one: what it
+    sends, and in which order, is not known."""
     if node.op != "call_function" or is_wait(node) or collective_of(node) is not None:
         return False
     return bool(effects_of(node) & (Effect.COMMUNICATES | Effect.UNKNOWN))

@@ -95,8 +95,8 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm
 
 @final
 class FactorTable:
-    """Factors by number: their sizes, and of which two others one consists that was divided: both
-    stand for it from then on, wherever it stood."""
+    """Factors by number: their sizes, and the two parts of each factor that was divided. The parts
+    stand for the factor from then on, everywhere."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
@@ -236,8 +236,8 @@ def dim_map(node: fx.Node) -> DimMap:
 
 
 def with_columns(node: fx.Node) -> list[fx.Node]:
-    """``node``, and what it shows in other shapes, down to what is no such view. ``NoMatch`` if one
-    of the views has another last dim than what it is of."""
+    """``node`` and the values that it is a view of, down to the first that is no view. ``NoMatch``
+    if a view has another last dim than its operand."""
     chain = [node]
     while chain[-1].target in _VIEWS:
         view, (above,) = chain[-1], chain[-1].all_input_nodes

@@ -40,7 +40,7 @@ class NodeInfo:
     other rows before and after.
     ``gathered``: of a node that gathers parameters which their modules drop after a forward
     (``fully_shard``): a number, equal for those that are gathered together.
-    ``piece``: of a collective that is one piece of what was one, which piece, from 0: it is not
+    ``piece``: for a piece of a collective that was split, its number from 0: a piece is not
     joined with others again.
     ``own_rows``: of a slice that takes what this rank updates: how many ranks divide the rows.
     ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
@@ -69,7 +69,7 @@ _NOTHING = NodeInfo()
 
 
 def info(node: fx.Node) -> NodeInfo:
-    """The record of ``node``; an empty one if nobody gave it one."""
+    """The record of ``node``; an empty record if it has none."""
     return node.meta.get(_INFO, _NOTHING)
 
 

@@ -57,7 +57,7 @@ def _sample(node: fx.Node, mode: Any) -> Any:
 
 
 def _fake_mode(graph: fx.Graph) -> Any:
-    """The mode that made the graph's values, so that new ones can meet old ones."""
+    """The fake mode of the graph's values: new values must be of the same mode."""
     for node in graph.nodes:
         for tensor in tensors_in(known_value(node)):
             return tensor.fake_mode  # pyright: ignore[reportAttributeAccessIssue]

@@ -176,7 +176,7 @@ def flops_of_layer(x: Shape, weights: Sequence[Shape]) -> int:
 
 
 def flops_of_backward(x: Shape, weights: Sequence[Shape]) -> int:
-    """Of a backward for which the forward kept what it needs."""
+    """The operations of a backward pass whose forward pass kept all that it needs."""
     return 2 * flops_of_layer(x, weights)
 
 

@@ -219,7 +219,7 @@ def _pairs(groups: Sequence[Sequence[int]], kinds: Sequence[str]) -> Iterator[tu
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """Of each group the bits of those that depend on it: at once, and by any path."""
+    """The groups that depend on each group, as bits: directly, and by any path."""
 
     direct: list[int]
     any_path: list[int]
@@ -256,7 +256,7 @@ def _bits(word: int) -> Iterator[int]:
 def _dependencies(
     groups: Sequence[Sequence[int]], operands: Sequence[Sequence[int]]
 ) -> list[set[int]]:
-    """Of each group those that it depends on."""
+    """The groups that each group depends on."""
     owner = {node: at for at, group in enumerate(groups) for node in group}
     return [
         {owner[operand] for number in group for operand in operands[number]} - {at}
@@ -265,7 +265,7 @@ def _dependencies(
 
 
 def _order(needs: Sequence[Iterable[int]]) -> list[int]:
-    """An order in which all comes after what it needs; the smallest first."""
+    """An order in which each group comes after those that it needs; ties by the smallest number."""
     left = dict(enumerate(map(set, needs)))
     order: list[int] = []
     while left:

@@ -105,7 +105,7 @@ def _source(value: fx.Node, arrange: Arrange) -> fx.Node | None:
 
 
 def arranged(make: ReplacementBuilder, value: fx.Node, arrange: Arrange) -> fx.Node:
-    """``value``, of three dims, as ``arrange`` says: what it is a copy of, if there is that."""
+    """``value``, of three dims, in the order of ``arrange``; if it copies a value, that value."""
     source = _source(value, arrange)
     if source is not None:
         return source

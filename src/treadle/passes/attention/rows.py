@@ -137,8 +137,8 @@ def cannot_be_infinite(masks: Sequence[ScoreMask]) -> bool:
 
 
 def drops_of(masks: Sequence[ScoreMask]) -> tuple[Drop, ...]:
-    """The masks as places that ``-inf`` takes, or the only one as places of a number that drowns
-    what it replaces; none if one of them does anything else."""
+    """The masks as places that are filled with ``-inf``, or a single mask as places filled with
+    a number that drowns the scores; none if a mask does anything else."""
     dropped = [_drop_of(mask) for mask in masks]
     drops = tuple(drop for drop in dropped if drop is not None)
     alike = len(drops) == 1 or all(drop.fill == -math.inf for drop in drops)

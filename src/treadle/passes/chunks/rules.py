@@ -221,7 +221,7 @@ def _all_aligned(site: RowContext, **changed: object) -> Member:
 
 @_for(*REDUCTIONS, *ALONG_DIM, aten.cat.default)
 def _across(site: RowContext) -> Member:
-    """Over dims, or along one, that are not those of rows."""
+    """An operation over dims, or along one dim, that are no dims of rows."""
     known, dims = dim_map(site.node), site.args["dim"]
     listed = dims if isinstance(dims, Sequence) else [dims]
     require(bool(listed) and None not in listed, NoMatch, f"{site.node} mixes rows: all dims")
@@ -319,7 +319,7 @@ def _slice_backward(site: RowContext) -> Member:
 
 
 def _start(site: RowContext, length: int) -> int:
-    """Where a slice of a dim of that length begins; it leaves out none of those that follow."""
+    """Where a slice of a dim of this length begins; the slice skips no element after that."""
     require(site.args["step"] == 1, NoMatch, f"{site.node} skips elements")
     return first_of(site.args["start"], length)
 

@@ -97,8 +97,8 @@ class _Writer:
         refresh(self.graph, [*wholes.values(), *self.renewed.values()])
 
     def _copy_narrow(self, boxes: Sequence[Box]) -> None:
-        """Targets and the like of each chunk in memory of their own, before all chunks: kernels
-        that read them at other places of one memory would be other kernels."""
+        """Targets and similar operands of each chunk get memory of their own, before all chunks. A
+        kernel that reads them at another offset would be another kernel."""
         chunk, self.chunk = self.chunk, None
         templates = [(member.node, member.form) for member in self.region.members]
         templates += [(e.node, e.partial) for e in self.region.exits if isinstance(e, Total)]

@@ -49,8 +49,8 @@ class RemoveCommonSubexpressions(GraphPass):
 
 
 class _Results:
-    """Keeps two returned tensors from becoming one; follows what merging returns, and which
-    storages it makes one."""
+    """Keeps two returned tensors from becoming one. It records which values a merge returns
+    and which storages it joins."""
 
     def __init__(self, step: StepGraph) -> None:
         self._aliases: Aliases = analyse(step)

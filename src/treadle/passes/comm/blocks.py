@@ -31,8 +31,8 @@ def rearranges(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the node shows elements of its one operand, in its memory; also one that gives
-    several such, and an item of those."""
+    """Whether the node shows elements of its one operand, in the operand's memory. A node that
+    gives several views counts as well, and so does an item of it."""
     if node.op != "call_function" or len(node.all_input_nodes) != 1 or effects_of(node):
         return False
     (operand,) = node.all_input_nodes

@@ -133,8 +133,8 @@ def seconds_of(node: fx.Node, kind: Kind, device: DeviceModel) -> float:
 
 
 def _bytes_of_every_chunk(node: fx.Node) -> int:
-    """What a call of a chunk of rows reads of other chunks and of what all share: weights, and the
-    sum so far, which it writes again."""
+    """The bytes that a call of a chunk of rows moves beside its own rows: it reads the weights, and
+    it reads and writes the sum so far."""
     chunk = info(node).chunk
     if chunk is None:
         return 0

@@ -218,7 +218,7 @@ def _is_inside(node: fx.Node, outer: Joined) -> bool:
 
 
 def _merged(node: fx.Node) -> list[fx.Node]:
-    """Neighbours that are one piece of another value become that."""
+    """Neighbours that together are one piece of another value become that piece."""
     joined = joined_of(node)
     if joined is None:
         return []

@@ -62,8 +62,8 @@ class ProcessAddress:
 
 @functools.cache
 def listening(near: str) -> ProcessAddress:
-    """The address of this process, which exists from now on; ``near``: a host that the others
-    reach, so that they reach the interface through which this process reaches it."""
+    """The address of this process, which exists from now on. ``near``: a host that all ranks
+    reach; the address is of the interface through which this process reaches that host."""
     address = _interface(near)
     listener = socket.create_server((address, 0), backlog=_BACKLOG)
     os.register_at_fork(after_in_child=listener.close)  # a child is not this process

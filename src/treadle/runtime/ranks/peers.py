@@ -166,8 +166,8 @@ class Peers:
     # What others say.
 
     def look(self, call: int, began: float) -> None:
-        """For a wait of ``call`` since ``began``: raise the fault that another rank has found, if
-        that ends the wait; answer one that asks what this rank runs."""
+        """``call`` has waited since ``began``. Raise the fault that another rank found, if it ends
+        the wait; answer a rank that asks what this rank runs."""
         told = self._heard()
         if told is not None and told.ends(call, began):
             fault = self._adopted(told)
@@ -182,8 +182,8 @@ class Peers:
                 self._vote(votes.call, self._agreed)
 
     def look_longer(self, awaited: Awaited) -> None:
-        """Once a second while waiting: say what this rank waits for; and see that the next rank is
-        there, as the one before it does for this one, so that somebody notices each death."""
+        """Once a second while waiting: publish what this rank waits for, and check that the next
+        rank is alive. The rank before checks this one, so that each death is noticed."""
         self._store.set(f"at/{self.rank}", json.dumps([awaited.call, str(awaited)]))
         following = self.ranks[(self.ranks.index(self.rank) + 1) % len(self.ranks)]
         ended = self._ended([following])

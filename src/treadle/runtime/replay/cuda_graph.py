@@ -95,8 +95,8 @@ class CudaRecorder:
         return results, graph.replay
 
     def _recover(self) -> None:
-        """After a recording that failed: another one, which ends well, so that generators and
-        allocator leave the state that they were put into."""
+        """After a recording that failed: make another recording that ends well, so that generators
+        and the allocator leave the state of a recording."""
         torch.cuda.synchronize(self._device)
         empty = torch.zeros((), device=self._device)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
@@ -167,8 +167,8 @@ def _neighbours(driver: Any, name: str, node: Any) -> tuple[list[Any], list[Any]
 
 
 def _with_edges(driver: Any, name: str) -> Callable[..., Any]:
-    """The function that knows what edges carry: bindings of CUDA 13 have no other, those of CUDA 12
-    have it beside one that does not."""
+    """The function that takes the data of edges. Bindings of CUDA 13 have only this one; those of
+    CUDA 12 have it beside a function without edge data."""
     return getattr(driver, f"{name}_v2", None) or getattr(driver, name)
 
 

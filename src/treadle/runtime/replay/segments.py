@@ -24,8 +24,8 @@ MOST = 12
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Steps that run one after another, by number. ``reads``: buffers of calls that a recorded
-    segment made and this one, which is not, takes; ``copied``: those that it makes and a recorded
-    one takes, where they were when that was recorded; ``makes``: all that it makes."""
+    segment fills and this segment, which is not recorded, reads. ``copied``: buffers that it fills
+    and a recorded segment reads, at the addresses of the recording. ``makes``: all it fills."""
 
     steps: tuple[int, ...]
     recorded: bool
@@ -51,7 +51,7 @@ def split(artifact: Artifact, recorded: Sequence[bool]) -> tuple[Segment, ...]:
 def _pulled(
     order: Sequence[int], uses: Sequence["_Uses"], movable: Sequence[bool]
 ) -> tuple[list[int], list[int]]:
-    """Steps that may come before all others, and those others."""
+    """The steps that may run before all others, and the other steps."""
     pulled: list[int] = []
     passed: list[int] = []
     for at in order:
@@ -163,6 +163,6 @@ def _may_end_the_call(step: CallStep) -> bool:
 
 
 def _is_calm(step: CallStep) -> bool:
-    """Whether it is PyTorch's own, of which it is known what it does, and draws nothing."""
+    """Whether the call is an operator of PyTorch's with known effects that draws nothing."""
     facts = facts_by_name(step.op)
     return facts.native and not facts.draws

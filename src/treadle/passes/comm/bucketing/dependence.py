@@ -76,8 +76,9 @@ class Dependence:
 def joined_sequence(
     graph: fx.Graph, joined: Iterable[Sequence[fx.Node]], earlier: Earlier
 ) -> list[fx.Node]:
-    """An order for the collectives of a graph, after some are joined: each before those that need
-    it, and of others first whose last member starts first. The last member stands for a group.
+    """An order for the collectives of a graph, after some are joined. A collective comes before
+    those that need it; otherwise the group whose last member starts first comes first. The last
+    member stands for a group.
 
     ::
 

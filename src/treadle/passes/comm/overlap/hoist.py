@@ -90,7 +90,7 @@ class _Hoisted:
         return sorted(self._place, key=self._place.__getitem__)
 
     def _ready_for(self, node: fx.Node) -> int:
-        """Behind which position all that ``node`` reads is there."""
+        """The position after which all operands of ``node`` exist."""
         known = [
             self._ready.get(operand, self._place[operand][0]) for operand in node.all_input_nodes
         ]

@@ -32,8 +32,8 @@ def communicates(node: fx.Node) -> bool:
 
 
 def kept_order(graph: fx.Graph) -> Earlier:
-    """For each node that may not pass others: some that stand before it and must stay there. The
-    rest follows from those."""
+    """For each node that may not pass others: nodes that must stay before it. The order of all
+    others follows from these pairs."""
     earlier: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
     pinned: fx.Node | None = None
     fence: fx.Node | None = None

@@ -227,7 +227,7 @@ def _cut_scatter(site: ScatterSite, factor: int, pieces: int) -> list[fx.Node]:
 
 
 def _sent(site: ScatterSite, calls: _Calls, rows: _Rows, node: fx.Node) -> fx.Node:
-    """A piece of a product as it is sent: what each rank gets, one behind the other."""
+    """A piece of a product as it is sent: the parts of the ranks, one after another."""
     start, has = site.collective.node, (*site.rows, *site.columns)
     for cast in casts_of(site):
         node = calls.like(cast, {"self": node})

@@ -53,7 +53,7 @@ class SinkWaits(GraphPass):
         return sum(node in moved and at > was[node] for at, node in enumerate(order))
 
     def _order(self, step: StepGraph) -> list[fx.Node]:
-        """All nodes; by place, and ahead of what stays at a place those that move there."""
+        """All nodes by place. At one place, nodes that move there come before those that stay."""
         graph = step.graph
         wanted = _wanted(graph)
         for limits in (_behind_the_next(graph), _ahead_of_updates(step)):

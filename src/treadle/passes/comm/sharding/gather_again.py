@@ -40,10 +40,11 @@ class GatherAgain(GraphPass):
     after:   a = all_gather(p); w = wait(a); h = mm(x, w); ...
              a' = all_gather(p); ...; w' = wait(a'); g = mm(d, w')
 
-    What is gathered together (``NodeInfo.gathered``) is read in runs: by operations of one phase,
-    one behind the other. Each run has its own gather; one between which and the run before no other
-    group is read has that one's. A gather starts ahead of the first operation that reads the group
-    of the run before, so that it can be hidden, and no other group is there meanwhile. Views and
+    A group that is gathered together (``NodeInfo.gathered``) is read in runs of consecutive
+    operations of one phase. Each run has its own gather, unless no other group is read since the
+    run before of the same group: then both use one gather. A gather starts ahead of the first
+    operation that reads the group of the run before, so that it can be hidden; no other group is
+    there meanwhile. Views and
     casts of what is gathered are made again with it. None passes a user's operator.
 
     Memory: two groups are whole at a time, where all were. What is sent grows by what is gathered

@@ -43,8 +43,8 @@ class _Part:
 @final
 @dataclass(slots=True, eq=False)
 class RowComputation:
-    """``rows``: of each value that is computed in rows, which of them this rank has; in the order
-    of the graph. ``collectives``: those that scatter, by the waits for them."""
+    """``rows``: which rows of each value this rank computes, in the order of the graph.
+    ``collectives``: the collectives that scatter, by their waits."""
 
     graph: fx.Graph
     rows: Mapping[fx.Node, OwnRows]
@@ -167,8 +167,8 @@ class RowComputation:
     # operations on lists
 
     def _compute_list(self, call: fx.Node) -> None:
-        """``s = _foreach_mul([w, v], c)``  ->  ``s = _foreach_mul([own rows of w, v], c)``; of one
-        that makes numbers, those of what stays whole by themselves."""
+        """``s = _foreach_mul([w, v], c)``  ->  ``s = _foreach_mul([own rows of w, v], c)``; a call
+        that returns numbers computes those of whole values in a call of their own."""
         items = {int(str(item.args[1])): item for item in call.users}
         in_rows = {at: item for at, item in items.items() if item in self.rows}
         if in_rows:
