@@ -169,12 +169,15 @@ class World:
 
     _count = itertools.count()
 
-    def __init__(self, text: str) -> None:
-        self.tag = f"world{next(self._count)}"
-        self.module = ModuleType("world")
+    def __init__(self, text: str, tag: str = "") -> None:
+        """``tag``: of worlds that are the same one in several processes."""
+        self.tag = tag or f"world{next(self._count)}"
+        self.module = ModuleType(tag or "world")
         self.space = vars(self.module)
         self.modules = set(sys.modules)
         self.builtins = set(vars(builtins))
+        if tag:
+            sys.modules[tag] = self.module
         torch.manual_seed(0)
         self.space["model"] = nn.Module()
         self.run(HEADER)

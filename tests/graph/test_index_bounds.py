@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treadle.compat.operators.operator_facts import may_wait
-from treadle.graph.analysis.index_bounds import IndexCheck
+from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.util.errors import BadIndex
@@ -47,7 +47,7 @@ def heard(program, *devices: str) -> tuple[list[str], list[str]]:
         table, *others = devices
         inputs = [torch.empty(7, 3, device=table)]
         inputs += [torch.zeros(5, device=each, dtype=torch.int64) for each in others]
-        check = IndexCheck(step_of(program, *inputs))
+        check = IndexCheck.of(step_of(program, *inputs))
     found = []
     for run in (check.require, check.launch):
         with mode, Heard() as names:
@@ -105,7 +105,7 @@ def test_each_is_checked_where_it_can_be():
 def test_on_the_host_all_are_waited_for():
     index = torch.tensor([0, 1, 4, 2])
     table = torch.randn(6, 3)
-    check = IndexCheck(step_of(shifted, table, index))
+    check = IndexCheck.of(step_of(shifted, table, index))
     check.require([table, index])
     bad = [table, index + 1]
     with pytest.raises(BadIndex, match="takes 0 to 5, and was given 3 to 6"):
@@ -118,7 +118,7 @@ def test_bits_as_an_index_are_checked_as_what_they_are_read_as():
         return aten.embedding(table, aten.view.dtype(bits, torch.int64))
 
     table, bits = torch.zeros(7, 3), torch.tensor([2, 5]).view(torch.int32)
-    check = IndexCheck(step_of(program, table, bits))
+    check = IndexCheck.of(step_of(program, table, bits))
     check.require([table, bits])
     with pytest.raises(BadIndex, match="takes 0 to 6, and was given 2 to 4294967296"):
         check.require([table, torch.tensor([2, 1 << 32]).view(torch.int32)])

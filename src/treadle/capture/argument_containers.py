@@ -5,7 +5,7 @@ entry of a dict, one taken out, an attribute) is done to the user's own containe
 and a copy that it returns or leaves somewhere is the user's own there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -53,6 +53,11 @@ class ServedCall:
 
     def _key(self, at: int) -> object:
         return self.arguments.keys[at]
+
+    def read_objects(self, reads: Reads, objects: Iterable[tuple[int, str]]) -> None:
+        """What a step depends on of leaves that are objects, given by their numbers and labels."""
+        for at, label in objects:
+            reads.add_argument(label, self.leaves[at], partial(self.leaf, at))
 
     def read(self, reads: Reads) -> None:
         """What a step depends on of its containers, and of the keys that are objects."""

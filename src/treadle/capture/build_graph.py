@@ -79,6 +79,7 @@ def build_graph(module: fx.GraphModule, run: Run, reads: Reads, *, symbolic: boo
         ),
         dependencies=_dependencies(step, run, reads, decided),
         generators=tuple(run.recorder.rng.drawn),
+        stored=run.stored_reads(reads),
         failed=run.failed,
     )
 

@@ -12,6 +12,7 @@ from treadle.capture.eager import EagerStep
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.reads import Reads
 from treadle.capture.sources import Inputs, ParamGroup, ParamGroups, Pending, Scalars, Source
+from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.branches.decisions import Path
 from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.deferred import NumbersOfCall
@@ -130,7 +131,8 @@ class Captured:
     then the numbers that Python needs, then gradients the user's code leaves in ``.grad``, then
     those for optimizers that step eagerly, then write-backs. ``generators``: of the user's, that
     the graph names by number. ``failed``: after a guess; then it is captured up to there.
-    ``guards``: of declared sizes, also of no input's.
+    ``guards``: of declared sizes, also of no input's. ``stored``: its reads, for
+    other processes.
     """
 
     step: StepGraph
@@ -141,6 +143,7 @@ class Captured:
     optimizers: OptimizerEffects
     dependencies: StepDependencies
     generators: tuple[torch.Generator, ...]
+    stored: StoredReads
     failed: Exception | None = None
     guards: GuardSet = field(default_factory=GuardSet)
 

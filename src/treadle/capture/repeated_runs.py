@@ -86,7 +86,8 @@ class RepeatedRuns:
 
     def _next(self) -> Run:
         numbers = (*self._numbers, *self._counters)
-        run = Run(self._request, Substitutes(numbers, self._in_numbers, self._containers))
+        parts = numbers, self._in_numbers, self._containers, self._calls.originals
+        run = Run(self._request, Substitutes(*parts))
         run.numbers.uses.whole |= self._whole
         self._tried.append(run)
         return run

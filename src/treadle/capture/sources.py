@@ -14,6 +14,7 @@ from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.optimizers.registry import Start, update_rule
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.plain_values import is_real, is_whole
+from treadle.capture.stored.names import NOT_STORED
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
 from treadle.capture.symbolic.numbers import Number, is_exact
 from treadle.capture.tensors.sparse_gradients import is_sparse
@@ -41,9 +42,9 @@ class ParamGroup:
     parameters: tuple[nn.Parameter, ...]
     label: str
     active: list[nn.Parameter]  # those that have gradients, once the step has been traced
-    taken: dict[int, int] = field(default_factory=dict[int, int])
-    """By the id of a parameter: how many steps it takes in one call."""
-    known: list[SharedCounters] = field(default_factory=list[SharedCounters])
+    taken: dict[nn.Parameter, int] = field(default_factory=dict[nn.Parameter, int])
+    """How many steps a parameter takes in one call."""
+    known: list[SharedCounters] = field(default_factory=list[SharedCounters], metadata=NOT_STORED)
     """Where the counters were found last; nothing if that is not worth knowing."""
 
     @property
@@ -132,7 +133,7 @@ class ParamGroup:
             return
         for parameter in self.active:
             state = self.optimizer.state.get(parameter, {})
-            for name, value in after[self.taken[id(parameter)] - 1].items():
+            for name, value in after[self.taken[parameter] - 1].items():
                 if isinstance(state.get(name), Tensor):
                     state[name].fill_(value)
                 elif name in state:
@@ -202,13 +203,24 @@ class State:
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """What the optimizer has for the parameter; else its start, kept in ``pending``. Of what
         ranks divide, this rank's rows."""
-        value = self.optimizer.state.get(self.parameter, {}).get(self.key)
+        value = self.now()
         if value is not None and (self.shards is None or is_sharded(value)):
             return local_of(value)
         place = (id(self.parameter), self.key)
         if place not in pending:
             pending[place] = self._fresh() if value is None else self._divided(value)
         return local_of(pending[place])
+
+    def now(self) -> Tensor | None:
+        """What the optimizer has for the parameter."""
+        return self.optimizer.state.get(self.parameter, {}).get(self.key)
+
+    def like(self) -> Tensor:
+        """A tensor without memory of the type that it starts with."""
+        parameter = self.parameter.detach().to("meta")
+        if self.start.shape is not None:
+            return parameter.new_empty(self.start.shape)
+        return torch.empty_like(parameter, memory_format=torch.preserve_format)
 
     def _divided(self, value: Tensor) -> Tensor:
         """Of a checkpoint of ranks that did not divide it."""

@@ -26,13 +26,15 @@ from treadle.capture.distributed.unsynced_gradients import refuse_unsynced_gradi
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import CallsClosure, in_graph
 from treadle.capture.failures import raise_told
-from treadle.capture.input_sources import input_sources
+from treadle.capture.input_sources import SourcedInput, input_sources
 from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.python_state.flatten import FlatArguments, flatten
 from treadle.capture.python_state.object_graph import Location
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.repeated_runs import RepeatedRuns
 from treadle.capture.sources import Batch, Parameter, RunTimeArray, Source, State, param_groups_of
+from treadle.capture.stored.inputs import input_texts
+from treadle.capture.stored.origin import StepObjects
 from treadle.capture.symbolic.arrays.arrays import overlaps
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.capture.tracing.request import TraceRequest
@@ -161,9 +163,7 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
     inputs, symbols = _values(sources, request.leaves, step.place), None
     if step.dims:
         inputs, symbols = with_symbols([source for _, source in sources], inputs, step.dims)
-    refuse_accumulator_hooks(
-        {entry.name: source.parameter for entry, source in sources if isinstance(source, Parameter)}
-    )
+    _refuse_hooks(sources)
     run, captured = _traced(step, request, inputs, symbols, tried)
     if captured.failed is not None:
         return captured
@@ -175,6 +175,25 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
     if symbols is not None:
         take_samples(captured, symbols)
     return captured
+
+
+def input_texts_of(
+    objects: StepObjects, args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[str]:
+    """The inputs of a step that is captured for these arguments: all that capture asks of it before
+    it runs. Raises what ``capture`` raises there."""
+    check_models(objects.models, objects.optimizers)
+    given = objects.function, objects.models, objects.optimizers, args, kwargs
+    step = _Capture(*given, None, None, True, objects.call, (), None, ())
+    request = step.request(OwnSteps.of(objects.optimizers))
+    _refuse_hooks(request.sources)
+    return input_texts(request.sources, request.leaves)
+
+
+def _refuse_hooks(sources: Sequence[SourcedInput]) -> None:
+    refuse_accumulator_hooks(
+        {entry.name: each.parameter for entry, each in sources if isinstance(each, Parameter)}
+    )
 
 
 def _values(

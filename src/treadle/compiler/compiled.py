@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 from torch import Tensor
 
 from treadle.capture.captured import Captured
-from treadle.graph.analysis.index_bounds import IndexCheck
+from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.signature import Role, StepGraph
+from treadle.graph.text.canonical import SourceLines
 from treadle.loop.printing import dtype_name
 from treadle.options import Options
 from treadle.passes.comm.cost import CommunicationModel
@@ -25,7 +27,7 @@ class Built:
     """What the stages make of a step.
 
     ``key`` names the artifact in the cache; ``facts`` are what the key is made of, and ``entry`` is
-    what the cache holds: the artifact and its log without this run's source lines. ``library``:
+    what the cache holds: the artifact and its log without this run's source ``lines``. ``library``:
     no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
     be before anything runs. ``hardware``: what its times were estimated with; ``communication``:
     those of its collectives, if it has any.
@@ -34,6 +36,7 @@ class Built:
     key: str
     facts: Mapping[str, str]
     entry: bytes
+    lines: SourceLines
     artifact: Artifact
     executable: Executable
     log: CompileLog
@@ -43,6 +46,39 @@ class Built:
     checks: IndexCheck
     hardware: DeviceModel
     communication: CommunicationModel | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """What the cache has of a variant for processes to come: its ``key``, empty if nothing; the
+    ``reason`` why not, if one is known. ``is_found``: it was there, and nothing was traced."""
+
+    key: str = ""
+    reason: str = ""
+    is_found: bool = False
+
+    @property
+    def words(self) -> str:
+        """What of that the user is to know."""
+        if self.is_found:
+            return "nothing was traced: another process had captured the same step"
+        if self.key:
+            return "the next process traces nothing, as long as what the step reads is the same"
+        return f"the next process traces again: {self.reason}" if self.reason else ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredBuild:
+    """What another process needs to find what one built: what the key is made of, the user's source
+    lines, what a call's inputs must be, and whether a call may take random numbers of the
+    process'."""
+
+    facts: dict[str, str]
+    lines: tuple[str, ...]
+    checks: IndexCheck
+    draws: bool
 
 
 @dataclass(slots=True)
@@ -80,6 +116,7 @@ class Compiled(Built):
     measured_peak: int | None = None
     has_run: bool = False
     draws: bool = True  # whether a call may take random numbers of the process'
+    start: StartRecord = StartRecord()
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
     handles: tuple[str, ...] = ()  # of its regions, by number
@@ -103,6 +140,15 @@ class Compiled(Built):
         """The graph that was built: of a carried step the one that runs from the second call on."""
         parts = self.carrying
         return self.captured.step if parts is None else parts.steady.captured.step
+
+    @property
+    def untraced(self) -> bool:
+        """Whether another process captured it, and this one traced nothing."""
+        return self.start.is_found
+
+    def stored(self) -> StoredBuild:
+        """For other processes."""
+        return StoredBuild(dict(self.facts), self.lines.lines, self.checks, self.draws)
 
     def release(self) -> None:
         """Give back the memory that stays between calls; the next call allocates it again."""
@@ -166,4 +212,5 @@ def observed_of(
             (decision.answer, decision.where) for decision in captured.dependencies.path.decisions
         ),
         variants=memory_of_variants(variants, compiled),
+        start=compiled.start.words,
     )

@@ -28,18 +28,34 @@ from treadle.compiler.carrying import carried_steps
 from treadle.compiler.chunks import without_chunks
 from treadle.compiler.cleaning import cleaned, extending
 from treadle.compiler.communication import timed
-from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
+from treadle.compiler.compiled import (
+    Built,
+    Carrying,
+    Compiled,
+    KeptResults,
+    StartRecord,
+    StoredBuild,
+)
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.loops import name_of, with_bodies
 from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
 from treadle.compiler.regions import with_regions
-from treadle.compiler.request import CompileRequest, Target, build_for, key_of, request_of
+from treadle.compiler.request import (
+    CompileRequest,
+    Target,
+    build_for,
+    facts_beside,
+    key_of,
+    request_of,
+    target_of,
+)
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
 from treadle.graph.analysis.dynamic import dims_of_graph, guards_of
-from treadle.graph.analysis.index_bounds import IndexCheck
-from treadle.graph.core.signature import Role, StepGraph
+from treadle.graph.analysis.index_check import IndexCheck
+from treadle.graph.core.signature import Role, Signature, StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
+from treadle.graph.text.canonical import SourceLines
 from treadle.guards.watching import watch_tensors
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
@@ -166,7 +182,7 @@ def compile_step(
         from_cache = True
     artifact, log = with_lines(*saved, lines)
     with clock.stage("build"):
-        policy = _replay_policy(step, artifact, options)
+        policy = _replay_policy(step.signature, artifact, options)
         executable = Executable(
             artifact,
             build_,
@@ -181,6 +197,7 @@ def compile_step(
         key,
         facts,
         entry,
+        lines,
         artifact,
         executable,
         log.after(extension),
@@ -190,6 +207,66 @@ def compile_step(
         checks=checks,
         hardware=request.target.hardware,
         communication=request.target.communication,
+    )
+
+
+def built_again(
+    captured: Captured,
+    stored: StoredBuild,
+    start_key: str,
+    options: Options,
+    *,
+    cache: Cache,
+    clock: Clock,
+    known: Iterable[Compiled] = (),
+    arena: Arena | None = None,
+) -> Compiled | None:
+    """What another process compiled of the same step, found in the cache without its graph;
+    ``None`` if it is not there, or if anything that it depends on is another here. ``start_key``:
+    where the cache has what was captured. ``known``: what may run for it as well."""
+    device = captured.device
+    with clock.stage("look up"):
+        build_ = build_for(device, options, cache)
+        target, here = target_of(device, options, build_, cache=cache, kept=captured.kept_bytes)
+        if any(stored.facts.get(name) != fact for name, fact in facts_beside(target, here).items()):
+            return None
+        key = key_of(stored.facts)
+        alike = next((each for each in known if each.key == key and _may_run(each, captured)), None)
+        start = StartRecord(start_key, is_found=True)
+        if alike is not None:
+            return replace(alike, captured=captured, start=start)
+        entry = cache.get(key)
+        found = None if entry is None else read_saved(entry)
+        if entry is None or found is None:
+            return None
+    lines = SourceLines(stored.lines)
+    artifact, log = with_lines(*found, lines)
+    with clock.stage("build"):
+        executable = Executable(
+            artifact,
+            build_,
+            first=stored.checks.launch,
+            policy=_replay_policy(captured.step.signature, artifact, options),
+            arena=arena if target_for(device).on_host else None,
+        )
+    return Compiled(
+        key,
+        stored.facts,
+        entry,
+        lines,
+        artifact,
+        executable,
+        log,
+        clock.seconds,
+        from_cache=True,
+        library=target.library,
+        checks=stored.checks,
+        hardware=target.hardware,
+        communication=None,
+        captured=captured,
+        options=options,
+        draws=stored.draws,
+        start=start,
     )
 
 
@@ -222,17 +299,18 @@ def _extended(
 def _checks_of(step: StepGraph) -> IndexCheck:
     """What a call's inputs must be; a fixed size for which that is never so is refused."""
     dims = dims_of_graph(step.graph)
-    checks = IndexCheck(step, {dim.name: dim.sample for dim in dims})
+    checks = IndexCheck.of(step, {dim.name: dim.sample for dim in dims})
     if not dims:  # otherwise each call's sizes have a check of their own
         checks.require_fixed()
     return checks
 
 
-def _replay_policy(step: StepGraph, artifact: Artifact, options: Options) -> ReplayPolicy | None:
+def _replay_policy(
+    signature: Signature, artifact: Artifact, options: Options
+) -> ReplayPolicy | None:
     """What recording the launches of a step has to know; ``None`` where it is not wanted."""
     if not options.replay:
         return None
-    signature = step.signature
     batch = {at for at, input_ in enumerate(signature.inputs) if input_.role is Role.BATCH}
     written = {output.writes for output in signature.outputs if output.writes is not None}
     match options.budget:

@@ -95,16 +95,40 @@ class CompileRequest:
             "sizes": ", ".join(f"{dim!r}" for dim in dims_of_graph(self.step.graph)),
             "guards": json.dumps([[to_data(g.formula), g.sign, g.answer] for g in self.guards]),
             "costs": _foreign_costs(self.step),
-            "device": self.target.device,
-            "like": self.target.like,
-            "kept": str(self.target.kept),
-            "ceilings": json.dumps(to_words(self.target.hardware), sort_keys=True),
-            "communication": repr(self.target.communication or ""),
-            "passes": ", ".join(map(repr, registered_late())),
-            "kernels": "PyTorch's" if self.target.library else "generated",
-            **{name: text_of_value(value) for name, value in deciding(self.target.options).items()},
-            **self.machine.facts,
+            **facts_beside(self.target, self.machine),
         }
+
+
+def facts_beside(target: Target, here: Machine) -> dict[str, str]:
+    """Those that are not of the step itself."""
+    return {
+        "device": target.device,
+        "like": target.like,
+        "kept": str(target.kept),
+        "ceilings": json.dumps(to_words(target.hardware), sort_keys=True),
+        "communication": repr(target.communication or ""),
+        "passes": ", ".join(map(repr, registered_late())),
+        "kernels": "PyTorch's" if target.library else "generated",
+        **{name: text_of_value(value) for name, value in deciding(target.options).items()},
+        **here.facts,
+    }
+
+
+def target_of(
+    device: str, options: Options, build: Build, *, cache: Cache, kept: int = 0
+) -> tuple[Target, Machine]:
+    """Where a step is to run, and on what; ``kept``: as of the target."""
+    here = machine(torch.device(device), switches(), build.identity)
+    target = Target(
+        device,
+        options.decisive(),
+        library=not build.generates,
+        workspaces=Workspaces(cache, device, here.identity),
+        kept=kept,
+    )
+    if options.measure and not target.record.on_host:
+        target = replace(target, ceilings=ceilings(target.record, device, cache, here))
+    return target, here
 
 
 def request_of(
@@ -119,16 +143,7 @@ def request_of(
 ) -> CompileRequest:
     """The request for ``step`` on ``device``; ``kept``: as of the target; ``guards``: what its
     sizes were taken to be, where the graph does not know."""
-    here = machine(torch.device(device), switches(), build.identity)
-    target = Target(
-        device,
-        options.decisive(),
-        library=not build.generates,
-        workspaces=Workspaces(cache, device, here.identity),
-        kept=kept,
-    )
-    if options.measure and not target.record.on_host:
-        target = replace(target, ceilings=ceilings(target.record, device, cache, here))
+    target, here = target_of(device, options, build, cache=cache, kept=kept)
     costs = communication_costs(step, device, target.hardware, cache, measure=options.measure)
     target = replace(target, communication=costs)
     if options.tune and not target.library:

@@ -251,7 +251,8 @@ def held_rows(held: Sequence[AliveAtPeak]) -> list[tuple[int, AliveAtPeak]]:
 def _times(report: StepReport) -> str:
     source = "from the cache" if report.build.from_cache else "compiled"
     stages = ", ".join(f"{name} {value:.2f} s" for name, value in report.build.seconds.items())
-    return f"compile: {source}; {stages}"
+    start = f"\n  {report.observed.start}" if report.observed.start else ""
+    return f"compile: {source}; {stages}{start}"
 
 
 def explain_stages(report: StepReport) -> str:

@@ -30,6 +30,7 @@ class Stage:
 
 
 ORDER = (
+    Stage("start", "first of all: what another process captured is bound, and nothing is traced"),
     Stage(
         "capture",
         "one run of the step on fake tensors; nothing of it runs at a later call",

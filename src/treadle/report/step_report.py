@@ -72,6 +72,7 @@ class Observed:
     conditions: int = 0  # that are looked at in each call
     decisions: tuple[tuple[bool, str], ...] = ()  # of them: the answer, and the line that asks
     variants: tuple[VariantMemory, ...] = ()  # that take turns in one arena, this one among them
+    start: str = ""  # whether a process traces it, in words
 
 
 @dataclass(frozen=True, slots=True)

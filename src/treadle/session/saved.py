@@ -76,6 +76,9 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
         options = deciding(saved_program.options)
         facts.append(dict(saved_program.facts))
         entries[saved_program.key] = saved_program.entry
+        start = saved_program.start.key
+        if start and (record := cache.get(start)) is not None:
+            entries[start] = record
         machine = build(
             cache, device=saved_program.artifact.device, target=saved_program.options.target
         )

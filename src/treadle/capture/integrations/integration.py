@@ -53,6 +53,7 @@ class ProcessState:
 class SharedObjects:
     """Objects of class ``kind`` that any code gets by a name, and which are left where they are.
 
+    ``name`` and ``named``: the name of one, and the one of a name, if there is any.
     ``deciding``: the attributes on which a call of theirs depends; all others serve the library
     itself. ``behind``: by the name of an attribute that only repeats others, what reads those.
     """
@@ -60,6 +61,8 @@ class SharedObjects:
     kind: type
     registry: object
     label: Callable[[object], str]
+    name: Callable[[Any], str]
+    named: Callable[[str], object | None]
     deciding: frozenset[str]
     behind: Mapping[str, Callable[[Any], None]]
 

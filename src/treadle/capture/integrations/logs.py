@@ -13,7 +13,18 @@ from treadle.capture.integrations.integration import Integration, OutputMethod, 
 
 
 def _label(logger: object) -> str:
-    return f"logging.getLogger({object.__getattribute__(logger, 'name')!r})"
+    return f"logging.getLogger({_name(logger)!r})"
+
+
+def _name(logger: object) -> str:
+    return object.__getattribute__(logger, "name")
+
+
+def _named(name: str) -> logging.Logger | None:
+    found = logging.root.manager.loggerDict.get(name)
+    if name == logging.root.name and found is None:
+        return logging.root
+    return found if isinstance(found, logging.Logger) else None
 
 
 def _read_levels(logger: logging.Logger | None) -> None:
@@ -47,6 +58,8 @@ LOGGING = Integration(
         kind=logging.Logger,
         registry=logging.root.manager.loggerDict,
         label=_label,
+        name=_name,
+        named=_named,
         deciding=frozenset({"level", "disabled", "parent", "manager", "name"}),
         behind={"_cache": _read_levels},
     ),

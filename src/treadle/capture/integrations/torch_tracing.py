@@ -24,7 +24,11 @@ TORCH_TRACING = Integration(
     name="torch",
     tracing_files=tuple(f"{_TORCH}/{name}" for name in _TRACE),
     tracing_packages=("torch.fx", "torch._", "torch.utils._", "torch.overrides"),
-    caches={"torch.utils.hooks": frozenset({"next_id"})},
+    caches={
+        "torch.utils.hooks": frozenset({"next_id"}),
+        # whether the profiler of activities was looked for, and what was found
+        "torch.autograd.profiler": frozenset({"_cupti_monitor_checked", "_cupti_monitor_module"}),
+    },
     patches=_patches,
 )
 SYMPY = Integration(

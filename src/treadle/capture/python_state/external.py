@@ -8,7 +8,7 @@ objects whose class was made by Python code it is watched which attributes are r
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident  # of the module itself, reading is noted
 from types import CodeType
@@ -20,21 +20,21 @@ from torch.optim import Optimizer
 
 from treadle.capture.integrations.registry import table_of
 from treadle.capture.python_state.changes import Change, are_equal
-from treadle.capture.python_state.code.frames import CodeOwner, ExecutionRecord, FrameRecorder
+from treadle.capture.python_state.code.frames import (
+    CodeOwner,
+    ExecutionRecord,
+    FrameRecorder,
+    code_owner,
+)
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.external_state.kept_state import KeptState
 from treadle.capture.python_state.external_state.left_objects import LeftObjects
 from treadle.capture.python_state.external_state.reachable import ReachableObjects
-from treadle.capture.python_state.ownership import (
-    BUILTINS,
-    LOADED,
-    SHARED_KINDS,
-    is_machinery,
-    owner_of,
-)
-from treadle.capture.python_state.parts import Attributes
+from treadle.capture.python_state.object_graph import ObjectReads
+from treadle.capture.python_state.ownership import SHARED_KINDS, is_machinery, owner_of
+from treadle.capture.python_state.parts import Attributes, Reading
 from treadle.capture.python_state.read_names import ReadNames
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.roots import Globals, ReadRoots
 from treadle.capture.python_state.system import asks
 from treadle.capture.python_state.threads import Threads
 from treadle.capture.symbolic.host_draws import HostDraws
@@ -43,13 +43,18 @@ from treadle.capture.tensors.rng_guard import PythonRngGuard
 from treadle.compat.hooks import tensor_hooks
 from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload
-from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
 from treadle.util.errors import CaptureError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _PROCESS_STATE = table_of(lambda each: each.process_state)
+
+
+def process_questions(names: Container[str] | None) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What code that names ``names`` may have asked the process, by its label; ``None``: all."""
+    states = _PROCESS_STATE.items()
+    return ((x.label, x.read) for name, x in states if names is None or name in names)
 
 
 @final
@@ -233,55 +238,72 @@ class ExternalState:
         self,
         ours: Callable[[object], bool],
         entries: Mapping[int, frozenset[object] | None],
+        free: Iterable[tuple[int, object]],
+        unordered: Iterable[int],
     ) -> ReadNames:
         """Which attributes of which objects count. ``entries``: by the ids of containers that the
-        step changes, those that it read."""
+        step changes, those that it read. ``free``: by the id of a container and a name, values that
+        nothing depended on, or that are inputs at run time. ``unordered``: ids of dicts whose order
+        is nobody's choice."""
         executed = self._executed
         mentioned = None if executed.any_name else frozenset(executed.names)
-        read = {key: names | executed.past_names for key, names in self._watch.read.items()}
+        names = {} if executed.past else self._watch.read
+        whole = self._watch.everything | executed.whole.keys()
+        free_names: dict[int, set[object]] = {}
+        for key, name in free:
+            free_names.setdefault(key, set()).add(name)
+        any_order = frozenset(unordered)
+
+        def of(value: object) -> ObjectReads:
+            key = id(value)
+            read = names.get(key)
+            return ObjectReads(
+                None if read is None else frozenset(read | executed.past_names),
+                key in whole,
+                entries.get(key),
+                key not in any_order,
+                frozenset(free_names.get(key, ())),
+            )
+
         return ReadNames(
-            read={} if executed.past else read,
-            whole=frozenset(self._watch.everything | executed.whole.keys()),
+            of=of,
             whole_kinds=self._watch.whole_kinds | {type(each) for each in executed.whole.values()},
             mentioned=mentioned,
             of_library=frozenset(executed.names),
             ours=lambda value: ours(value) or is_machinery(value),
             owner=owner_of,
-            entries=entries,
         )
 
-    def add_roots(self, reads: Reads) -> None:
+    def roots(self) -> ReadRoots:
         """All that a later call can start from."""
-        for prefix, model in self._models.items():
-            reads.add(prefix, model)
-        for prefix, optimizer in self._optimizers.items():
-            reads.add(prefix or "optimizer", optimizer)
-        reads.add("", self._function)
-        for model in self._models.values():
-            for name, parameter in model.named_parameters():
-                for hook in tensor_hooks(parameter):
-                    reads.add(name, hook)
-        for space, names, owner in self._executed.spaces.values():
-            if id(space) in self._executed.whole_spaces:
-                names = names | space.keys() - {"__builtins__"}
-            there = frozenset(name for name in names if name in space)
-            reads.add_names("", space, names, deep=owner >= CodeOwner.INSTALLED)
-            reads.add_names("", BUILTINS, names - there, deep=True)
-        for name, state in _PROCESS_STATE.items():
-            if name in self._executed.names:
-                reads.add_computed(state.label, state.read)
-        for name, getter in getters_named(self._executed.theirs):
-            reads.add_computed(f"torch.{name}()", getter)
-        reads.add("", Tensor)
-        if "initial_seed" in self._executed.names:
-            for value in self._kept.objects.values():
-                if isinstance(value, torch.Generator):
-                    reads.add_computed("a generator's initial seed", value.initial_seed)
-        for label, shared in self._watch.shared.items():
-            reads.add(label, shared)
-        for name in self._executed.modules & LOADED.keys():
-            if owner_of(LOADED[name]) >= CodeOwner.INSTALLED:
-                reads.add(name, LOADED[name])
+        executed = self._executed
+        spaces = tuple(
+            Globals(
+                space, frozenset(names), key in executed.whole_spaces, owner >= CodeOwner.INSTALLED
+            )
+            for key, (space, names, owner) in executed.spaces.items()
+        )
+        seeds = self._kept.objects.values() if "initial_seed" in executed.names else ()
+        return ReadRoots(
+            globals=spaces,
+            process=dict(process_questions(executed.names)),
+            theirs=frozenset(executed.theirs),
+            seeds=tuple(each for each in seeds if isinstance(each, torch.Generator)),
+            shared=dict(self._watch.shared),
+            modules=frozenset(executed.modules),
+        )
+
+    def executed_codes(self) -> list[CodeType]:
+        """Code of users and of what they installed that the run executed."""
+        return [
+            code
+            for code in self._executed.codes.values()
+            if code_owner(code.co_filename) >= CodeOwner.INSTALLED
+        ]
+
+    def before(self, owner: object, at: int) -> Reading | None:
+        """What a part of an object held before the run."""
+        return self._kept.before(owner, at)
 
 
 def _of_real_name(change: Change) -> Change:

@@ -91,6 +91,19 @@ _SEALED = (
 """What holds nothing that Python code could set."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Identity:
+    """An object that only itself is equal to."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectLayout:
     """An object taken apart. ``opaque``: nothing can be said of what it holds."""
@@ -326,5 +339,5 @@ def _frozen(value: object, depth: int) -> object:
         return value
     if not is_heap(type(value)) and depth < 8 and not callable(value):
         found = _reduced(value)
-        return id(value) if found is None else found
-    return id(value)
+        return Identity(value) if found is None else found
+    return Identity(value)

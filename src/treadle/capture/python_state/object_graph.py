@@ -183,6 +183,21 @@ def of_names(found: Reading, names: Names | None) -> Reading:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class ObjectReads:
+    """What a run read of one object. ``names``: its attributes that were read; ``None`` where
+    reading them was not watched. ``whole``: all of them were. ``entries``: of a container that the
+    step changes, those that were read. ``ordered``: whether the order of its entries counts.
+    ``free``: the names whose values decided nothing, or are inputs at run time."""
+
+    names: frozenset[str] | None = None
+    whole: bool = False
+    entries: frozenset[object] | None = None
+    ordered: bool = True
+    free: frozenset[object] = frozenset()
+
+
+@final
 @dataclass(slots=True, eq=False)
 class Node:
     """An object with parts. ``loose``: found through its place at every call, and not held: it may
@@ -194,7 +209,7 @@ class Node:
     place: Location | None = None
     loose: bool = False
     only: object = None  # the one object that may be there
-    ordered: bool = True  # whether the order of its entries counts
+    read: ObjectReads = ObjectReads()  # what counts of it
     asked: bool = True  # whether the step's code holds it, and not only the library's
     watched: list[Watched] = field(default_factory=list[Watched])
     getter: Callable[[], object] | None = None  # of an argument: where it is at this call
@@ -258,7 +273,8 @@ class Fact:
 @final
 @dataclass(frozen=True, slots=True)
 class OfKind:
-    """Whatever is there: nothing of the run depended on it but that it is of this kind."""
+    """Whatever is there: nothing of the run depended on it but that it is of this kind; of
+    ``object``, not even that."""
 
     kind: type
 

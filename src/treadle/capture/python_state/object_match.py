@@ -74,7 +74,7 @@ class Match:
         values = self._beside(node, watched, now)
         if values is None:
             return self._other_names(watched, now)
-        keys = watched.keys_beside(now, node.ordered)
+        keys = watched.keys_beside(now, node.read.ordered)
         for key, entry, beside, there in zip(
             watched.held, watched.held.values(), keys, values, strict=True
         ):
@@ -126,7 +126,7 @@ class Match:
             return now.values() if list(now) == list(held) else None
         if not watched.part.entries:
             return map(now.__getitem__, held) if now.keys() == held.keys() else None
-        keys = list(watched.keys_beside(now, node.ordered))
+        keys = list(watched.keys_beside(now, node.read.ordered))
         pairs = zip(held, keys, strict=True)
         same = all(a is b or is_same_value(a, b) or self._stands_for(a, b) for a, b in pairs)
         return [now[key] for key in keys] if same else None
@@ -163,7 +163,7 @@ class Match:
             case Fact(fact):
                 return isinstance(value, Tensor) and tensor_fact(value) == fact
             case OfKind(kind):
-                return type(value) is kind
+                return kind is object or type(value) is kind
             case Node():
                 return self.object(entry, value)
 

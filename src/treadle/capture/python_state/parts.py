@@ -227,11 +227,10 @@ class Members(Part):
         self.values = values
 
     def now(self) -> Reading:
-        return (
-            {member(each): each for each in set.__iter__(self.values)}
-            if isinstance(self.values, set)
-            else {member(each): each for each in frozenset.__iter__(self.values)}
-        )
+        """In an order that every process has, as far as members have names."""
+        values = self.values
+        found = set.__iter__(values) if isinstance(values, set) else frozenset.__iter__(values)
+        return {member(each): each for each in sorted(found, key=_name_of_member)}
 
     def is_same(self, one: Reading, other: Reading) -> bool:
         return one.keys() == other.keys()
@@ -240,6 +239,15 @@ class Members(Part):
         if isinstance(self.values, set) and self.now().keys() != before.keys():
             self.values.clear()
             self.values.update(before.values())
+
+
+def _name_of_member(value: object) -> tuple[str, str]:
+    """By which members of a set are ordered: hashes differ from process to process."""
+    if is_plain(value):
+        return type(value).__name__, repr(value)
+    if isinstance(value, type | types.FunctionType):
+        return value.__module__, value.__qualname__
+    return "", ""
 
 
 def member(value: object) -> object:

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 from treadle.capture.integrations.registry import SHARED_OBJECTS, table_of
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
-from treadle.capture.python_state.object_graph import ClassNames, Location, Names, Space, Without
+from treadle.capture.python_state.object_graph import (
+    ClassNames,
+    Location,
+    Names,
+    ObjectReads,
+    Space,
+    Without,
+)
 from treadle.capture.python_state.parts import Computed, OfFunction, Part
 from treadle.capture.python_state.plain_values import is_plain
 
@@ -35,40 +42,36 @@ def is_sealed(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReadNames:
-    """Which attributes of which objects were read. ``read``: by the id of an object whose reading
-    was watched, the names; of others those that any code of the run mentions (``None``: all).
-    ``whole``: ids of objects all of whose attributes were read; ``whole_kinds``: their classes.
-    ``of_library``: those mentioned, for modules that come with Python and only their like used."""
+    """Which attributes of which objects were read. ``of``: of one object, where that was watched;
+    of others those that any code of the run mentions (``mentioned``; ``None``: all).
+    ``whole_kinds``: classes of objects all of whose attributes were read. ``of_library``: those
+    mentioned, for modules that come with Python and only their like used."""
 
-    read: Mapping[int, set[str]]
-    whole: frozenset[int]
+    of: Callable[[object], ObjectReads]
     whole_kinds: Set[type]
     mentioned: frozenset[str] | None
     of_library: frozenset[str]
     ours: Callable[[object], bool]  # is it an object that the compiler itself looks after?
     owner: Callable[[type | ModuleType], CodeOwner]  # of a class or a module
-    entries: Mapping[int, frozenset[object] | None]  # of containers by their ids; of others all
 
-    def of_part(self, value: object, part: Part) -> Names | None:
+    def of_part(self, value: object, part: Part, read: ObjectReads) -> Names | None:
         """The names of a part of ``value`` that count; ``None``: all."""
-        whole = id(value) in self.whole
         if isinstance(value, type) and not isinstance(part, Computed):
-            return ClassNames(None if whole else self.mentioned)
+            return ClassNames(None if read.whole else self.mentioned)
         if part.entries:
-            return self.entries.get(id(value))
+            return read.entries
         if not part.settable:
             return None
         if isinstance(part, OfFunction):
             return None
         if isinstance(value, CellType):
             return None
-        known = self.read.get(id(value))
-        if isinstance(value, Optimizer) and (whole or known is not None):  # its values are inputs
-            return Without(None if whole else frozenset(known or ()), frozenset({"state"}))
-        if whole:
+        if isinstance(value, Optimizer) and (read.whole or read.names is not None):
+            return Without(None if read.whole else read.names, frozenset({"state"}))  # its inputs
+        if read.whole:
             return None
-        if known is not None:
-            return frozenset(known)
+        if read.names is not None:
+            return read.names
         if isinstance(value, ModuleType) and self.owner(value) is CodeOwner.STDLIB:
             return self.of_library
         return self.mentioned
@@ -77,11 +80,11 @@ class ReadNames:
         """Of an argument, of which the run had a copy: the names that count beside its parts."""
         return Without(None if kind in self.whole_kinds else self.mentioned, parts)
 
-    def is_followed(self, value: object) -> bool:
+    def is_followed(self, value: object, read: ObjectReads) -> bool:
         """Whether what it holds is followed: not of classes and modules of torch's and the
         library's."""
         if isinstance(value, type | ModuleType):
-            known = id(value) in self.read  # what was read of it is followed
+            known = read.names is not None  # what was read of it is followed
             return known or self.owner(value) >= CodeOwner.INSTALLED
         return True
 

@@ -35,6 +35,7 @@ from treadle.capture.python_state.object_graph import (
     Location,
     Names,
     Node,
+    ObjectReads,
     OfKind,
     ReadValue,
     Same,
@@ -78,22 +79,17 @@ class Reads:
         names: ReadNames,
         *,
         bound: Iterable[Tensor] = (),
-        free: Mapping[tuple[int, object], None] | None = None,
-        unordered: Iterable[int] = (),
     ) -> None:
-        """``bound``: parameters, which count by identity. ``free``: by the id of a container and
-        an entry, values that nothing depended on, or that are inputs at run time. ``unordered``:
-        ids of dicts whose order is nobody's choice."""
-        self._unordered = frozenset(unordered)
+        """``bound``: parameters, which count by identity."""
         self._names = names
         self._bound = {id(each): each for each in bound}
-        self._free = dict(free or {})
         self._nodes: dict[int, Node] = {}
         self._queue: list[Node] = []
         self._order: list[Node] = []
         self._facts: list[Fact] = []
         self._same: tuple[int, ...] = ()
         self.opaque: list[str] = []
+        self.of_objects: list[ObjectReads] = []  # what was read of each that it met, in order
         self._sweep = IdentityGuards()
         self._parts: list[tuple[Node, int]] = []
         self._swept: list[tuple[Node, int]] = []
@@ -159,7 +155,7 @@ class Reads:
     ) -> None:
         """Some variables of a module's globals."""
         module = Space(values)
-        node = Node(Space, label, module)
+        node = Node(Space, label, module, read=self._read_of(values))
         self._nodes[id(module)] = node
         self._order.append(node)
         part = parts_of(module, label).parts[0]
@@ -174,11 +170,15 @@ class Reads:
     def _node(self, label: str, value: object, place: Location | None) -> Node:
         found = self._nodes.get(id(value))
         if found is None:
-            ordered = id(value) not in self._unordered
-            found = Node(type(value), label, value, place, ordered=ordered)
+            found = Node(type(value), label, value, place, read=self._read_of(value))
             self._nodes[id(value)] = found
             self._queue.append(found)
             self._order.append(found)
+        return found
+
+    def _read_of(self, value: object) -> ObjectReads:
+        found = self._names.of(value)
+        self.of_objects.append(found)
         return found
 
     def _expand(self, node: Node) -> None:
@@ -187,11 +187,12 @@ class Reads:
         if made.opaque and node.asked:
             self.opaque.append(f"{node.label}: {node.kind.__qualname__}")
         for at, part in enumerate(made.parts):
-            names = self._names.of_part(value, part)
+            names = self._names.of_part(value, part, node.read)
             if node.parts is not None:  # what was read of it was read of a copy
                 copied = self._names.of_copy(node.kind, node.parts)
                 names = frozenset() if part.entries else copied
-            self._watch(node, at, part, names, deep=self._names.is_followed(value))
+            deep = self._names.is_followed(value, node.read)
+            self._watch(node, at, part, names, deep=deep)
         kind = type(value)
         if isinstance(value, type) and is_heap(kind):
             self._node(kind.__qualname__, kind, None)  # a metaclass
@@ -218,8 +219,8 @@ class Reads:
             if part.entries and not is_plain(name) and not isinstance(part, Members):
                 self._node(part.where(name), name, None)  # keys may change inside
             place = Location(node, at, name, part.where(name))
-            if is_memory(place) or (place.owner, name) in self._free:
-                held[name] = OfKind(type(value))
+            if is_memory(place) or name in node.read.free:
+                held[name] = OfKind(object if is_memory(place) else type(value))
             else:
                 held[name] = self._entry(place, value, deep=deep)
         node.watched.append(Watched(part, names, held))
@@ -428,11 +429,26 @@ class Reads:
     def _renew(self, node: Node, at: int, part: Part) -> None:
         """Equal objects are in a part: from now on these, keys included."""
         fresh = replace(node.watched[at], part=part)
-        keys = fresh.keys_beside(fresh.now(), node.ordered)
+        keys = fresh.keys_beside(fresh.now(), node.read.ordered)
         fresh = replace(fresh, held=dict(zip(keys, fresh.held.values(), strict=True)))
         node.watched[at] = replace(fresh, raw=self._raw(node, fresh))
 
     # -- what was found
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All that it knows, in the order in which it was met."""
+        return self._order
+
+    @property
+    def by_identity(self) -> Mapping[int, Node]:
+        """Likewise, by the ids of the objects."""
+        return self._nodes
+
+    @property
+    def count(self) -> int:
+        """How many these are."""
+        return len(self._order)
 
     def places(self) -> dict[int, Location]:
         """By its id, where a tensor was found."""

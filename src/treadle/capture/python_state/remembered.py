@@ -28,6 +28,10 @@ class RememberedResults:
         counts = function.cache_info()[1:]
         self._other = counts if entries is None else None  # what is to be the same
 
+    def entries(self) -> list[tuple[object, object]]:
+        """Keys as the cache has them, with their results."""
+        return list(zip(self._keys, self._values, strict=True))
+
     def __eq__(self, now: object) -> bool:
         if not isinstance(now, RememberedResults) or len(now._keys) < len(self._keys):
             return False

@@ -22,6 +22,10 @@ class VirtualSubclasses:
         }
         self.existing: frozenset[int] | None = None
 
+    def classes(self) -> list[type]:
+        """Those that are still there."""
+        return [each for reference in self._found.values() if (each := reference()) is not None]
+
     def __eq__(self, other: object) -> bool:
         """Nothing can be asked that has another answer now: nobody unregisters, what is gone has no
         instances, and neither had what did not exist."""

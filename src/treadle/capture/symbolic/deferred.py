@@ -12,6 +12,7 @@ step is captured is TR-102.
 """
 
 import builtins
+import functools
 import math
 import operator
 import sys
@@ -168,14 +169,19 @@ class DeferredNumbers:
         self.read.append(kept)
         known = self.known
         return DeferredNumber(
-            _kind(kept.dtype), lambda: known[number], self, (number,), lambda: _widened(kept)
+            _kind(kept.dtype),
+            functools.partial(operator.getitem, known, number),
+            self,
+            (number,),
+            lambda: _widened(kept),
         )
 
     def tensor(self, tensor: Tensor) -> "DeferredTensor":
         """The tensor as it is now, for a text of it."""
         with torch.no_grad():
             number, known = self.keep(tensor.clone()), self.known
-        return DeferredTensor(tensor, lambda: known[number], self, (number,))
+        found = functools.partial(operator.getitem, known, number)
+        return DeferredTensor(tensor, found, self, (number,))
 
     def keep(self, tensor: Tensor) -> int:
         """One that Python has when the step is done, as it is then."""

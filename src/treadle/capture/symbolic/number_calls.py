@@ -57,6 +57,7 @@ class NumberCalls:
             )
         self._functions: list[FunctionType] = []
         self._asked: list[FunctionType] = []
+        self.originals: dict[CodeType, CodeType] = {}  # by the copy, and by code within it
         self._codes: set[CodeType] = set()
         self._places: frozenset[SourcePosition] = frozenset()
         self._held: dict[object, HeldFunction] = {}  # functions of ``math`` in objects
@@ -107,7 +108,10 @@ class NumberCalls:
                 scope = _Scope.of(function, instead, asked=function in self._asked)
                 code = rewritten_source(function.__code__, function.__globals__, self._places)
                 given |= called_functions() if code is not function.__code__ else {}
-                function.__code__ = _rewritten(code, scope, given)
+                original, function.__code__ = function.__code__, _rewritten(code, scope, given)
+                self.originals |= dict.fromkeys(
+                    (function.__code__, *_within(function.__code__)), original
+                )
             for name, call in given.items():
                 setattr(builtins, name, call)
                 undo.callback(delattr, builtins, name)

@@ -569,7 +569,11 @@ def _key(operand: object) -> Key:
 
 
 def _always(value: T) -> Callable[[], T]:
-    return lambda: value
+    return functools.partial(_itself, value)
+
+
+def _itself(value: T) -> T:
+    return value
 
 
 def _value(other: object) -> object:

@@ -281,12 +281,12 @@ _ASK = ("hasattr", "getattr", "vars", "__dict__", "AttributeError", "Exception")
 
 
 def read_attributes(
-    tensors: Sequence[GivenTensor], reads: Reads, is_named_in_code: Callable[[str], bool]
+    finds: Sequence[Callable[[], object]], reads: Reads, is_named_in_code: Callable[[str], bool]
 ) -> None:
-    """Which attributes tensors have, for a run that may have asked for one that is not there."""
+    """Which attributes tensors have, for a run that may have asked for one that is not there.
+    ``finds``: each gives one of them, or ``MISSING`` between two calls."""
     if not any(map(is_named_in_code, _ASK)):
         return
-    finds = [tensor.find for tensor in tensors]
 
     def read() -> dict[int, frozenset[str]]:
         reads_of: dict[int, frozenset[str]] = {}

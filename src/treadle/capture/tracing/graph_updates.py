@@ -138,8 +138,8 @@ class GraphUpdates:
         self.stepped.add(self._request.param_groups.index(param_group))
         if not param_group.taken:
             param_group.active.clear()
-        param_group.active.extend(p for p in with_grad if id(p) not in param_group.taken)
-        taken = {id(p): param_group.taken.get(id(p), 0) for p in with_grad}  # before this step
+        param_group.active.extend(p for p in with_grad if p not in param_group.taken)
+        taken = {p: param_group.taken.get(p, 0) for p in with_grad}  # before this step
         before = self.group_of(param_group)
         changed = self.hyper.at_update(param_group.optimizer, param_group.at, before)
         group = changed.values(form) if changed.set else before
@@ -152,11 +152,11 @@ class GraphUpdates:
                 device = next(iter(scalars.values())).device
                 scalars |= changed.scalars(form, device, self._recorder.inside)
             rule = _GroupUpdate(form, group, form.prepare(scalars, group))
-            some = [p for p in with_grad if taken[id(p)] == nth]
+            some = [p for p in with_grad if taken[p] == nth]
             self._update(
                 rule, some, means, self._recorder.scaling.skips.get(id(param_group.optimizer))
             )
-            param_group.taken.update(dict.fromkeys(map(id, some), nth + 1))
+            param_group.taken.update(dict.fromkeys(some, nth + 1))
 
     def _update(
         self,

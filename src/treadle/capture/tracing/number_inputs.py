@@ -1,7 +1,6 @@
 """Numbers, texts and arrays of Python's that may be others at a later call."""
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -10,7 +9,6 @@ from torch import Tensor
 from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.capture.python_state.flatten import flatten_with_paths, unflatten
 from treadle.capture.python_state.plain_values import is_plain, is_real
-from treadle.capture.python_state.reads import Reads
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers
 from treadle.capture.symbolic.computations import NumberDecision
@@ -103,14 +101,14 @@ class NumberInputs:
                     if key != "params" and all(map(is_real, values)):
                         yield id(group), key
 
-    def read(self, reads: Reads) -> None:
-        """What the step depends on of numbers at places, and of arguments that are objects."""
-        for at, (path, leaf) in enumerate(zip(self._paths, self._request.leaves, strict=True)):
-            is_free = is_numeric(leaf) and self.is_free(at)
-            if not isinstance(leaf, Tensor) and not is_plain(leaf) and not is_free:
-                find = functools.partial(self._request.call.leaf, at)
-                reads.add_argument(f"argument {path}", leaf, find)
-        self.changing.read(reads)
+    def objects(self) -> tuple[tuple[int, str], ...]:
+        """Arguments that are neither tensors nor plain values, by their numbers and labels."""
+        return tuple(
+            (at, f"argument {path}")
+            for at, (path, leaf) in enumerate(zip(self._paths, self._request.leaves, strict=True))
+            if not isinstance(leaf, Tensor) and not is_plain(leaf)
+            if not (is_numeric(leaf) and self.is_free(at))
+        )
 
     def decisions(self) -> tuple[NumberDecision, ...]:
         """On numbers that are not in the graph."""

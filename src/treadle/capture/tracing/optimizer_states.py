@@ -78,7 +78,7 @@ class OptimizerStates:
     def _now(self, parameter: nn.Parameter, param_group: ParamGroup) -> dict[str, Tensor]:
         """The state of a parameter at this point of the step."""
         optimizer, form = param_group.optimizer, update_rule(param_group.optimizer)
-        taken = param_group.taken.get(id(parameter), 0)
+        taken = param_group.taken.get(parameter, 0)
         if not taken:
             self._looked_at[id(optimizer)] = optimizer
             if not param_group.state_names(parameter) & optimizer.state.get(parameter, {}).keys():

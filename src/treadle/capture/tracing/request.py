@@ -1,7 +1,8 @@
 """What is captured: a step, and one call of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import CodeType
 from typing import final
 
 import torch
@@ -59,9 +60,10 @@ class Substitutes:
 
     ``numbers``: places whose numbers change from call to call. ``in_numbers=False``: every number
     is taken as it is. ``containers``: those that a run before changed; ``None``: nothing stands in
-    for any.
+    for any. ``originals``: of code that is rewritten for the run.
     """
 
     numbers: Sequence[Location] = ()
     in_numbers: bool = True
     containers: Sequence[ChangedContainer] | None = ()
+    originals: Mapping[CodeType, CodeType] = field(default_factory=dict[CodeType, CodeType])

@@ -1,5 +1,6 @@
 """The one run of the user's function on traced tensors, with all that it touches replaced."""
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from treadle.capture.python_state.containers.outputs import OutputLog
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.reads import Location, Reads
+from treadle.capture.stored.inputs import input_texts
+from treadle.capture.stored.origin import ReadsOrigin, StepObjects
+from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.deferred import AsksNumber
 from treadle.capture.tensors.sparse_gradients import SparseGradients
 from treadle.capture.tracing.container_stand_ins import ContainerStandIns
@@ -64,9 +68,11 @@ class Run:
     def __init__(self, request: TraceRequest, substitutes: Substitutes) -> None:
         self.request = request
         self.failed: Exception | None = None
+        self._originals = substitutes.originals
         self.returned = Returned((), flatten(None)[1], GradientEffects())
         self.external: ExternalState | None = None  # once it has begun
         self.effects: SideEffects | None = None  # likewise
+        self.origin: ReadsOrigin | None = None  # once its reads are known
         self.outputs = OutputLog()
         self.containers = ContainerStandIns(substitutes.containers)
         self.numbers = NumberInputs(request, substitutes)
@@ -274,26 +280,46 @@ class Run:
     def read(self) -> Reads:
         """What the run read of the Python around it, now that everything is as it was before; what
         it leaves outside goes where its owner is found at a call."""
-        external, request = self.external, self.request
+        external, request, originals = self.external, self.request, self._originals
         assert external is not None
-        reads = Reads(
-            external.names(lambda value: value is request.call, self.containers.entries_read()),
-            bound=[p for model in request.models.values() for p in model.parameters()],
-            free=dict.fromkeys(self.numbers.free_places()),
+        names = external.names(
+            lambda value: value is request.call,
+            self.containers.entries_read(),
+            free=self.numbers.free_places(),
             unordered=[
                 id(g) for optimizer in request.optimizers.values() for g in optimizer.param_groups
             ],
         )
-        external.add_roots(reads)
+        reads = Reads(names, bound=[p for m in request.models.values() for p in m.parameters()])
+        self.origin = origin = ReadsOrigin(
+            external.roots(),
+            names,
+            self.numbers.objects(),
+            tuple(given.find for given in self.tensors.given()),
+            tuple(originals.get(code, code) for code in external.executed_codes()),
+        )
+        parts = request.function, request.models, request.optimizers, request.call
+        origin.add_to(reads, StepObjects(*parts))
+        known = reads.count
         self.containers.read(reads)
-        self.numbers.read(reads)
+        self.numbers.changing.read(reads)
         self.tensors.read(reads, external.is_named_in_code)
         self.states.read(reads, frozenset(self.numbers.uses.needed))
+        origin.own = reads.count != known
         request.call.read(reads)
         reads.settle()
         _refuse_opaque(reads)
         self._place(reads)
         return reads
+
+    def stored_reads(self, reads: Reads) -> StoredReads:
+        """What it read, for other processes."""
+        external, origin, request = self.external, self.origin, self.request
+        assert external is not None
+        assert origin is not None
+        parts = request.function, request.models, request.optimizers, request.call
+        inputs = functools.partial(input_texts, request.sources, request.leaves)
+        return StoredReads.of(StepObjects(*parts), reads, origin, external.before, inputs)
 
     def _place(self, reads: Reads) -> None:
         self.numbers.changing.placed(reads)

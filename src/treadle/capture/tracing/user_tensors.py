@@ -16,7 +16,6 @@ from treadle.capture.tensors.tensor_effects import (
     Aspect,
     GivenTensor,
     TensorLocation,
-    read_attributes,
     refused_storage,
 )
 from treadle.capture.tracing.input_bindings import InputBindings
@@ -146,10 +145,8 @@ class UserTensors:
     def read(self, reads: Reads, is_named_in_code: Callable[[str], bool]) -> None:
         """What the run read of them beside their values. ``is_named_in_code``: whether it may have
         read an attribute of that name."""
-        tensors = self.given()
-        for tensor in tensors:
+        for tensor in self.given():
             tensor.read(reads, self._recorder.tensors, is_named_in_code)
-        read_attributes(tensors, reads, is_named_in_code)
 
 
 def own_tensor(leaf: object) -> Tensor | None:

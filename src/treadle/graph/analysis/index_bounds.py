@@ -12,26 +12,20 @@ out of it. What floating-point or random numbers decide is checked by the step i
 ``capture/symbolic/branches/value_checks.py``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from treadle.algebra.extents import Size, at
-from treadle.algebra.polynomial import Sizes
 from treadle.compat.operators.operator_facts import may_wait
 from treadle.graph.analysis.dynamic import layout_of
-from treadle.graph.core.arguments import Argument, map_argument, map_nodes
 from treadle.graph.core.dim_maps import MOVES
 from treadle.graph.core.node_info import info, known_value, tensor_of, value_of
 from treadle.graph.core.operators import OpOverload, arguments, is_mutable, is_random
-from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.custom_ops.expect import expect
 from treadle.targets.registry import target_for
-from treadle.util.errors import BadIndex
 from treadle.util.reach import reached
 
 aten = torch.ops.aten
@@ -124,7 +118,7 @@ def _is_whole(node: fx.Node) -> bool:
 
 def _is_of_whole_numbers(node: fx.Node) -> bool:
     """Whether nothing but integers, and no random number, decides the value."""
-    for ancestor in _cone(node):
+    for ancestor in cone_of(node):
         called = ancestor.op == "call_function" and isinstance(ancestor.target, OpOverload)
         if not _is_whole(ancestor) or is_random(ancestor) or is_mutable(ancestor):
             return False
@@ -133,17 +127,17 @@ def _is_of_whole_numbers(node: fx.Node) -> bool:
     return True
 
 
-def _cone(node: fx.Node) -> list[fx.Node]:
+def cone_of(node: fx.Node) -> list[fx.Node]:
     """``node`` and all that it is computed from."""
     return list(reached([node], lambda current: current.all_input_nodes))
 
 
-def _is_on_host(node: fx.Node) -> bool:
+def is_on_host(node: fx.Node) -> bool:
     """Whether what ``node`` gives can be looked at without waiting for a device."""
     return target_for(type_of(node).device).on_host
 
 
-def _asked_before(graph: fx.Graph, bounds: Sequence[IndexBound]) -> list[IndexBound]:
+def asked_before(graph: fx.Graph, bounds: Sequence[IndexBound]) -> list[IndexBound]:
     """Those whose numbers a condition of the step speaks of as well, without looking them up:
     eager raises there, and never reaches the operation."""
     pending = [node.args[0] for node in graph.find_nodes(op="call_function", target=expect)]
@@ -153,7 +147,7 @@ def _asked_before(graph: fx.Graph, bounds: Sequence[IndexBound]) -> list[IndexBo
         if condition.target is aten.logical_and.default:
             pending.extend(condition.all_input_nodes)
         else:
-            cones.append(set(_cone(condition)))
+            cones.append(set(cone_of(condition)))
     return [
         bound
         for bound in bounds
@@ -162,7 +156,7 @@ def _asked_before(graph: fx.Graph, bounds: Sequence[IndexBound]) -> list[IndexBo
 
 
 def _inputs_of(node: fx.Node) -> set[fx.Node]:
-    return {ancestor for ancestor in _cone(node) if ancestor.op == "placeholder"}
+    return {ancestor for ancestor in cone_of(node) if ancestor.op == "placeholder"}
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -173,124 +167,16 @@ def _extent(node: fx.Node, dim: int) -> int:
     return _shape(node)[dim]
 
 
-@dataclass(frozen=True, slots=True)
-class _Replayed:
-    """``node = target(*args, **kwargs)``, a value on the way to an index."""
-
-    node: fx.Node
-    target: Callable[..., Any]
-    args: tuple[Argument, ...]
-    kwargs: dict[str, Argument]
-
-    def run(self, values: dict[fx.Node, Tensor]) -> None:
-        args = map_nodes(values.__getitem__, self.args)
-        values[self.node] = self.target(*args, **map_nodes(values.__getitem__, self.kwargs))
-
-
-class _Part:
-    """Some of the checks of a step, and what computes their values. ``waits``: whether each is
-    waited for."""
-
-    def __init__(
-        self, step: StepGraph, bounds: Sequence[IndexBound], waits: Sequence[bool], sizes: Sizes
-    ) -> None:
-        self._step, self._sizes = step, sizes
-        self._bounds, self._waits = bounds, waits
-        needed = {node for bound in bounds for node in _cone(bound.value)}
-        self._inputs = {n: at for at, n in enumerate(step.placeholders) if n in needed}
-        self._made: list[_Replayed] = []
-        for node in step.graph.nodes if bounds else ():
-            if node in needed and node.op == "call_function":
-                assert callable(node.target), node
-                args, kwargs = map_argument(self._at_sizes, (node.args, node.kwargs))
-                self._made.append(_Replayed(node, node.target, args, kwargs))
-
-    def _at_sizes(self, leaf: Argument) -> Argument:
-        return at(leaf, self._sizes) if isinstance(leaf, Size) else leaf
-
-    def check(self, inputs: Sequence[Tensor]) -> None:
-        """``BadIndex`` TR-407 if one that is waited for does not hold."""
-        if not self._bounds:
-            return
-        values = {node: inputs[at] for node, at in self._inputs.items()}
-        with torch.no_grad():
-            for node in self._made:
-                node.run(values)
-            for bound, waits in zip(self._bounds, self._waits, strict=True):
-                low, high = at(bound.low, self._sizes), at(bound.high, self._sizes)
-                self._require(bound, values[bound.value], low, high, waits=waits)
-
-    def _require(
-        self, bound: IndexBound, value: Tensor, low: int, high: int, *, waits: bool
-    ) -> None:
-        if value.numel() == 0:
-            return
-        if not waits:
-            _assert_on_device(bound, value, low, high)
-        elif not _is_inside(value, low, high, bound.ignored):
-            raise self._error(bound, value, low, high)
-
-    def _error(self, bound: IndexBound, value: Tensor, low: int, high: int) -> BadIndex:
-        inputs = self._step.signature.inputs
-        names = [inputs[self._inputs[n]].name for n in _cone(bound.value) if n in self._inputs]
-        smallest, largest = (int(extreme) for extreme in torch.aminmax(value))
-        spared = "" if bound.ignored is None else f" (or {bound.ignored})"
-        return BadIndex(
-            f"an index in {', '.join(names) or 'the step'} is out of range: {bound.operation} "
-            f"takes {low} to {high}{spared}, and was given {smallest} to {largest}",
-            code="TR-407",
-            where=bound.origin,
-            remedy="correct the batch; nothing was changed, and the step can go on with the next",
-        )
-
-
-class IndexCheck:
-    """The checks of a step, ready to run on its inputs. ``sizes``: those of dynamic dims."""
-
-    def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
-        bounds = index_bounds_in(step.graph)
-        waited = {bound for bound in bounds if _is_on_host(bound.value)}
-        waited |= set(_asked_before(step.graph, bounds))
-        kinds: dict[str, list[IndexBound]] = {"fixed": [], "before": [], "launched": []}
-        for bound in bounds:
-            apart = bound in waited or not _can_be_launched(bound.value)
-            kinds["fixed" if _is_fixed(bound) else "before" if apart else "launched"].append(bound)
-
-        def part(kind: str) -> _Part:
-            waits = [bound in waited for bound in kinds[kind]]
-            return _Part(step, kinds[kind], waits, sizes or {})
-
-        self._fixed: _Part | None = part("fixed")
-        self._before, self._launched = part("before"), part("launched")
-
-    def require_fixed(self) -> None:
-        """Check what only the shapes decide, once and for all."""
-        fixed, self._fixed = self._fixed, None
-        if fixed is not None:
-            fixed.check(())
-
-    def require(self, inputs: Sequence[Tensor]) -> None:
-        """``BadIndex`` TR-407 if an input points outside what it indexes, and it can be known
-        before the step is launched, or the step itself looks at it first."""
-        self.require_fixed()
-        self._before.check(inputs)
-
-    def launch(self, inputs: Sequence[Tensor]) -> None:
-        """The other checks, in front of the step's own launches. On a GPU nothing waits: a bad
-        index stops the device before anything is written, as it does in eager."""
-        self._launched.check(inputs)
-
-
-def _is_fixed(bound: IndexBound) -> bool:
+def is_fixed(bound: IndexBound) -> bool:
     """Whether no input has a say: a range of positions, as long as the shapes make it."""
-    return all(node.op != "placeholder" for node in _cone(bound.value))
+    return all(node.op != "placeholder" for node in cone_of(bound.value))
 
 
-def _can_be_launched(value: fx.Node) -> bool:
+def can_be_launched(value: fx.Node) -> bool:
     """Whether what computes it is launched with what else a step launches, and can be recorded:
     nothing of it is on the host, and nothing waits."""
-    for node in _cone(value):
-        if _is_on_host(node):
+    for node in cone_of(value):
+        if is_on_host(node):
             return False
         target = node.target
         if isinstance(target, OpOverload) and may_wait(str(target), masks=_reads_masks(node)):
@@ -302,35 +188,3 @@ def _reads_masks(node: fx.Node) -> bool:
     return any(
         tensor_of(operand).dtype in (torch.bool, torch.uint8) for operand in node.all_input_nodes
     )
-
-
-def _is_inside(value: Tensor, low: int, high: int, ignored: int | None) -> bool:
-    smallest, largest = torch.aminmax(value)
-    if smallest >= low and largest <= high:
-        return True
-    if ignored is None:
-        return False
-    return all(_all_inside(part, low, high, ignored) for part in _parts(value))
-
-
-def _parts(value: Tensor) -> Iterator[Tensor]:
-    """The tensor in slices of a bounded number of elements."""
-    if value.numel() <= _CHUNK:
-        yield value
-        return
-    if value.shape[0] == 1:
-        yield from _parts(value[0])
-        return
-    for half in value.tensor_split(2):
-        yield from _parts(half)
-
-
-def _all_inside(value: Tensor, low: int, high: int, ignored: int) -> bool:
-    return bool((((value >= low) & (value <= high)) | (value == ignored)).all())
-
-
-def _assert_on_device(bound: IndexBound, value: Tensor, low: int, high: int) -> None:
-    inside = (value >= low) & (value <= high)
-    if bound.ignored is not None:
-        inside |= value == bound.ignored
-    aten._assert_async.msg(inside.all(), f"TR-407: {bound.operation} takes {low} to {high}")

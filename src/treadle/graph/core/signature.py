@@ -1,9 +1,9 @@
 """What a step's inputs and outputs stand for. Roles are stored here and nowhere else."""
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import fx
 
@@ -48,18 +48,38 @@ class Signature:
     outputs: tuple[Output, ...]
 
 
-@dataclass(slots=True)
+@final
 class StepGraph:
-    """A functional ATen graph of one training step, with its signature.
+    """A functional ATen graph of one training step, with its signature. ``graph``: or what makes
+    it, once somebody asks for it; ``history``: kinds of passes that ran.
 
     Every node has a value (fake tensor, or tuple of them); nodes other than placeholders and the
     output have a phase, and may have a source line and a module path: see ``NodeInfo``.
     The output node's only argument is a tuple, one entry per ``signature.outputs``.
     """
 
-    graph: fx.Graph
-    signature: Signature
-    history: list[type[Any]] = field(default_factory=list[type[Any]])  # kinds of passes that ran
+    __slots__ = ("_graph", "history", "signature")
+
+    def __init__(
+        self,
+        graph: fx.Graph | Callable[[], fx.Graph],
+        signature: Signature,
+        history: Iterable[type[Any]] = (),
+    ) -> None:
+        self._graph = graph
+        self.signature = signature
+        self.history = list(history)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph itself."""
+        if not isinstance(self._graph, fx.Graph):
+            self._graph = self._graph()
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        self._graph = graph
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -85,4 +105,4 @@ class StepGraph:
         graph = fx.Graph(owning_module=self.graph.owning_module)
         returned = graph.graph_copy(self.graph, {})
         graph.output(returned)
-        return StepGraph(graph, self.signature, list(self.history))
+        return StepGraph(graph, self.signature, self.history)

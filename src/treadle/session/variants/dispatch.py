@@ -28,6 +28,7 @@ from treadle.session.bind import read_inputs
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.carried import Carrier, flush_all
 from treadle.session.saved import Saved
+from treadle.session.starts import Starts
 from treadle.session.user_step import UserStep
 from treadle.session.variants.guards import Called, GuardKey, Keys
 from treadle.session.variants.shapes import Dynamic, find
@@ -68,6 +69,7 @@ class Dispatcher:
         self._shapes = shapes
         self._cache = cache
         self._saved = saved
+        self._starts = Starts(step, options, cache, self.call, self._arena)
         self._keys = Keys(step.models, step.optimizers, parameter_names(step.function))
         self._arguments = CallArguments(step.function)
         self._special: Specializations | None = None
@@ -184,13 +186,28 @@ class Dispatcher:
             return compiled
         reasons = self._why_not(key)
         self._note_numbers(self.variants.changed_numbers(key))
-        compiled = self._compile(args, kwargs, update=update)
+        compiled = self._started(key, args, kwargs)
+        if compiled is None:
+            compiled = self._compile(args, kwargs, update=update)
+            if self._shapes is None and not self._path and not self._numbers:
+                self._starts.keep(key, compiled)
         if self.variants.runs(compiled):
             self._note_recapture(reasons)
         else:
             self.recompiles += reasons
             warn_of_recompiles(self.recompiles, known)
         return compiled
+
+    def _started(
+        self, key: GuardKey, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Compiled | None:
+        """The variant as another process captured and compiled it; nothing is traced."""
+        if self._shapes is not None or self._path or self._numbers:
+            return None
+        found = self._starts.find(key, args, kwargs, tuple(self.variants))
+        if found is not None:
+            self._tell(found)
+        return found
 
     def _note_recapture(self, reasons: list[str]) -> None:
         """What changed made no difference to what runs."""
@@ -270,13 +287,17 @@ class Dispatcher:
             if program.groups:
                 program.common = common_text(program.step, program.artifact)
         compiled.groups = groups_of(captured.step)
+        self._tell(compiled)
+        return compiled
+
+    def _tell(self, compiled: Compiled) -> None:
+        """What its user is to know. TR-302 with ``strict`` for what is not compiled."""
         why = self._saved.difference(compiled.facts) if self._saved else ""
         self.recompiles += [why] if why else []
         if self._options.strict:
             _refuse_fallbacks(compiled)
         warn_of_breaks(compiled, self._breaks)
         show_regions(compiled)
-        return compiled
 
     def _captured(
         self, args: tuple[object, ...], kwargs: dict[str, object], dims: Dims | None, update: bool

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from treadle.capture.dynamic import Dims
 from treadle.compiler.compiled import Compiled
-from treadle.graph.analysis.index_bounds import IndexCheck
+from treadle.graph.analysis.index_check import IndexCheck
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
 from treadle.session.variants.guards import GuardKey, Ignored
@@ -123,7 +123,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _instance(pattern: Compiled, dynamic_dims: Found) -> Compiled:
     artifact = pattern.artifact.at_sizes(dynamic_dims.sizes)
     build = Build.without_compiler()  # unused: the code is the pattern's
-    checks = IndexCheck(pattern.captured.step, dynamic_dims.sizes)
+    checks = IndexCheck.of(pattern.captured.step, dynamic_dims.sizes)
     executable = Executable(artifact, build, like=pattern.executable, first=checks.launch)
     return replace(
         pattern,

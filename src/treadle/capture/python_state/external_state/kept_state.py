@@ -50,6 +50,11 @@ class KeptState:
         """The parts of an object, by its id, whose values are met when they are read."""
         return [self.parts[key, at] for at in range(2) if (key, at) in self.parts]
 
+    def before(self, owner: object, at: int) -> Reading | None:
+        """What a part of an object held before the run."""
+        kept = self.parts.get((id(owner), at))
+        return None if kept is None else kept.before
+
     def restore(self) -> None:
         """Everything is as it was."""
         for at, known in self.variables.items():

@@ -1,0 +1,1 @@
+"""A captured step as data: another process serves calls with it, and traces nothing."""

@@ -1,0 +1,35 @@
+"""The types of a step's inputs as capture finds them before it runs anything."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from treadle.capture.input_sources import SourcedInput
+from treadle.capture.python_state.object_graph import tensor_fact
+from treadle.capture.sources import Scalar, Source, State
+from treadle.capture.stored.names import value_text
+
+
+def input_texts(sources: Iterable[SourcedInput], leaves: list[object]) -> list[str]:
+    """One for each input. ``leaves``: of the arguments. State that is not there yet has the type
+    that it starts with: it is the same step."""
+    return [f"{entry!r} {_type_text(source, leaves)}" for entry, source in sources]
+
+
+def _type_text(source: Source, leaves: list[object]) -> str:
+    match source:
+        case Scalar():
+            return str(source.device)
+        case State():
+            value = source.now()
+            return _fact_text(source.like() if value is None else value, source.parameter.device)
+        case _:
+            value = source.read(leaves, {})
+            return _fact_text(value, value.device)
+
+
+def _fact_text(value: Tensor, device: torch.device) -> str:
+    dtype, shape, strides, place, wants_gradient = tensor_fact(value)
+    is_plain = isinstance(place, torch.device)
+    return value_text((dtype, shape, strides, device if is_plain else place, wants_gradient))

@@ -1,0 +1,56 @@
+"""Where what a run read comes from: what another process needs to read the same again."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.argument_containers import ServedCall
+from treadle.capture.python_state.read_names import ReadNames
+from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.roots import ReadRoots
+from treadle.capture.tensors.tensor_effects import read_attributes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepObjects:
+    """A step's function, what it trains, and the call that is served."""
+
+    function: Callable[..., object]
+    models: Mapping[str, nn.Module]
+    optimizers: Mapping[str, Optimizer]
+    call: ServedCall
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Each once."""
+        owned = (p for model in self.models.values() for p in model.parameters())
+        return list({id(parameter): parameter for parameter in owned}.values())
+
+
+@final
+@dataclass(slots=True)
+class ReadsOrigin:
+    """``objects``: the arguments that are neither tensors nor plain values, by number and label;
+    ``tensors``: ways to those whose attributes may have been asked for; ``codes``: what of users'
+    and installed code ran. ``own``: whether something was read that only this run can compare."""
+
+    roots: ReadRoots
+    names: ReadNames
+    objects: tuple[tuple[int, str], ...]
+    tensors: tuple[Callable[[], object], ...]
+    codes: tuple[CodeType, ...] = ()
+    own: bool = False
+
+    def add_to(self, reads: Reads, step: StepObjects) -> None:
+        """All that another process reads as well."""
+        self.roots.add_to(reads, step.function, step.models, step.optimizers)
+        step.call.read_objects(reads, self.objects)
+        read_attributes(self.tensors, reads, self._is_named_in_code)
+
+    def _is_named_in_code(self, name: str) -> bool:
+        return self.names.mentioned is None or name in self.roots.theirs

@@ -1,0 +1,177 @@
+"""Starts without a trace: what another process captured of the same step, found in the cache.
+
+::
+
+    the start key    treadle, PyTorch and Python; the step's code; the kinds of its models and
+                     optimizers; the key of the call (``variants/guards``); the options
+    a record         the reads of the run, the capture and the build as data
+
+A record serves if this process has, in every place that the run read, what the run found there:
+``capture/stored`` says how that is asked. Anything else is captured as ever.
+"""
+
+import json
+import platform
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType, MethodType
+from typing import cast, final
+
+import torch
+
+from treadle.capture.argument_containers import ServedCall
+from treadle.capture.step import input_texts_of
+from treadle.capture.stored.captured import captured_again, captured_data
+from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
+from treadle.capture.stored.names import NotStored, code_digest, kind_text, value_text
+from treadle.capture.stored.origin import StepObjects
+from treadle.capture.stored.reads import Data, read_again
+from treadle.compiler.cleaning import extending
+from treadle.compiler.compiled import Compiled, StartRecord, StoredBuild
+from treadle.compiler.pipeline import built_again
+from treadle.graph.text.canonical import text_of_value
+from treadle.options import Options, deciding
+from treadle.passes.registered import STAGES, registered
+from treadle.report.stages import Clock
+from treadle.runtime.execute.arena import Arena
+from treadle.runtime.store.cache import Cache, content_key
+from treadle.session.user_step import UserStep
+from treadle.session.variants.guards import GuardKey, PassedParameter
+from treadle.util.package import own_digest
+
+_MOST_RECORDS = 4
+"""Of one start key: the same step where what it reads differs. The newest comes first."""
+
+
+@final
+class Starts:
+    """Those of one step."""
+
+    def __init__(
+        self, step: UserStep, options: Options, cache: Cache, call: ServedCall, arena: Arena
+    ) -> None:
+        self._step, self._options, self._cache = step, options, cache
+        self._call, self._arena = call, arena
+
+    def find(
+        self,
+        key: GuardKey,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        known: Iterable[Compiled],
+    ) -> Compiled | None:
+        """What serves a call with this key, if another process captured and compiled it. ``known``:
+        variants that may run for it."""
+        try:
+            start = self._start_key(key)
+        except NotStored:
+            return None
+        records = self._records(start) if start else []
+        inputs = input_texts_of(self._objects(), args, kwargs) if records else []
+        for record in records:
+            try:
+                compiled = self._again(start, record, inputs, known)
+            except NotStored:
+                continue
+            if compiled is not None and compiled.captured.optimizers.agrees():
+                return compiled
+        return None
+
+    def keep(self, key: GuardKey, compiled: Compiled) -> None:
+        """For other processes, if that can be."""
+        try:
+            start = self._start_key(key)
+            record = self._record(compiled) if start else {}
+        except NotStored as error:
+            compiled.start = StartRecord(reason=str(error))
+            return
+        if not start:
+            return
+        records = [record, *(each for each in self._records(start) if each != record)]
+        packed = zlib.compress(json.dumps(records[:_MOST_RECORDS]).encode(), 1)
+        self._cache.put(start, packed)
+        compiled.start = StartRecord(start)
+
+    def _start_key(self, key: GuardKey) -> str:
+        """Empty for what is not looked for: what depends on more than is said here."""
+        options = self._options
+        users = any(map(registered, STAGES)) or extending(options) or options.regions.chooses
+        if users or options.watched or options.carries or self._step.group is not None:
+            return ""
+        return content_key("start", *self._facts(key))
+
+    def _facts(self, key: GuardKey) -> list[str]:
+        function = self._step.function
+        if isinstance(function, MethodType):
+            function = function.__func__
+        is_function = isinstance(function, FunctionType)
+        code = code_digest(function.__code__) if is_function else kind_text(type(function))
+        kinds = (self._step.models, self._step.optimizers)
+        if key.hooks or key.plans or any(isinstance(e, PassedParameter) for e in key.same):
+            raise NotStored("hooks, fully_shard or parameters among the arguments")
+        return [
+            own_digest(),
+            f"{torch.__version__} {torch.version.git_version}",
+            platform.python_version(),
+            code,
+            *(f"{name} {kind_text(type(value))}" for each in kinds for name, value in each.items()),
+            *(text_of_value(value) for value in deciding(self._options).values()),
+            value_text(
+                (
+                    key.arguments,
+                    key.structure,
+                    key.same,
+                    len(key.identity),
+                    key.training,
+                    key.parameters,
+                    key.optimizers,
+                    key.modes,
+                    key.grads,
+                )
+            ),
+        ]
+
+    def _records(self, start: str) -> list[Data]:
+        packed = self._cache.get(start)
+        if packed is None:
+            return []
+        return cast("list[Data]", json.loads(zlib.decompress(packed)))
+
+    def _objects(self) -> StepObjects:
+        step = self._step
+        return StepObjects(step.function, step.models, step.optimizers, self._call)
+
+    def _record(self, compiled: Compiled) -> Data:
+        captured = compiled.captured
+        if captured.stored.data is None:
+            raise NotStored(captured.stored.reason)
+        objects = self._objects()
+        return {
+            "reads": captured.stored.data,
+            "captured": captured_data(captured, objects),
+            "build": Encoder(UserObjects(objects)).data(compiled.stored()),
+        }
+
+    def _again(
+        self,
+        start: str,
+        record: Mapping[str, object],
+        inputs: Sequence[str],
+        known: Iterable[Compiled],
+    ) -> Compiled | None:
+        objects, clock = self._objects(), Clock()
+        with clock.stage("start"):
+            reads = read_again(cast("Data", record["reads"]), objects, inputs)
+            captured = captured_again(cast("Data", record["captured"]), reads, objects)
+            build = Decoder(UserObjects(objects)).value(record["build"])
+        stored = cast("StoredBuild", build)
+        return built_again(
+            captured,
+            stored,
+            start,
+            self._options,
+            cache=self._cache,
+            clock=clock,
+            known=known,
+            arena=self._arena,
+        )

@@ -1,0 +1,239 @@
+"""A second process that makes the same step traces nothing; one that makes another traces it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import treadle
+from contract.start_programs import COMPILED, HEAD, MODEL, TAIL
+from treadle.runtime.store.cache import Cache
+
+PROGRAM = HEAD + MODEL + "# change\n" + COMPILED + TAIL
+PLAIN = COMPILED.replace("treadle.compile(train, model=model, optimizer=optimizer)", "train")
+
+
+def with_change(text: str) -> str:
+    """The program, with another state before the first call."""
+    return PROGRAM.replace("# change", text)
+
+
+@pytest.fixture
+def run(forks, tmp_path):
+    """Run a program in a process of its own; gives what it says, by the first words of its
+    lines."""
+
+    def told(text: str) -> dict[str, str]:
+        path = tmp_path / "program.py"
+        path.write_text(text)
+        environment = {"TREADLE_CACHE_DIR": str(tmp_path / "cache")}
+        done = forks.run(path, environment=environment, quick=True, quiet=True)
+        assert done.returncode == 0, done.stderr
+        return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+    return told
+
+
+def eager_of(text: str) -> str:
+    """The same program without treadle, that tells its losses alone."""
+    return text.replace(COMPILED, PLAIN).partition('print("untraced"')[0]
+
+
+def close(told: dict[str, str], expected: dict[str, str]) -> bool:
+    pairs = zip(told["losses"].split(), expected["losses"].split(), strict=True)
+    numbers = [(float.fromhex(a), float.fromhex(b)) for a, b in pairs]
+    return all(abs(a - b) <= 1e-9 * max(abs(b), 1.0) for a, b in numbers)
+
+
+def test_a_second_process_traces_nothing(run):
+    text = with_change("")
+    first, second = run(text), run(text)
+    assert first["untraced"] == "False"
+    assert "the next process traces nothing" in first["start"]
+    assert second["untraced"] == "True"
+    assert "nothing was traced" in second["start"]
+    assert second["losses"] == first["losses"]
+    assert second["recompiles"] == "[]"
+    assert close(second, run(eager_of(text)))
+
+
+CHANGES = {
+    "a global number": "FACTOR = 3.0",
+    "a class attribute": "Net.scale = 0.5",
+    "an attribute of the model": "model.slope = 0.1",
+    "an entry of a dict": "options['weight'] = 1.0",
+    "a function that is called": "def penalty(model):\n    return model.norm.weight.sum()",
+    "a method of the model": "Net.forward = lambda self, x: self.norm(x)",
+    "a method of one object": "model.norm.forward = lambda x: x",
+    "the mode of a module": "model.drop.eval()",
+    "a number of a module of PyTorch's": "model.drop.p = 0.5",
+    "another module in a list": "model.layers[1] = nn.Linear(8, 8, bias=False)",
+    "modules in another order": "model.layers = nn.ModuleList(list(model.layers)[::-1])",
+    "one module twice": "model.layers[1] = model.layers[0]",
+    "a parameter that is frozen": "model.layers[0].bias.requires_grad_(False)",
+    "a hook": "model.norm.register_forward_hook(lambda module, args, out: out * 2)",
+    "a hook of a parameter": "model.layers[0].weight.register_hook(lambda grad: grad * 2)",
+    "a hook of all modules": "nn.modules.module.register_module_forward_hook(lambda *a: a[2] + 1)",
+    "a function of PyTorch's": "nn.functional.leaky_relu = lambda x, slope: x",
+    "PyTorch's precision of products": "torch.set_float32_matmul_precision('medium')",
+    "the state of the optimizer": "optimizer.step()\n"
+    "for p in model.parameters():\n"
+    "    optimizer.state[p] = {'step': torch.tensor(3.0), 'exp_avg': torch.ones_like(p),\n"
+    "                          'exp_avg_sq': torch.ones_like(p)}",
+    "an option of the optimizer": "optimizer.param_groups[0]['amsgrad'] = True",
+    "a number of the optimizer": "optimizer.param_groups[0]['lr'] = 0.5",
+    "another optimizer": "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+    "a gradient that is there": "model.layers[0].weight.grad = torch.ones(8, 8)",
+    "the shape of the batch": "batch = torch.randn(4, 8), torch.randn(4, 8)",
+    "the type of the batch": "batch = torch.randn(16, 8).t().contiguous().t(), torch.randn(16, 8)",
+    "the values of parameters": "with torch.no_grad():\n    model.layers[0].weight.mul_(2)",
+}
+"""What is another between two processes. The step itself stands ahead of it, and is the same."""
+MAKES_NO_DIFFERENCE = {
+    "a number of the optimizer",
+    "the values of parameters",
+    "the state of the optimizer",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_differs_between_processes_is_never_stale(run, change):
+    run(with_change(""))
+    text = with_change(CHANGES[change])
+    found = run(text)
+    assert close(found, run(eager_of(text))), (found, change)
+    assert (found["untraced"] == "True") == (change in MAKES_NO_DIFFERENCE)
+    again = run(text)
+    assert again["losses"] == found["losses"]
+    assert again["untraced"] == "True" or "traces again:" in again["start"]
+
+
+def test_the_step_itself_is_another_one(run):
+    run(with_change(""))
+    text = with_change("").replace("* FACTOR", "/ FACTOR")
+    found = run(text)
+    assert found["untraced"] == "False"
+    assert close(found, run(eager_of(text)))
+
+
+def test_a_module_beside_the_script(run, tmp_path):
+    text = with_change("import beside\nFACTOR = beside.factor")
+    text = text.replace("* FACTOR", "* beside.scaled(2.0)")
+    beside = tmp_path / "beside.py"
+    beside.write_text("factor = 2.0\ndef scaled(x):\n    return x * factor\n")
+    assert run(text)["untraced"] == "False"
+    assert run(text)["untraced"] == "True"
+    beside.write_text("factor = 2.0\ndef scaled(x):\n    return x + factor + 1\n")
+    found = run(text)
+    assert found["untraced"] == "False"
+    assert close(found, run(eager_of(text)))
+
+
+def test_the_loss_alone_is_asked_for_in_the_step(run):
+    """What Python has of a call's tensors is stored as well: a sum of numbers, a text, a print."""
+    text = with_change("").replace(
+        "    return loss.item()",
+        "    total = 2 * loss.item() + 1\n    print('total', f'{total:.4f}')\n    return total",
+    )
+    first, second = run(text), run(text)
+    assert second["untraced"] == "True", first["start"]
+    assert second["losses"] == first["losses"]
+    assert second["total"] == first["total"]
+
+
+def make(folder: Path, width: int = 4):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    options = treadle.Options(cache_dir=folder)
+    return model, optimizer, train, options
+
+
+def compiled(folder: Path):
+    model, optimizer, train, options = make(folder)
+    return treadle.compile(train, model=model, optimizer=optimizer, options=options)
+
+
+def test_a_saved_step_is_not_traced_again(tmp_path):
+    x = torch.randn(3, 4)
+    step = compiled(tmp_path / "one")
+    losses = [step(x) for _ in range(2)]
+    step.save(tmp_path / "step.treadle")
+    model, optimizer, train, options = make(tmp_path / "two")
+    loaded = treadle.load(
+        tmp_path / "step.treadle", train, model=model, optimizer=optimizer, options=options
+    )
+    assert [loaded(x) for _ in range(2)] == losses
+    assert loaded.compiled.untraced
+    assert loaded.recompiles == []
+
+
+def test_an_artifact_that_is_gone_is_made_again(tmp_path):
+    x = torch.randn(3, 4)
+    first = compiled(tmp_path)
+    expected = first(x)
+    cache = Cache(tmp_path)
+    path = cache.path(first.compiled.key, "")
+    assert path is not None
+    path.unlink()
+    second = compiled(tmp_path)
+    assert second(x) == expected
+    assert not second.compiled.untraced
+
+
+def test_the_second_shape_of_a_step_is_found_as_well(tmp_path):
+    first, second = compiled(tmp_path), compiled(tmp_path)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4)
+        assert first(x).item() == second(x).item()
+        assert second.compiled.untraced
+    assert len(second.recompiles) == 1
+
+
+def test_a_bad_index_is_refused_without_a_trace(tmp_path):
+    def steps():
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 3)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+
+        def train(index):
+            optimizer.zero_grad()
+            loss = table(index).sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        options = treadle.Options(cache_dir=tmp_path)
+        return treadle.compile(train, model=table, optimizer=optimizer, options=options)
+
+    steps()(torch.tensor([1, 2]))
+    step = steps()
+    with pytest.raises(treadle.RuntimeFailure, match=r"batch 0 is out of range.*0 to 4") as caught:
+        step(torch.tensor([1, 5]))
+    assert step.compiled.untraced
+    assert "table(index)" in str(caught.value)
+    step(torch.tensor([1, 4]))
+
+
+def test_a_step_that_was_not_traced_is_told_of_as_any_other(tmp_path):
+    first, second = compiled(tmp_path), compiled(tmp_path)
+    x = torch.randn(3, 4)
+    first(x)
+    second(x)
+    assert second.compiled.untraced
+    assert second.graph("captured") == first.graph("captured")
+    assert second.graph("planned") == first.graph("planned")
+    assert second.summary().operations == first.summary().operations
+    told = second.explain()
+    assert "nothing was traced" in told
+    assert "test_starts.py" in told
+    assert "the next process traces nothing" in first.explain()
