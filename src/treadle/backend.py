@@ -453,7 +453,7 @@ class _Sized:
         default_factory=OrderedDict[object, _FixedSizes]
     )
 
-    def __call__(self, args: list[Any]) -> list[object]:
+    def __call__(self, args: list[object]) -> list[object]:
         key = tuple(
             (argument.shape, argument.stride(), argument.dtype)
             if isinstance(argument, Tensor)

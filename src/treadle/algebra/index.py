@@ -25,7 +25,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Union, final
+from typing import Union, final
 
 from treadle.algebra.extents import (
     Size,
@@ -41,7 +41,7 @@ from treadle.algebra.extents import (
 )
 from treadle.util.errors import VerifyError, require
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 """Nested tuples of numbers and strings: equal exactly when the structures are."""
 
 _serial = itertools.count()

@@ -363,7 +363,7 @@ def _written_args(node: fx.Node) -> list[fx.Node]:
     """The operands that the operation writes to, in schema order."""
     written: list[fx.Node] = []
     for value in written_values(node):
-        values: Any = value if isinstance(value, list | tuple) else [value]
+        values: object = value if isinstance(value, list | tuple) else [value]
         written += [written_node for written_node in values if isinstance(written_node, fx.Node)]
     return written
 

@@ -10,6 +10,6 @@ def batch_norm_forward() -> tuple[Any, str, Any]:
     return _BatchNorm, "forward", vars(_BatchNorm)["forward"]
 
 
-def check_dims(module: Any, given: Any) -> None:
+def check_dims(module: Any, given: object) -> None:
     """What the module itself checks of an input first."""
     module._check_input_dim(given)

@@ -15,8 +15,8 @@ def watched_checkpointing(
     begins: Callable[[], None],
     ends: Callable[[], None],
     marked: Callable[[int, CheckpointPolicy], None],
-    mode: Callable[[], AbstractContextManager[Any]],
-) -> tuple[tuple[Any, str, Any], ...]:
+    mode: Callable[[], AbstractContextManager[object]],
+) -> tuple[tuple[object, str, object], ...]:
     """What to put where (owner, name, value) while a step is traced: ``begins`` and ``ends`` hear
     when a checkpointed region runs again, ``marked`` what a selective policy says of the nodes
     from one on. Nothing of other threads is heard. ``mode``: what a region ran in at first; while
@@ -61,7 +61,7 @@ def watched_checkpointing(
     reentrant = checkpointing.CheckpointFunction
     original = vars(reentrant)["backward"].__func__
 
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: object) -> object:
         if works_for(thread):
             begins()  # the inner call of ``torch.autograd.backward`` ends it
             ctx.run_function = _within(mode, ctx.run_function)
@@ -76,9 +76,9 @@ def watched_checkpointing(
 
 
 def _within(
-    mode: Callable[[], AbstractContextManager[Any]], function: Callable[..., object]
+    mode: Callable[[], AbstractContextManager[object]], function: Callable[..., object]
 ) -> Callable[..., object]:
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         with mode():
             return function(*args, **kwargs)
 

@@ -26,35 +26,35 @@ _FUNCTIONS: Mapping[str, Any] = {
 NAMES = tuple(_FUNCTIONS)
 """The functions that there are."""
 
-_INSTEAD: dict[str, list[Callable[..., Any]]] = {name: [] for name in NAMES}
+_INSTEAD: dict[str, list[Callable[..., object]]] = {name: [] for name in NAMES}
 """What is called instead: of the traces that run, the innermost last."""
 
 
-def _call_cond(*args: Any, **kwargs: Any) -> Any:
+def _call_cond(*args: object, **kwargs: object) -> object:
     from treadle.compat.control_flow import call_instead  # these are not the globals it runs with
 
     return call_instead("cond", *args, **kwargs)
 
 
-def _call_while_loop(*args: Any, **kwargs: Any) -> Any:
+def _call_while_loop(*args: object, **kwargs: object) -> object:
     from treadle.compat.control_flow import call_instead
 
     return call_instead("while_loop", *args, **kwargs)
 
 
-def _call_map(*args: Any, **kwargs: Any) -> Any:
+def _call_map(*args: object, **kwargs: object) -> object:
     from treadle.compat.control_flow import call_instead
 
     return call_instead("map", *args, **kwargs)
 
 
-def _call_scan(*args: Any, **kwargs: Any) -> Any:
+def _call_scan(*args: object, **kwargs: object) -> object:
     from treadle.compat.control_flow import call_instead
 
     return call_instead("scan", *args, **kwargs)
 
 
-def _call_associative_scan(*args: Any, **kwargs: Any) -> Any:
+def _call_associative_scan(*args: object, **kwargs: object) -> object:
     from treadle.compat.control_flow import call_instead
 
     return call_instead("associative_scan", *args, **kwargs)
@@ -69,14 +69,14 @@ _CALLS: Mapping[str, FunctionType] = {
 }
 
 
-def call_instead(name: str, *args: Any, **kwargs: Any) -> Any:
+def call_instead(name: str, *args: object, **kwargs: object) -> object:
     """What the function of that name does now."""
     return _INSTEAD[name][-1](*args, **kwargs)
 
 
 @contextlib.contextmanager
 def functions_replaced(
-    wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+    wrap: Callable[[str, Callable[..., object]], Callable[..., object]],
 ) -> Iterator[None]:
     """While inside, each function does what ``wrap`` gives for its name and for what it did."""
     with contextlib.ExitStack() as undo:

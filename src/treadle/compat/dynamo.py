@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -23,7 +22,7 @@ def through_autograd(
     return compiler(module, inputs)
 
 
-def boxed(call: Callable[[list[Any]], object]) -> Callable[[list[object]], object]:
+def boxed(call: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
     """``call`` told to AOTAutograd as one that takes its arguments in a list that it may empty."""
     vars(call)["_boxed_call"] = True
     return call

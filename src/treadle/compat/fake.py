@@ -63,7 +63,7 @@ def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -
         return
     dispatch = mode.dispatch
 
-    def heard(*args: Any, **kwargs: Any) -> Any:
+    def heard(*args: Any, **kwargs: object) -> object:
         hear()
         return dispatch(*args, **kwargs)
 
@@ -212,7 +212,7 @@ def standing_in(is_asked: Callable[[], bool]) -> Iterator[None]:
     """Fake tensors that are made where ``is_asked()`` know the class that they stand for."""
     original = FakeTensor.__new__
 
-    def make(cls: type[FakeTensor], *args: Any, **kwargs: Any) -> FakeTensor:
+    def make(cls: type[FakeTensor], *args: Any, **kwargs: object) -> FakeTensor:
         return original(_StandIn if cls is FakeTensor and is_asked() else cls, *args, **kwargs)
 
     known = proxy_tensor.HANDLED_TYPES
@@ -298,7 +298,7 @@ def is_of_values(symbol: Any) -> bool:
 
 def fake_result(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+) -> object:
     """``operation(*args, **kwargs)`` of fake tensors, in whatever mode is on: also where this
     PyTorch has a kernel and cannot say what it gives, or says another dtype."""
     if operation is aten.addmm.dtype and not _types_sums_of_products():
@@ -309,7 +309,7 @@ def fake_result(
     return _with_wide_statistics(args, result) if operation in MISTYPED else result
 
 
-def _with_wide_statistics(args: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_wide_statistics(args: tuple[object, ...], result: tuple[Any, ...]) -> tuple[object, ...]:
     """The results of a norm. Of 16 bits with parameters of 32 all kernels keep mean and deviation
     in 32 bits: in 16, as PyTorch's types say for CPUs, they would cost gradients a hundredth."""
     x, *others = [each for each in args if isinstance(each, Tensor)]

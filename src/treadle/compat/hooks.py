@@ -131,7 +131,7 @@ def after_backward(function: Callable[[], None]) -> None:
 class _Engine:
     """PyTorch's engine, each of whose backward passes runs inside of a context."""
 
-    def __init__(self, engine: Any, inside: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, engine: Any, inside: Callable[[], AbstractContextManager[object]]) -> None:
         self._engine = engine
         self._inside = inside
         self.queue_callback = engine.queue_callback
@@ -144,7 +144,7 @@ class _Engine:
 
 
 @contextmanager
-def backward_inside(inside: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def backward_inside(inside: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
     """While inside, backward passes run in a context of their own. Modes for functions are off by
     then, since ``backward`` is such a function itself."""
     kind: Any = torch.autograd.Variable

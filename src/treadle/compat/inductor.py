@@ -7,7 +7,7 @@ import torch._inductor
 from torch import Tensor, fx
 
 
-def compile_module(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def compile_module(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
     """What computes ``module``, which returns a tuple of tensors, for inputs like these; they may
     be fake."""
     compiled: Any = torch._inductor.compile(module, list(inputs))

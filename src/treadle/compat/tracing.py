@@ -56,7 +56,7 @@ def trace(
     its graph is not made into a text and compiled.
     """
 
-    def flat(*values: Tensor) -> Any:
+    def flat(*values: Tensor) -> object:
         with _use_lazy_graph_module(False):  # those that the function itself makes
             return function([stand_in_for(each, Tensor) for each in values])
 

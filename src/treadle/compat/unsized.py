@@ -24,7 +24,7 @@ the frame that asks, where that is no operation of PyTorch's."""
 
 def size_decisions(
     decide: Decide, refuse: Callable[[], Exception]
-) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+) -> Iterator[tuple[type, str, Callable[..., object]]]:
     """What to put where (owner, name, value) while a step is traced: asked for a condition on
     sizes that values decide, a trace goes on by what ``decide`` says; where such a size must be
     a number, it ends by ``refuse()``. Not where an operation asks whose result is not in the graph

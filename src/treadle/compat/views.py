@@ -1,7 +1,6 @@
 """Views whose types a trace cannot be told."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def _split(x: Tensor, size: int, dim: int = 0) -> Any:
+def _split(x: Tensor, size: int, dim: int = 0) -> object:
     """A dim without elements is one piece, as eager has it: PyTorch 2.11 counts no piece, and
     shortens the last of them. All others are traced as they are."""
     if type(x.shape[dim]) is not int or x.shape[dim]:
@@ -17,5 +16,8 @@ def _split(x: Tensor, size: int, dim: int = 0) -> Any:
     return aten.split_with_sizes.default(x, [0], dim)
 
 
-SPLITS: Mapping[Any, Any] = {aten.split.Tensor: _split, aten.unsafe_split.Tensor: _split}
+SPLITS: Mapping[object, Callable[..., object]] = {
+    aten.split.Tensor: _split,
+    aten.unsafe_split.Tensor: _split,
+}
 """What to trace instead."""

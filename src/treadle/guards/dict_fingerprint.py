@@ -69,7 +69,7 @@ def of_own_space(value: Any) -> MemoryFingerprint | None:
     return made(places, expected, (value, held, inside.held), direct=inside.direct)
 
 
-def _of_values(value: dict[Any, Any]) -> MemoryFingerprint | None:
+def _of_values(value: dict[object, object]) -> MemoryFingerprint | None:
     """What a dict that shares its table holds: a size in the first byte, the values, and their
     order in a byte each."""
     held = tuple(dict.items(value))
@@ -85,7 +85,7 @@ def _of_values(value: dict[Any, Any]) -> MemoryFingerprint | None:
     return MemoryFingerprint(at, (*map(word, _own(value)), *words), (value, held), direct=False)
 
 
-def _of_entries(value: dict[Any, Any]) -> MemoryFingerprint | None:
+def _of_entries(value: dict[object, object]) -> MemoryFingerprint | None:
     """What a dict with a table of its own holds: the entries, in order."""
     held = tuple(dict.items(value))
     table = word(id(value) + _KEYS)
@@ -127,10 +127,10 @@ def _write_global(value: int) -> None:
 
 
 _written = 0
-Writes = tuple[Callable[[], Any], ...]
+Writes = tuple[Callable[[], object], ...]
 
 
-def _writes() -> tuple[dict[Any, Any], Writes]:
+def _writes() -> tuple[dict[object, object], Writes]:
     """A dict that shares no table, and writes to it of every kind, each of which changes it."""
     names: dict[Any, Any] = {"a": 1, "b": 2}
     write = FunctionType(_write_global.__code__, names)
@@ -187,8 +187,8 @@ def _attribute_writes() -> tuple[dict[Any, Any], Writes]:
 
 
 def _shows(
-    make: Callable[[], tuple[dict[Any, Any], Writes]],
-    look: Callable[[dict[Any, Any]], MemoryFingerprint | None],
+    make: Callable[[], tuple[dict[object, object], Writes]],
+    look: Callable[[dict[object, object]], MemoryFingerprint | None],
 ) -> bool:
     """Whether each write shows in the words before it, and no reading."""
     value, writes = make()
@@ -205,12 +205,12 @@ def _shows(
     return True
 
 
-def _of_version(value: dict[Any, Any]) -> MemoryFingerprint:
+def _of_version(value: dict[object, object]) -> MemoryFingerprint:
     at = id(value) + _VERSION
     return MemoryFingerprint((at,), (word(at),), (value,))
 
 
-def _of_contents(value: dict[Any, Any]) -> MemoryFingerprint | None:
+def _of_contents(value: dict[object, object]) -> MemoryFingerprint | None:
     return _of_values(value) if word(id(value) + _VALUES) else _of_entries(value)
 
 
@@ -227,7 +227,7 @@ def dict_layout() -> DictLayout:
 
 def _is_laid_out() -> bool:
     """Whether lengths and tables are where they are expected, before any table is followed."""
-    alone: dict[Any, Any] = {nth: nth for nth in range(1000)}
+    alone: dict[object, object] = {nth: nth for nth in range(1000)}
     one, two = _Thing(), _Thing()
     one.a = two.a = 1
     several = vars(one), vars(two)

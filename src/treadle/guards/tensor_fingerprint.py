@@ -81,7 +81,7 @@ class _TensorLayout:
         leaf.register_post_accumulate_grad_hook(_hook)
         self.hooks = tuple(find(leaf, id(each)) for each in hook_dicts_of(leaf))
 
-    def _changed(self, address: int, change: Callable[[], Any]) -> int:
+    def _changed(self, address: int, change: Callable[[], object]) -> int:
         """Which word a change changes: the only one of twenty."""
         places = range(2 * WORD, 20 * WORD, WORD)
         before = [word(address + at) for at in places]
@@ -144,7 +144,7 @@ def _within(address: int, held: int) -> int:
     raise LookupError("tensor")
 
 
-def _hook(_: Any) -> None: ...
+def _hook(_: object) -> None: ...
 
 
 @functools.cache
@@ -163,7 +163,7 @@ def _tensor_layout() -> _TensorLayout | None:
 def _is_seen(found: _TensorLayout) -> bool:
     """Whether changes of each kind show, and computing with a tensor does not."""
     other, leaf = torch.zeros(3, 2, **_HOST), nn.Parameter(torch.zeros(2, 3, **_HOST))
-    changes: tuple[Callable[[], Any], ...] = (
+    changes: tuple[Callable[[], object], ...] = (
         lambda: leaf.detach().mul_(2),
         lambda: setattr(leaf, "grad", torch.zeros(2, 3, **_HOST)),
         lambda: setattr(leaf, "grad", None),

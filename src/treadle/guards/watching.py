@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,7 +261,7 @@ class Watches:
 class PolledDicts:
     """Dicts that are asked for their keys and values, at some 20 ns each."""
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+    def __init__(self, dicts: Sequence[dict[object, object]]) -> None:
         self._dicts = dicts
         self._known = self._found = [_held(each) for each in dicts]
 
@@ -282,7 +282,7 @@ class PolledDicts:
         self._known = self._found
 
 
-def _held(value: dict[Any, Any]) -> tuple[object, ...]:
+def _held(value: dict[object, object]) -> tuple[object, ...]:
     return *dict.keys(value), *dict.values(value)
 
 
@@ -309,7 +309,7 @@ class PolledTensors:
         return self._layouts.hold() and self._read() == self._addresses
 
 
-def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> FingerprintWatch | PolledDicts:
+def watch_dicts(dicts: Sequence[dict[object, object]]) -> FingerprintWatch | PolledDicts:
     """Dicts, for writes to them."""
     found = FingerprintWatch()
     if all(found.add(functools.partial(of_dict, each)) for each in dicts):

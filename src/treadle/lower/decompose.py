@@ -11,7 +11,6 @@ if all of it has rules, or library calls that are meant: otherwise the operation
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -23,7 +22,7 @@ from treadle.graph.rewrite.inline import traced_call
 from treadle.lower.library import is_chosen
 from treadle.lower.registry import rule_for
 
-Decomposition = Callable[..., Any]
+Decomposition = Callable[..., object]
 
 
 def decomposition_of(node: fx.Node) -> fx.GraphModule | None:

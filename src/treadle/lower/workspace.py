@@ -45,7 +45,7 @@ def _flash(args: Sequence[Any], tokens: int = -2) -> int:
     return found + 2 * expanded
 
 
-def _flash_tokens_first(args: Sequence[Any]) -> int:
+def _flash_tokens_first(args: Sequence[object]) -> int:
     return _flash(args, tokens=-3)
 
 
@@ -53,11 +53,11 @@ def _embedding(args: Sequence[Any]) -> int:
     return 8 * 8 * prod(args[1].shape)
 
 
-_OURS: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
+_OURS: Mapping[OpOverload, Callable[[Sequence[object]], int]] = {
     custom_op.op: custom_op.bytes_held for custom_op in CUSTOM_OPS if custom_op.holds is not None
 }
 
-_CUDNN: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
+_CUDNN: Mapping[OpOverload, Callable[[Sequence[object]], int]] = {
     aten._scaled_dot_product_cudnn_attention_backward.default: _attention,
     aten._scaled_dot_product_flash_attention_backward.default: _flash,
     aten._flash_attention_backward.default: _flash_tokens_first,

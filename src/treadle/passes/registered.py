@@ -14,7 +14,7 @@ from treadle.graph.rewrite.inline import put_in_place, traced_call
 from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.util.errors import LoweringError
 
-Meaning = Callable[..., Any]
+Meaning = Callable[..., object]
 
 STAGES = ("extend", "clean", "plan memory")
 """The stages at whose end users' passes may run."""

@@ -95,18 +95,18 @@ class AwaitedTensors:
 def _awaiting(own: type, awaited: AwaitedTensors) -> type:
     """The class of a watched tensor whose class is ``own``."""
 
-    def function(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def function(cls: type, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func in _WITHOUT_VALUES or not awaited.is_attached:
             with without_classes():
                 return func(*args, **kwargs or {})
         awaited.look()
         return func(*args, **kwargs or {})
 
-    def copied(self: Tensor, memo: dict[int, Any]) -> object:
+    def copied(self: Tensor, memo: dict[int, object]) -> object:
         awaited.look()
         return copy.deepcopy(self, memo)
 
-    def reduced(self: Tensor, protocol: Any) -> object:
+    def reduced(self: Tensor, protocol: object) -> object:
         awaited.look()
         return self.__reduce_ex__(protocol)
 

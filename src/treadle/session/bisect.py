@@ -65,7 +65,7 @@ class Bisection:
             torch.set_rng_state(after)
         return None
 
-    def _earliest(self, region: Region, node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
+    def _earliest(self, region: Region, node: fx.Node, values: dict[fx.Node, object]) -> fx.Node:
         """From a node that is off to one whose operands are not."""
         while True:
             own = [operand for operand in _operands(node) if operand in region.nodes]
@@ -97,9 +97,9 @@ def _unshown(compiled: Compiled) -> Regions:
     return replace(compiled.options.regions, show=None, accepts=None, smallest=0)
 
 
-def _add_constants(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+def _add_constants(graph: fx.Graph, values: dict[fx.Node, object]) -> None:
     for node in graph.find_nodes(op="get_attr"):
-        constant: Any = graph.owning_module
+        constant: object = graph.owning_module
         for part in str(node.target).split("."):
             constant = getattr(constant, part)
         values[node] = constant

@@ -132,7 +132,7 @@ def _reduced(kind: type, copied: Callable[[object], None]) -> Callable[[], objec
     table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table
     before = table.get(kind)
 
-    def reduce(thing: Any) -> Any:
+    def reduce(thing: object) -> object:
         copied(thing)
         return thing.__reduce_ex__(_PROTOCOL) if before is None else before(thing)
 

@@ -11,7 +11,7 @@ claims a large frame has room behind it for the frames of all that it calls (``P
 from collections.abc import Callable
 from functools import wraps
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +21,9 @@ _CLAIMED = 2**18 + 1
 words each."""
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     return function(*args, **kwargs)
 
 

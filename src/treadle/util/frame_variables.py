@@ -5,12 +5,11 @@ import sys
 from collections.abc import Mapping
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType
-from typing import Any
 
 _IS_UNSAFE = sys.version_info[:2] == (3, 13)
 
 
-def variables(frame: FrameType) -> Mapping[str, Any]:
+def variables(frame: FrameType) -> Mapping[str, object]:
     """``frame.f_locals``. On CPython 3.13 without those names that are a comprehension's own and
     that a function in it reads: until 3.13.2 looking at one ends the process (CPython issue
     128396)."""

@@ -29,7 +29,7 @@ _MOST = 1 << 20
 """Bytes of a tensor that are shown at all."""
 
 
-def literal_text(arg: Any) -> str:
+def literal_text(arg: object) -> str:
     """An argument that is no value of the graph."""
     if arg is None or type(arg) in (bool, int, str):
         return repr(arg)
@@ -59,7 +59,7 @@ def numbers_text(value: Tensor) -> str:
 
 
 @functools.cache
-def _named_constants() -> dict[str, Any]:
+def _named_constants() -> dict[str, object]:
     """By its text, every dtype, layout and memory format."""
     kinds = (torch.dtype, torch.layout, torch.memory_format)
     return {
@@ -70,7 +70,7 @@ def _named_constants() -> dict[str, Any]:
 class LiteralReader:
     """Reads literals where ``scanner`` stands. ``short``: other words for some."""
 
-    def __init__(self, scanner: Scanner, short: Mapping[str, Any]) -> None:
+    def __init__(self, scanner: Scanner, short: Mapping[str, object]) -> None:
         self.scanner = scanner
         self._words = {**_named_constants(), **short}
 
@@ -83,7 +83,7 @@ class LiteralReader:
             raise self.scanner.error(f"there is no dtype {word!r}", at)
         return named
 
-    def literal(self) -> Any:
+    def literal(self) -> object:
         """An argument that is no value of the graph."""
         for name, value in (("None", None), ("True", True), ("False", False)):
             if self.scanner.take(name):
@@ -102,7 +102,7 @@ class LiteralReader:
             raise self.scanner.error(f"there is no value {word!r} here", at)
         return self._made(word, self.scanner.several(")", self.literal), at)
 
-    def _made(self, word: str, values: list[Any], at: int) -> Any:
+    def _made(self, word: str, values: list[Any], at: int) -> object:
         match word, values:
             case "float", ["inf" | "-inf" | "nan" as text]:
                 return float(text)

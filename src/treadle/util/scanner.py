@@ -99,7 +99,7 @@ class Scanner:
             raise self.error("a whole number is expected here", at)
         return value
 
-    def several(self, close: str, item: Callable[[], Any]) -> list[Any]:
+    def several(self, close: str, item: Callable[[], object]) -> list[Any]:
         """``item, item, ... close``; a comma may follow the last."""
         values: list[Any] = []
         while not self.take(close):
@@ -110,10 +110,10 @@ class Scanner:
             values.append(item())
         return values
 
-    def arguments(self, value: Callable[[], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, value: Callable[[], object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``value, name=value, ...)``: what is given by position, and by name."""
 
-        def operand() -> tuple[str, Any]:
+        def operand() -> tuple[str, object]:
             key = self.match(_KEY)
             return (key or "").rstrip("= "), value()
 

@@ -90,7 +90,7 @@ def averaged_batch_norm(
     return result
 
 
-def cumulative_batch_norm() -> tuple[Any, str, Callable[[Any, Tensor], Tensor]]:
+def cumulative_batch_norm() -> tuple[object, str, Callable[[object, Tensor], Tensor]]:
     """What to put where (owner, name, value) while a step is traced: the forward of a batch norm
     with ``momentum=None``, whose averages are over all batches. It turns the count of batches into
     a number; here it stays a tensor.

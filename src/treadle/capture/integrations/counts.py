@@ -8,7 +8,6 @@ Otherwise its length depends on values: the other way of the decision.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ def counts_instead_of(
     if func not in _COUNTS:
         return None
 
-    def call(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    def call(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> object:
         is_short = minlength > 0 and input.numel() > 0 and not input.is_floating_point()
         if not is_short or not decide(((input >= 0) & (input < minlength)).all()):
             return func(input, weights, minlength)

@@ -230,7 +230,7 @@ class _Forward:
         self._left: set[int] = set()  # modules that have to run before it drops what it gathered
         self._depth = 0  # forwards of its own that run, one within another
 
-    def before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def before(self, module: nn.Module, args: object, kwargs: object) -> tuple[object, object]:
         """Gather, and convert what the module is given."""
         for group in self._plan.groups:
             _check(group)
@@ -244,7 +244,7 @@ class _Forward:
             held.gather()
         return to_dtype((args, kwargs), self._plan.input_dtype)
 
-    def after(self, module: nn.Module, args: object, result: Any) -> Any:
+    def after(self, module: nn.Module, args: object, result: object) -> object:
         """Drop what was gathered, and convert what the module gives."""
         self._depth -= 1
         self._left.discard(id(module))
@@ -321,7 +321,7 @@ def fully_sharded(
             raise _accumulates()
 
 
-def _put(undo: ExitStack, target: Any, key: Any, value: Any) -> None:
+def _put(undo: ExitStack, target: Any, key: Any, value: object) -> None:
     if key in target:
         undo.callback(target.__setitem__, key, target[key])
     else:

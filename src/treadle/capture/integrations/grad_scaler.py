@@ -103,7 +103,7 @@ class LossScaling:
         yield GradScaler, "__init__", self._making(GradScaler.__init__)
 
     def _making(self, original: Callable[..., None]) -> Callable[..., None]:
-        def make(scaler: GradScaler, *args: Any, **named: Any) -> None:
+        def make(scaler: GradScaler, *args: object, **named: object) -> None:
             self._made[id(scaler)] = scaler
             original(scaler, *args, **named)
 
@@ -114,7 +114,9 @@ class LossScaling:
         if self._unscaled:
             raise refused_scaling("a GradScaler unscales gradients, and is not updated in the step")
 
-    def _scale(self, original: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
+    def _scale(
+        self, original: Callable[..., object], scaler: GradScaler, outputs: object
+    ) -> object:
         if is_begun(scaler):
             return original(scaler, outputs)
         if id(scaler) in self._made:  # the next run makes another one, which is to begin again
@@ -154,8 +156,8 @@ class LossScaling:
                 grad.mul_(inverse)
 
     def _step(
-        self, _: object, scaler: GradScaler, optimizer: Optimizer, *args: Any, **named: Any
-    ) -> Any:
+        self, _: object, scaler: GradScaler, optimizer: Optimizer, *args: object, **named: object
+    ) -> object:
         if args or "closure" in named:
             raise of_torch(
                 RuntimeError("a GradScaler's step takes no closure"),
@@ -181,7 +183,9 @@ class LossScaling:
         finally:
             del self.skips[id(optimizer)]
 
-    def _update(self, original: Callable[..., Any], scaler: GradScaler, new: Any = None) -> None:
+    def _update(
+        self, original: Callable[..., object], scaler: GradScaler, new: object = None
+    ) -> None:
         flags = [
             scaled.found_inf for (owner, _), scaled in self._unscaled.items() if owner == id(scaler)
         ]
@@ -221,8 +225,8 @@ def selected(is_found: Tensor, update: Callable[[], None], tensors: tuple[Tensor
         tensor.copy_(torch.where(is_found, old, tensor))
 
 
-def _if_enabled(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(scaler: GradScaler, *args: Any, **named: Any) -> Any:
+def _if_enabled(ours: Callable[..., object], original: Callable[..., object]) -> Callable[..., Any]:
+    def call(scaler: GradScaler, *args: object, **named: object) -> Any:
         if not scaler.is_enabled():
             return original(scaler, *args, **named)
         if type(scaler) not in KINDS:

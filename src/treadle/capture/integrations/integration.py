@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 from treadle.capture.distributed.gradient_sync import GradientSync
 from treadle.capture.python_state.parts import Part
 
-Patch = tuple[Any, str, Callable[..., object]]
+Patch = tuple[object, str, Callable[..., object]]
 """The owner and the name of a function, and what stands in its place while a step is traced."""
 
 

@@ -7,7 +7,6 @@ does not.
 
 import logging
 import warnings
-from typing import Any
 
 from treadle.capture.integrations.integration import Integration, OutputMethod, SharedObjects
 
@@ -41,7 +40,11 @@ def _taken_apart(record: logging.LogRecord) -> tuple[tuple[object, ...], dict[st
 
 
 def _log(
-    logger: logging.Logger, fields: dict[str, object], message: object, args: object, **later: Any
+    logger: logging.Logger,
+    fields: dict[str, object],
+    message: object,
+    args: object,
+    **later: object,
 ) -> None:
     """Like the record that was taken apart, at the time of this call."""
     record = logging.makeLogRecord({**fields, **later, "msg": message, "args": args})

@@ -3,7 +3,6 @@ rounds; SparseAdam, which is Adam for sparse gradients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ class AdamUpdate(ElementwiseUpdate):
     ``p -= lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)``
     """
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         decays = float(group["weight_decay"]) != 0.0
         return (group["amsgrad"], group["maximize"], decays, group["decoupled_weight_decay"])
 
@@ -97,7 +96,7 @@ class SparseAdamUpdate(OptimizerUpdate):
     def counters(self) -> Mapping[str, float]:
         return {"step": 0}
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (group["maximize"],)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:

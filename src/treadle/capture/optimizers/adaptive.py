@@ -6,7 +6,6 @@ Adagrad (Duchi et al., 2011), RMSprop (Hinton, 2012; centred: Graves, 2013), Ada
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ def read(group: Group, *names: str) -> dict[str, float]:
 class AdagradUpdate(ElementwiseUpdate):
     """``s += g g``, ``p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)``."""
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
@@ -93,7 +92,7 @@ class RMSpropUpdate(ElementwiseUpdate):
     """``s = a s + (1 - a) g g``, ``p -= lr g / (sqrt(s) + eps)``, with momentum on the quotient;
     centred: ``s - m m`` in the place of ``s``, with the mean ``m`` of the gradients."""
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["maximize"], group["centered"], group["momentum"] > 0)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
@@ -134,7 +133,7 @@ class AdadeltaUpdate(ElementwiseUpdate):
     """``s = r s + (1 - r) g g``, ``d = sqrt(a + eps) / sqrt(s + eps) g``,
     ``a = r a + (1 - r) d d``, ``p -= lr d``."""
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
@@ -162,7 +161,7 @@ class AdadeltaUpdate(ElementwiseUpdate):
 class AdamaxUpdate(ElementwiseUpdate):
     """``m += (1 - b1) (g - m)``, ``u = max(b2 u, |g| + eps)``, ``p -= lr / (1 - b1^t) m / u``."""
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
@@ -200,7 +199,7 @@ class NAdamUpdate(ElementwiseUpdate):
         grown = group["betas"][0] * (1.0 - 0.5 * power)
         return {**counters, "mu_product": counters["mu_product"] * grown}
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["decoupled_weight_decay"], group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
@@ -248,7 +247,7 @@ class RAdamUpdate(ElementwiseUpdate):
     """Adam whose adaptive rate is rectified, and off while its variance is unknown:
     ``rho_t = rho - 2 t b2^t / (1 - b2^t)`` with ``rho = 2 / (1 - b2) - 1`` must exceed 5."""
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["decoupled_weight_decay"], group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:

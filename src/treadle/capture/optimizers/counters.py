@@ -28,7 +28,7 @@ class SharedCounters:
 
     def __init__(
         self,
-        dicts: Sequence[dict[Any, Any]],
+        dicts: Sequence[dict[object, object]],
         tensors: Mapping[str, Sequence[Tensor]],
         places: Unchanged | None,
     ) -> None:

@@ -34,7 +34,7 @@ _PROBES = (0.0, 0.375, 0.625)
 """In the place of an entry that a form is to hand on as it is."""
 
 
-def standing_in(value: Any, optimizer: Optimizer, at: int, key: str, uses: Uses) -> Any:
+def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Uses) -> object:
     """A hyper-parameter of a group, or several in a tuple, as numbers that are read at every call
     from the group that the optimizer has then."""
     owner = id(optimizer.param_groups[at])
@@ -57,7 +57,7 @@ def standing_in(value: Any, optimizer: Optimizer, at: int, key: str, uses: Uses)
     return value
 
 
-def _nth(optimizer: Optimizer, at: int, key: str, n: int) -> Any:
+def _nth(optimizer: Optimizer, at: int, key: str, n: int) -> object:
     return optimizer.param_groups[at][key][n]
 
 
@@ -88,15 +88,15 @@ class HyperParameters:
             and (_unlike(value, before[at][key]) or self._is_written(value))
         }
 
-    def _is_written(self, value: Any) -> bool:
+    def _is_written(self, value: object) -> bool:
         found = self._traced_for(value) if isinstance(value, Tensor) else None
         return found is not None and found._version > 0
 
-    def at_update(self, optimizer: Optimizer, at: int, group: Mapping[str, Any]) -> "SetGroup":
+    def at_update(self, optimizer: Optimizer, at: int, group: Mapping[str, object]) -> "SetGroup":
         """As an update reads them. ``group``: as it was before the run."""
         return SetGroup(optimizer, at, group, self.set_in(optimizer, at), self._uses)
 
-    def set_values(self, optimizer: Optimizer) -> Iterator[tuple[int, str, Callable[[], Any]]]:
+    def set_values(self, optimizer: Optimizer) -> Iterator[tuple[int, str, Callable[[], object]]]:
         """By the number of a group and a key, what the step has set, as it is computed at a call
         before the launch. TR-139 for what is known after it."""
         for at in range(len(optimizer.param_groups)):
@@ -156,7 +156,7 @@ class SetGroup:
     def _decide(self, form: OptimizerUpdate, found: Values) -> None:
         """The structure is the same at every call that the graph serves."""
         numbers = [n for each in self.set.values() for n in _items(each) if is_number(n)]
-        roots = frozenset[Any]().union(*(each.roots for each in numbers))
+        roots = frozenset[object]().union(*(each.roots for each in numbers))
         if roots:
             keys = tuple((name, *map(id, _items(each))) for name, each in self.set.items())
             key = self.uses.decisions.key_of("structure", id(form), self.at, keys)
@@ -164,7 +164,7 @@ class SetGroup:
             compute = functools.partial(self._structure, form)
             self.uses.decisions.add(key, compute, outcome, roots)
 
-    def _structure(self, form: OptimizerUpdate) -> tuple[Any, ...]:
+    def _structure(self, form: OptimizerUpdate) -> tuple[object, ...]:
         return form.structure(self._at_call())
 
     def _handed_on(self) -> list[str]:
@@ -205,44 +205,44 @@ class SetGroup:
         return form.scalars(self._at_call())[name]
 
 
-class _RecordedGroup(dict[str, Any]):
+class _RecordedGroup(dict[str, object]):
     """A group that knows which of its entries were asked for."""
 
-    def __init__(self, group: Mapping[str, Any]) -> None:
+    def __init__(self, group: Mapping[str, object]) -> None:
         super().__init__(group)
         self.keys_asked: set[str] = set()
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         self.keys_asked.add(key)
         return super().__getitem__(key)
 
-    def get(self, key: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
         """As of a dict."""
         self.keys_asked.add(key)
         return super().get(key, default)
 
 
-def _items(value: Any) -> Sequence[Any]:
+def _items(value: Any) -> Sequence[object]:
     return value if type(value) in (tuple, list) else (value,)
 
 
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
+def _each(function: Callable[[Any], Any], value: Any) -> object:
     return type(value)(map(function, value)) if type(value) in (tuple, list) else function(value)
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor) and not is_number(value)
 
 
-def _now(value: Any) -> Any:
+def _now(value: object) -> object:
     """What it is at a call."""
     return _each(lambda each: each.compute() if is_number(each) else each, value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """What it is in this run; of a tensor that nobody writes to its number."""
 
-    def one(each: Any) -> Any:
+    def one(each: object) -> object:
         if is_number(each):
             return each.value
         if isinstance(each, Tensor) and not is_traced(each):
@@ -253,7 +253,7 @@ def _plain(value: Any) -> Any:
     return _each(one, value)
 
 
-def _unlike(now: Any, before: Any) -> bool:
+def _unlike(now: object, before: object) -> bool:
     """Whether a hyper-parameter is another one than stood there when the run began."""
     if type(now) is tuple and type(before) is tuple:
         return len(now) != len(before) or any(map(_unlike, now, before))

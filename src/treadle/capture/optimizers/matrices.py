@@ -7,7 +7,6 @@ Rprop (Riedmiller and Braun, 1993).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class AdafactorUpdate(OptimizerUpdate):
     """Second moments of a matrix as the outer product of its row means and column means; the rate
     is relative to the size of the parameter, and the update's root mean square is at most ``d``."""
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["maximize"], group["eps"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
@@ -89,7 +88,7 @@ class MuonUpdate(OptimizerUpdate):
     def counters(self) -> Mapping[str, float]:
         return {}
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         names = ("nesterov", "ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")
         return tuple(group[name] for name in names)
 
@@ -143,7 +142,7 @@ class ASGDUpdate(ElementwiseUpdate):
         eta = lr / (1.0 + group["lambd"] * lr * step) ** group["alpha"]
         return {"step": step, "eta": eta, "mu": 1.0 / max(1.0, step - group["t0"])}
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (decays(group), group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
@@ -171,7 +170,7 @@ class ASGDUpdate(ElementwiseUpdate):
 class RpropUpdate(ElementwiseUpdate):
     """Each element has a step size that grows while the gradient keeps its sign."""
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         return (group["maximize"],)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:

@@ -43,7 +43,7 @@ class StateLocation:
     optimizer: Optimizer
     parameter: Any
     key: Any
-    before: Any = MISSING  # in the run
+    before: object = MISSING  # in the run
 
     @property
     def label(self) -> str:
@@ -56,7 +56,7 @@ class StateLocation:
             return None if self.parameter in self.optimizer.state else MISSING
         return self.optimizer.state.get(self.parameter, {}).get(self.key, MISSING)
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """From now on it is there; ``MISSING`` for nothing."""
         if self.key is MISSING:
             self.optimizer.state.setdefault(self.parameter, {})
@@ -98,17 +98,17 @@ class TracedState(MutableMapping[Any, Any]):
             return getattr(self._real, name)
         raise refused_state(f"calls optimizer.state.{name}")
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> Any:
         """As of a dict."""
         if _asked_by_us():
             return self._real.get(key, default)
         return self._found(key) if key in self else default
 
-    def _key(self, key: Any) -> Any:
+    def _key(self, key: object) -> Any:
         known = self._parameters.get(id(key))
         return key if known is None else known[0]
 
-    def _found(self, key: Any) -> Entries:
+    def _found(self, key: object) -> Entries:
         """The entries of a parameter, with those of the form as they are now."""
         parameter = self._key(key)
         if id(parameter) not in self._known:
@@ -128,7 +128,7 @@ class TracedState(MutableMapping[Any, Any]):
         found.renew(self._entries(parameter))
         return self._assigned.get(id(parameter), found)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         """What there is; an empty dict where there is nothing."""
         if _asked_by_us():
             return self._real[key]
@@ -148,13 +148,13 @@ class TracedState(MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._found(key)
         if self._names(self._key(key)) or type(value) is not dict:
             raise refused_state("sets an entry of optimizer.state")
         self._assigned[id(self._key(key))] = value
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         raise refused_state("deletes an entry of optimizer.state")
 
     # -- after the run
@@ -183,7 +183,7 @@ class TracedState(MutableMapping[Any, Any]):
                 place = StateLocation(self._optimizer, parameter, key, before.get(key, MISSING))
                 yield place, value
 
-    def layout(self, needed: frozenset[Any]) -> tuple[object, ...]:
+    def layout(self, needed: frozenset[object]) -> tuple[object, ...]:
         """What of the entries that the step asked for is the same at every call of a variant: their
         keys and types, which of their tensors are one, and values beside numbers that stand in.
         ``needed``: of those that do, which count by their values."""
@@ -232,10 +232,10 @@ class SharedNumbers:
     def __init__(self, optimizer: Optimizer, uses: Uses | None) -> None:
         self._optimizer, self._uses = optimizer, uses
         self._first: dict[object, Number] = {}
-        self._places: dict[object, list[tuple[Any, Any]]] = {}
-        self._roots: dict[tuple[int, Any], Any] = {}  # of a place that of the number there
+        self._places: dict[object, list[tuple[object, object]]] = {}
+        self._roots: dict[tuple[int, object], object] = {}  # of a place that of the number there
 
-    def standing_in(self, parameter: Any, key: Any, value: Any) -> Any:
+    def standing_in(self, parameter: object, key: object, value: object) -> Any:
         """For an entry."""
         if not is_real(value) or self._uses is None:
             return value
@@ -253,7 +253,9 @@ class SharedNumbers:
             )
         return self._first[group]
 
-    def is_free(self, parameter: Any, key: Any, value: Any, needed: frozenset[Any]) -> bool:
+    def is_free(
+        self, parameter: object, key: object, value: object, needed: frozenset[object]
+    ) -> bool:
         """Whether what is there is a number of the call."""
         root = self._roots.get((id(parameter), key))
         return root is not None and root not in needed and is_real(value)
@@ -290,23 +292,23 @@ class TracedEntries(dict[Any, Any]):
         """Without the form's."""
         return {key: value for key, value in super().items() if key not in self._fixed}
 
-    def _allow(self, keys: Iterable[Any]) -> None:
+    def _allow(self, keys: Iterable[object]) -> None:
         if any(key in self._fixed for key in keys):
             raise refused_state("changes which entries optimizer.state[p] has")
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._allow((key,))
         _check(value)
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         self._allow((key,))
         super().__delitem__(key)
 
     def _note(self, key: object) -> None:
         self.asked = self.asked or key not in self._fixed
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         self._note(key)
         return super().__getitem__(key)
 
@@ -314,33 +316,33 @@ class TracedEntries(dict[Any, Any]):
         self._note(key)
         return super().__contains__(key)
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> Any:
         """As of a dict."""
         self._note(key)
         return super().get(key, default)
 
-    def setdefault(self, key: Any, default: Any = None) -> Any:
+    def setdefault(self, key: object, default: object = None) -> Any:
         """As of a dict."""
         if key not in self:
             self[key] = default
         return self[key]
 
-    def update(self, *args: Any, **named: Any) -> None:
+    def update(self, *args: object, **named: object) -> None:
         """As of a dict."""
         for key, value in dict(*args, **named).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> Any:
+    def __ior__(self, other: object) -> Any:
         self.update(other)
         return self
 
     def __copy__(self) -> Entries:
         return self.copy()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Entries:
+    def __deepcopy__(self, memo: dict[int, object]) -> Entries:
         return copy.deepcopy(self.copy(), memo)
 
-    def pop(self, key: Any, *default: Any) -> Any:
+    def pop(self, key: object, *default: object) -> Any:
         """As of a dict."""
         self._allow((key,))
         return super().pop(key, *default)
@@ -361,7 +363,7 @@ def _of_all(name: str) -> Callable[..., Any]:
     original = getattr(dict, name)
 
     @functools.wraps(original)
-    def call(self: TracedEntries, *args: Any) -> Any:
+    def call(self: TracedEntries, *args: object) -> Any:
         self.asked = True
         return original(self, *args)
 
@@ -374,12 +376,12 @@ for _name in _OF_ALL:
     setattr(TracedEntries, _name, _of_all(_name))
 
 
-def _check(value: Any) -> None:
+def _check(value: object) -> None:
     if not _may_stay(value):
         raise refused_state(f"keeps a {type(value).__name__} in optimizer.state")
 
 
-def _may_stay(value: Any) -> bool:
+def _may_stay(value: object) -> bool:
     if type(value) is tuple:
         return all(is_number(each) or is_plain(each) for each in value)
     return isinstance(value, Tensor) or is_number(value) or is_plain(value) or value is MISSING

@@ -58,12 +58,12 @@ class OwnSteps:
 
     def stepper(
         self, optimizer: Optimizer, recorder: TraceRecorder, update: list[Span], *, updates: bool
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., object]:
         """What stands in the place of ``optimizer.step`` while the step is captured. ``update``
         gets the nodes that it makes."""
         original: Callable[..., Any] = optimizer.step
 
-        def step(*args: Any, **named: Any) -> Any:
+        def step(*args: object, **named: object) -> Any:
             closure = next(filter(callable, (*args, *named.values())), None)
             if not updates:
                 return None if closure is None else closure()

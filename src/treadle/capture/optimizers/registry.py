@@ -34,7 +34,7 @@ class OptimizerUpdate(abc.ABC):
     """One optimizer's update as a graph. Scalars are 0-dim float64 tensors."""
 
     @abc.abstractmethod
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         """The options that change the graph itself."""
 
     @abc.abstractmethod

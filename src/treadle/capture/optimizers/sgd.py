@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class SGDUpdate(ElementwiseUpdate):
     def counters(self) -> Mapping[str, float]:
         return {}
 
-    def structure(self, group: Group) -> tuple[Any, ...]:
+    def structure(self, group: Group) -> tuple[object, ...]:
         decays, moves = float(group["weight_decay"]) != 0.0, float(group["momentum"]) != 0.0
         return (decays, moves, group["nesterov"], group["maximize"])
 

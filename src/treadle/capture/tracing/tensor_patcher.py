@@ -96,7 +96,7 @@ class _Call:
 
     function: Function
     args: Args
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
     leaves: list[object]
     put_together: Callable[[list[object]], tuple[Args, Kwargs]]
 

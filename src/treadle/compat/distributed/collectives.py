@@ -41,7 +41,7 @@ def reduction_named(name: str) -> "distributed.ReduceOp.RedOpType":
     return getattr(distributed.ReduceOp, name.upper())
 
 
-def name_of_reduction(kind: Any) -> str | None:
+def name_of_reduction(kind: object) -> str | None:
     """``ReduceOp.SUM`` -> ``"sum"``; ``None`` for one that is more than a name."""
     return next((name for name in _REDUCTIONS if kind == reduction_named(name)), None)
 
@@ -51,12 +51,12 @@ def _named(new: str, old: str) -> Any:
     return vars(distributed).get(new) or getattr(distributed, old)
 
 
-def reduce_scatter(out: Tensor, x: Tensor, **how: Any) -> "distributed.Work | None":
+def reduce_scatter(out: Tensor, x: Tensor, **how: object) -> "distributed.Work | None":
     """Each rank's part of the reduced ``x`` into ``out``, along dim 0."""
     return _named("reduce_scatter_single", "reduce_scatter_tensor")(out, x, **how)
 
 
-def all_gather(out: Tensor, x: Tensor, **how: Any) -> "distributed.Work | None":
+def all_gather(out: Tensor, x: Tensor, **how: object) -> "distributed.Work | None":
     """All ranks' ``x`` into ``out``, one after another along dim 0."""
     return _named("all_gather_single", "all_gather_into_tensor")(out, x, **how)
 

@@ -89,14 +89,14 @@ class ShardedGroupPlan:
 class ShardedStatePlan:
     """What one call of ``fully_shard`` does around the forward of its ``modules``."""
 
-    state: Any
+    state: object
     modules: tuple[nn.Module, ...]
     groups: tuple[ShardedGroupPlan, ...]
     device: torch.device
     input_dtype: torch.dtype | None
     output_dtype: torch.dtype | None
 
-    def hooks(self) -> Iterator[tuple[dict[int, Any], int, bool]]:
+    def hooks(self) -> Iterator[tuple[dict[int, object], int, bool]]:
         """Where its hooks are kept, under which key, and whether they run before a forward."""
         before = [id(module._forward_pre_hooks) for module in self.modules]
         for handle in _handles(self.state):
@@ -104,7 +104,7 @@ class ShardedStatePlan:
             if held is not None and handle.id in held:
                 yield held, handle.id, id(held) in before
 
-    def methods(self, before: Any, after: Any) -> dict[str, Any]:
+    def methods(self, before: object, after: object) -> dict[str, object]:
         """What a method that was registered as a forward calls, by its name in ``state``."""
         return {"_pre_forward": before, "_post_forward": after}
 
@@ -146,7 +146,7 @@ def sharded_facts(models: Iterable[nn.Module]) -> tuple[object, ...]:
     )
 
 
-def _facts(group: Any, *, drops: bool) -> tuple[object, ...]:
+def _facts(group: object, *, drops: bool) -> tuple[object, ...]:
     kept = vars(group)
     return (
         drops,
@@ -160,7 +160,7 @@ def _facts(group: Any, *, drops: bool) -> tuple[object, ...]:
     )
 
 
-def to_dtype(value: Any, dtype: torch.dtype | None) -> Any:
+def to_dtype(value: object, dtype: torch.dtype | None) -> Any:
     """The floating-point tensors within ``value`` in ``dtype``, as ``fully_shard`` finds them;
     ``None``: as they are."""
     from torch.distributed.utils import _apply_to_tensors
@@ -172,7 +172,7 @@ def to_dtype(value: Any, dtype: torch.dtype | None) -> Any:
     return value if dtype is None else _apply_to_tensors(cast, value)
 
 
-def to_device(value: Any, device: torch.device) -> Any:
+def to_device(value: object, device: torch.device) -> Any:
     """The tensors within ``value`` on ``device``."""
     from torch.distributed.utils import _apply_to_tensors
 
@@ -181,17 +181,17 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 def unsharding_methods() -> tuple[tuple[type, str], ...]:
     """What a user calls to gather a module's parameters by hand."""
-    module: Any = sys.modules.get(_MODULE)
+    module: object = sys.modules.get(_MODULE)
     return () if module is None else ((module.FSDPModule, "unshard"),)
 
 
 def resharding_methods() -> tuple[tuple[type, str], ...]:
     """And to drop them again."""
-    module: Any = sys.modules.get(_MODULE)
+    module: object = sys.modules.get(_MODULE)
     return () if module is None else ((module.FSDPModule, "reshard"),)
 
 
-def _state_of(module: nn.Module) -> Any:
+def _state_of(module: nn.Module) -> object:
     if _MODULE not in sys.modules:
         return None
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
@@ -199,10 +199,10 @@ def _state_of(module: nn.Module) -> Any:
     return _get_module_fsdp_state(module)
 
 
-def _states_within(models: Iterable[nn.Module]) -> list[tuple[Any, bool]]:
+def _states_within(models: Iterable[nn.Module]) -> list[tuple[object, bool]]:
     """All states of the models, in the order of their modules, and whether each is an outermost
     one: inside of no other, in any of the models."""
-    found: dict[int, Any] = {}
+    found: dict[int, object] = {}
     inner: set[int] = set()
     seen: set[tuple[int, bool]] = set()
     pending = [(model, None) for model in reversed(list(models))]
@@ -229,7 +229,7 @@ def _drops(state: Any, group: Any, *, is_outer: bool) -> bool:
     return group.post_forward_mesh_info is not None
 
 
-def _groups(state: Any) -> list[Any]:
+def _groups(state: object) -> list[Any]:
     """The groups of a state: one, in versions before there could be several."""
     kept = vars(state)
     several = kept.get("_fsdp_param_groups")
@@ -261,7 +261,7 @@ def _group_plan(group: Any, *, drops: bool) -> ShardedGroupPlan:
     )
 
 
-def _policies(group: Any) -> list[Any]:
+def _policies(group: Any) -> list[object]:
     """The dtypes of each parameter: of its group, in versions before it had its own."""
     kept = vars(group).get("mp_policy")
     return [vars(each)["mp_policy"] if kept is None else kept for each in group.fsdp_params]

@@ -93,7 +93,7 @@ def local_of(value: Tensor) -> Tensor:
     return local.wait() if isinstance(local, _UNDER_WAY) else local
 
 
-def rows_of(local: Tensor, mesh: Any, whole: Tensor) -> Tensor:
+def rows_of(local: Tensor, mesh: object, whole: Tensor) -> Tensor:
     """A DTensor of the shape of ``whole`` whose rows are divided along a mesh of one dim; ``local``
     are those of this rank. Nothing is sent."""
     from torch.distributed.tensor import Shard

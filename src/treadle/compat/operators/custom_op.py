@@ -131,13 +131,13 @@ class CustomOp:
         if self.flops is not None:
             register_flop_formula(found.overloadpacket)(self._by_name(self.flops))
 
-    def _by_name(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _by_name(self, function: Callable[..., object]) -> Callable[..., Any]:
         """``function`` as one of all arguments of the operator, in their order."""
         names = [each.name for each in schema_of(self.op).arguments]
         wanted = tuple(inspect.signature(function).parameters)
         assert set(wanted) <= set(names), f"{self.schema} has not all of {wanted}"
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             given = dict(zip(names, args, strict=False)) | kwargs
             return function(**{name: given[name] for name in wanted})
 

@@ -17,7 +17,6 @@ import functools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -145,7 +144,7 @@ _DRAW_NOTHING: Mapping[str, str] = {
 }
 """Operators that PyTorch tags as random, or that take a generator, and that advance none."""
 
-_NO_DRAW_IF: Mapping[str, Any] = {
+_NO_DRAW_IF: Mapping[str, object] = {
     "dropout_p": 0,
     "dropout": 0,
     "train": False,

@@ -11,7 +11,7 @@ of other strides than what was written in place, so that they put the same numbe
 """
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -50,7 +50,9 @@ def _defined(op: OpOverload) -> OpOverload:
     dotted = f"{name}.{overload}" if overload else name
     layout = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 
-    def draw(size: Any, stride: Any, dtype: Any, device: Any, *rest: Any, **named: Any) -> Tensor:
+    def draw(
+        size: Any, stride: Any, dtype: Any, device: Any, *rest: object, **named: object
+    ) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype, device=device)
         return op(made, *rest, **named)
 
@@ -97,7 +99,7 @@ def _written(in_place: OpOverload) -> Any:
     return write
 
 
-TRACED_AS: Mapping[OpOverload, Any] = {
+TRACED_AS: Mapping[OpOverload, Callable[..., object]] = {
     op: _written(op) for op in _IN_PLACE if keyword.iskeyword(schema_of(op).overload_name)
 }
 """Operators whose name is a word of Python's: what to trace instead."""

@@ -1,6 +1,6 @@
 """What an operator declares: its arguments, what it writes to, what it returns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def argument_types(target: object) -> tuple[tuple[str, str], ...]:
     return tuple((each.name, str(each.type)) for each in arguments if not each.is_out)
 
 
-def filled_arguments(target: object, given: tuple[object, ...]) -> tuple[Any, ...]:
+def filled_arguments(target: object, given: tuple[object, ...]) -> tuple[object, ...]:
     """Arguments by position, defaults filled in where positions are missing."""
     positional = [each for each in schema_of(target).arguments if not each.kwarg_only]
     return (*given, *(each.default_value for each in positional[len(given) :]))
@@ -52,7 +52,7 @@ def returns_written(target: object) -> bool:
     return all(each.alias_info is not None for each in schema_of(target).returns)
 
 
-ALL_TRUE: Mapping[OpOverload, Any] = {
+ALL_TRUE: Mapping[OpOverload, Callable[..., object]] = {
     torch.ops.aten._is_all_true.default: Tensor.all,
     torch.ops.aten._is_any_true.default: Tensor.any,
 }

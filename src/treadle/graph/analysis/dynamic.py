@@ -192,7 +192,7 @@ def twin_of(value: Value) -> Value:
     return value if known is None else known[0]
 
 
-def pair(value: Any, twin: Any) -> None:
+def pair(value: object, twin: Any) -> None:
     """From now on ``twin`` is the twin of ``value``; both may be tuples. What has no symbols is
     no twin."""
     if isinstance(value, tuple | list):

@@ -47,7 +47,7 @@ def values_of(step: StepGraph, inputs: Sequence[Tensor]) -> Iterator[tuple[fx.No
             del values[node]
 
 
-def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def _call(node: fx.Node, values: dict[fx.Node, object]) -> object:
     args, kwargs = given_of(node, values.__getitem__)
     target = node.target.op if isinstance(node.target, DataDependentOp) else node.target
     assert callable(target), node

@@ -56,7 +56,7 @@ def _input(value: Any, old: int, new: int) -> Any:
         return value.new_empty_strided(shape, strides)
 
 
-def _argument(value: Any, old: int, new: int) -> Any:
+def _argument(value: object, old: int, new: int) -> object:
     if not isinstance(value, tuple | list):
         return value
     return map_argument(lambda leaf: new if type(leaf) is int and leaf == old else leaf, value)

@@ -8,7 +8,6 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
@@ -38,7 +37,7 @@ def remove_tokens(graph: fx.Graph) -> None:
 
 
 def _called(
-    graph: fx.Graph, node: fx.Node, target: Callable[..., Any], args: tuple[Argument, ...]
+    graph: fx.Graph, node: fx.Node, target: Callable[..., object], args: tuple[Argument, ...]
 ) -> fx.Node:
     with graph.inserting_before(node):
         call = graph.call_function(target, args, dict(node.kwargs))
@@ -50,7 +49,11 @@ def _called(
 
 
 def _replace_results(
-    graph: fx.Graph, node: fx.Node, token: fx.Node, target: Callable[..., Any], replacement: fx.Node
+    graph: fx.Graph,
+    node: fx.Node,
+    token: fx.Node,
+    target: Callable[..., object],
+    replacement: fx.Node,
 ) -> None:
     count = _result_count(target, len(value_of(node)) - 1)
     for user in list(node.users):

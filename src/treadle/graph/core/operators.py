@@ -99,7 +99,7 @@ def operation_name(target: object) -> str:
 
 
 @functools.cache
-def _parameters(target: object) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _parameters(target: object) -> tuple[tuple[str, ...], dict[str, object]]:
     arguments = schema_of(target).arguments
     defaults = {
         argument.name: argument.default_value

@@ -1,7 +1,6 @@
 """Draws of zeros and ones in a graph, in both forms that they have."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +21,7 @@ class ZeroOneDraw:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     p: float
-    generator: Any
+    generator: object
 
 
 _ZERO_OR_ONE = frozenset({

@@ -16,7 +16,7 @@ from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.types import same_types, tensors_in
 
 
-def compute(node: fx.Node, mode: Any = None) -> Any:
+def compute(node: fx.Node, mode: object = None) -> Any:
     """What ``node`` gives for the fake values of its operands. Draws no random numbers. ``mode``:
     what makes them, for a graph that may have none yet."""
     value = _sample(node, mode)
@@ -47,7 +47,7 @@ def _apart(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty_strided(value.shape, value.stride())
 
 
-def _sample(node: fx.Node, mode: Any) -> Any:
+def _sample(node: fx.Node, mode: Any) -> object:
     args, kwargs = types_of(node)
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):

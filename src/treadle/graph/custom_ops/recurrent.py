@@ -17,7 +17,6 @@ in ``runtime/kernels/recurrent.py``.
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +109,7 @@ def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:
     ctx.set_materialize_grads(False)
 
 
-Kept = tuple[Tensor, Tensor, Tensor | None, list[Tensor], list[Tensor], list[Any]]
+Kept = tuple[Tensor, Tensor, Tensor | None, list[Tensor], list[Tensor], list[object]]
 
 
 def _kept(ctx: CallContext) -> Kept:

@@ -22,7 +22,7 @@ from treadle.compat.operators.custom_op import CustomOp
 from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.util.errors import LoweringError
 
-RegionCompiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
+RegionCompiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., object]]
 """Takes a graph and inputs like those of its calls; what it returns is called with tensors."""
 
 NAMESPACE = "treadle_regions"
@@ -59,7 +59,7 @@ class CompiledRegion:
 
     module: fx.GraphModule
     compiler: RegionCompiler
-    _function: Callable[..., Any] | None = field(default=None)
+    _function: Callable[..., object] | None = field(default=None)
 
     def compile(self, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         """What computes it, made once; ``inputs`` may be fake."""

@@ -113,7 +113,7 @@ def _completed(
             yield from _completed(trial, roots, rest)
 
 
-def _route(pattern: Pattern, match: PatternMatch) -> list[Any]:
+def _route(pattern: Pattern, match: PatternMatch) -> list[object]:
     """The shortest way up to a root from what is known: a node, and the calls above it."""
     if isinstance(pattern, PatternCall) and pattern in match.laid:
         return [match.laid[pattern]]
@@ -169,7 +169,7 @@ def _place(match: PatternMatch) -> fx.Node:
     return first
 
 
-def unify(match: PatternMatch, pattern: Pattern, value: Any) -> None:
+def unify(match: PatternMatch, pattern: Pattern, value: object) -> None:
     """Lay ``pattern`` over ``value``, or raise ``NoMatch``."""
     match pattern:
         case PatternVariable(name):
@@ -199,13 +199,13 @@ def unify(match: PatternMatch, pattern: Pattern, value: Any) -> None:
             _bind(match, name, value)
 
 
-def _bind(match: PatternMatch, name: str, value: Any) -> None:
+def _bind(match: PatternMatch, name: str, value: object) -> None:
     bound = match.bindings.setdefault(name, value)
     if bound is not value and not _same(bound, value):
         raise NoMatch(f"{name} is both {bound} and {value}")
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: object, right: object) -> bool:
     """Whether two arguments are one value, or equal constants of one type: 1, 1.0 and True differ,
     and so do 0.0 and -0.0."""
     match left, right:
@@ -221,7 +221,7 @@ def _same(left: Any, right: Any) -> bool:
             return type(left) is type(right) and left == right
 
 
-def _unify_constant(match: PatternMatch, pattern: Constant, value: Any) -> None:
+def _unify_constant(match: PatternMatch, pattern: Constant, value: object) -> None:
     found = number_everywhere(value) if pattern.number else value
     plain = found is not None if pattern.number else not _has_node(value)
     if not plain or not (pattern.test is None or pattern.test(found)):
@@ -261,7 +261,7 @@ def _unify_chain(match: PatternMatch, pattern: ChainPattern, value: object) -> N
         _bind(match, pattern.name, chain)
 
 
-def _count_readers(match: PatternMatch, value: Any, count: int | None) -> None:
+def _count_readers(match: PatternMatch, value: object, count: int | None) -> None:
     if not isinstance(value, fx.Node):
         return
     many = len(value.users)
@@ -269,7 +269,7 @@ def _count_readers(match: PatternMatch, value: Any, count: int | None) -> None:
     match.open.add(value)
 
 
-def _unify_call(match: PatternMatch, pattern: PatternCall, value: Any) -> None:
+def _unify_call(match: PatternMatch, pattern: PatternCall, value: object) -> None:
     if pattern in match.laid:
         same = match.laid[pattern] is value
         require(same, NoMatch, f"{value} and {match.laid[pattern]} are not one value")

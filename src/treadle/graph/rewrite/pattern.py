@@ -28,8 +28,8 @@ from treadle.graph.core.arguments import Argument
 from treadle.graph.core.operators import OpOverload, arguments_of, operation_name
 from treadle.util.errors import VerifyError, require
 
-Program: TypeAlias = Callable[..., Any]
-Test: TypeAlias = Callable[[Any], bool]
+Program: TypeAlias = Callable[..., object]
+Test: TypeAlias = Callable[[object], bool]
 
 
 @final
@@ -85,7 +85,7 @@ class Constant:
     number: bool
     name: str = ""
 
-    def __call__(self, variable: object) -> Any:
+    def __call__(self, variable: object) -> object:
         return _marked(self, variable)
 
 
@@ -158,7 +158,7 @@ class AnyOf:
     targets: tuple[object, ...]
     commutes: bool = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+    def __call__(self, *args: object, **kwargs: object) -> fx.Proxy:
         proxy = next(each for each in args if isinstance(each, fx.Proxy))
         return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
 
@@ -168,7 +168,7 @@ class AnyOf:
 class _Readers:
     count: int | None
 
-    def __call__(self, value: object) -> Any:
+    def __call__(self, value: object) -> object:
         return _marked(self, value)
 
 
@@ -177,14 +177,14 @@ class _Readers:
 class _Through:
     targets: frozenset[object]
 
-    def __call__(self, value: object, *chain: object) -> Any:
+    def __call__(self, value: object, *chain: object) -> object:
         return _marked(self, value, *chain)
 
 
 @final
 @dataclass(frozen=True)
 class _Naming:
-    def __call__(self, variable: object, call: object) -> Any:
+    def __call__(self, variable: object, call: object) -> object:
         return _marked(self, variable, call)
 
 
@@ -193,7 +193,7 @@ class _Naming:
 class _CallOf:
     targets: tuple[object, ...]
 
-    def __call__(self, variable: object) -> Any:
+    def __call__(self, variable: object) -> object:
         return _marked(self, variable)
 
 
@@ -202,7 +202,7 @@ class _CallOf:
 class _ListOf:
     item: Program
 
-    def __call__(self, *collected: object) -> Any:
+    def __call__(self, *collected: object) -> object:
         return _marked(self, *collected)
 
 
@@ -220,18 +220,18 @@ def commuting(*targets: object) -> AnyOf:
     return AnyOf(targets, commutes=True)
 
 
-def named(variable: object, call: object) -> Any:
+def named(variable: object, call: object) -> object:
     """In a pattern: ``call``, which ``variable``, one of the rule's, stands for."""
     return _Naming()(variable, call)
 
 
-def call_of(variable: object, *targets: object) -> Any:
+def call_of(variable: object, *targets: object) -> object:
     """In a pattern: a call of any of these operators, whatever its arguments; ``variable`` stands
     for it."""
     return _CallOf(targets)(variable)
 
 
-def through(targets: Iterable[object], value: object, chain: object = None) -> Any:
+def through(targets: Iterable[object], value: object, chain: object = None) -> object:
     """In a pattern: ``value`` as calls of ``targets`` show it, which have one operand each: any
     number of them, one of the other, none included. ``chain``: a variable of the rule's, which is
     then the list of them, the last first.
@@ -241,17 +241,17 @@ def through(targets: Iterable[object], value: object, chain: object = None) -> A
     return _Through(frozenset(targets))(value, *([] if chain is None else [chain]))
 
 
-def shared(value: object) -> Any:
+def shared(value: object) -> object:
     """Mark a value of a pattern that may have readers outside the match; it then stays."""
     return _Readers(None)(value)
 
 
-def users(value: object, count: int) -> Any:
+def users(value: object, count: int) -> object:
     """In a pattern: a value that ``count`` operations read, in the match or not."""
     return _Readers(count)(value)
 
 
-def list_of(item: Program, *collected: object) -> Any:
+def list_of(item: Program, *collected: object) -> object:
     """In a pattern: a list of any length, of values that all look like ``item``. A variable in
     ``collected`` is the list of what the parameter of ``item`` at its place stands for.
 
@@ -260,7 +260,9 @@ def list_of(item: Program, *collected: object) -> Any:
     return _ListOf(item)(*collected)
 
 
-def constant(variable: object = None, test: Test | None = None, words: str = "a constant") -> Any:
+def constant(
+    variable: object = None, test: Test | None = None, words: str = "a constant"
+) -> object:
     """In a pattern: what is no value of the graph, as a dim or a dtype, and passes ``test``.
     ``variable``: one of the rule's, if the rule is to know it. ``words``: what it had to be."""
     return _constant(Constant(test, words, number=False), variable)
@@ -272,7 +274,7 @@ def number(variable: object = None, test: Test | None = None, words: str = "a nu
     return _constant(Constant(test, words, number=True), variable)
 
 
-def _constant(made: Constant, variable: object) -> Any:
+def _constant(made: Constant, variable: object) -> object:
     return made if variable is None else made(variable)
 
 
@@ -298,7 +300,7 @@ class Roots:
 
 
 class _Tracer(fx.Tracer):
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Any:
         return a if isinstance(a, Anything | Constant) else super().create_arg(a)
 
 
@@ -312,7 +314,7 @@ def traced(program: Program) -> fx.Graph:
 
 
 @functools.cache
-def returned_by(program: Program) -> Any:
+def returned_by(program: Program) -> object:
     """What a program returns, as nodes of ``traced``."""
     return result_of(traced(program))
 
@@ -335,7 +337,7 @@ def pattern_of(program: Program) -> Pattern:
     return _Compiler(Exactly).pattern(returned_by(program))
 
 
-def compiled(graph: fx.Graph, name: str, plain: Callable[[Any], Pattern] = Exactly) -> Roots:
+def compiled(graph: fx.Graph, name: str, plain: Callable[[object], Pattern] = Exactly) -> Roots:
     """A traced program as patterns; ``plain``: the pattern for a constant. ``VerifyError`` for
     what does not end in operations, or in some that have nothing to do with each other."""
     compiler = _Compiler(plain)
@@ -353,7 +355,7 @@ def compiled(graph: fx.Graph, name: str, plain: Callable[[Any], Pattern] = Exact
 class _Compiler:
     """Nodes of a traced program to patterns, each node once."""
 
-    def __init__(self, plain: Callable[[Any], Pattern]) -> None:
+    def __init__(self, plain: Callable[[object], Pattern]) -> None:
         self._plain = plain
         self._made: dict[fx.Node, Pattern] = {}
 

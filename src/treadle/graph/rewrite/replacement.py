@@ -36,10 +36,10 @@ class Lowering:
     gets what the variables stand for, makes operations with ``builder.call``, and returns a value
     for each that the pattern returns. ``NoMatch`` from within leaves the graph as it was."""
 
-    build: Callable[..., Any]
+    build: Callable[..., object]
 
 
-def lowering(build: Callable[..., Any]) -> Lowering:
+def lowering(build: Callable[..., object]) -> Lowering:
     """A replacement that ``build(builder, **bindings)`` makes, node by node."""
     return Lowering(build)
 
@@ -90,7 +90,7 @@ def _results(
         if isinstance(result, fx.Node) and str(result.target) in match.bindings:
             return (match.bindings[str(result.target)],)
         made = _copied(name, builder, traced(replacement), match.bindings)
-    results: Sequence[Any] = made if isinstance(made, list | tuple) else (made,)
+    results: Sequence[object] = made if isinstance(made, list | tuple) else (made,)
     words = f"{name} replaces {len(match.roots)} values by {len(results)}"
     require(len(results) == len(match.roots), VerifyError, words)
     return results

@@ -43,7 +43,7 @@ class _Test(Generic[Entry]):
     """What stands at ``path``? ``others``: the entries that do not ask."""
 
     path: Path
-    branches: Mapping[Any, "_Tree[Entry]"]
+    branches: Mapping[object, "_Tree[Entry]"]
     others: "_Tree[Entry]"
 
 
@@ -57,20 +57,20 @@ class _Requirement(Generic[Entry]):
 
     order: int
     entry: Entry
-    wanted: Mapping[Path, tuple[Any, ...]]
+    wanted: Mapping[Path, tuple[object, ...]]
 
 
 class RuleIndex(Generic[Entry]):
     """Entries by what their patterns, one or several each, need around the node where they end."""
 
     def __init__(self, entries: Sequence[tuple[Entry, Sequence[Roots]]]) -> None:
-        by_root: defaultdict[Any, list[_Requirement[Entry]]] = defaultdict(list)
+        by_root: defaultdict[object, list[_Requirement[Entry]]] = defaultdict(list)
         for order, (entry, patterns) in enumerate(entries):
             for call in [call for roots in patterns for call in roots.calls]:
                 for target in call.arguments:
                     wanted = {} if call.exchanged else dict(_wanted(call, target, ()))
                     by_root[target].append(_Requirement(order, entry, wanted))
-        self._trees: dict[Any, _Tree[Entry]] = {
+        self._trees: dict[object, _Tree[Entry]] = {
             target: _tree(asked, frozenset()) for target, asked in by_root.items()
         }
 
@@ -85,14 +85,16 @@ class RuleIndex(Generic[Entry]):
         return [found[order] for order in sorted(found)]
 
 
-def _wanted(call: PatternCall, target: Any, above: Path) -> Iterator[tuple[Path, tuple[Any, ...]]]:
+def _wanted(
+    call: PatternCall, target: object, above: Path
+) -> Iterator[tuple[Path, tuple[object, ...]]]:
     """The operations below a call of ``target``. Below one of several nothing is asked, as their
     arguments have other names."""
     for name, pattern in call.arguments[target].items():
         yield from _wanted_at(pattern, (*above, name))
 
 
-def _wanted_at(pattern: Pattern, path: Path) -> Iterator[tuple[Path, tuple[Any, ...]]]:
+def _wanted_at(pattern: Pattern, path: Path) -> Iterator[tuple[Path, tuple[object, ...]]]:
     match inner_of(pattern):
         case PatternCall(arguments) as call:
             targets = tuple(arguments)
@@ -114,7 +116,7 @@ def _tree(asked: Sequence[_Requirement[Entry]], answered: frozenset[Path]) -> _T
     if not counts:
         return _Leaf([(each.order, each.entry) for each in asked])
     path = min(counts, key=lambda each: (-counts[each], len(each), repr(each)))
-    groups: defaultdict[Any, list[_Requirement[Entry]]] = defaultdict(list)
+    groups: defaultdict[object, list[_Requirement[Entry]]] = defaultdict(list)
     others: list[_Requirement[Entry]] = []
     for each in asked:
         for target in each.wanted.get(path, ()):
@@ -127,7 +129,7 @@ def _tree(asked: Sequence[_Requirement[Entry]], answered: frozenset[Path]) -> _T
 
 
 def _answers(
-    tree: _Tree[Entry], node: fx.Node, known: dict[fx.Node, dict[str, Any]]
+    tree: _Tree[Entry], node: fx.Node, known: dict[fx.Node, dict[str, object]]
 ) -> Iterator[tuple[int, Entry]]:
     while isinstance(tree, _Test):
         value = _value_at(node, tree.path, known)
@@ -138,7 +140,7 @@ def _answers(
     yield from tree.entries
 
 
-def _value_at(node: fx.Node, path: Path, known: dict[fx.Node, dict[str, Any]]) -> object:
+def _value_at(node: fx.Node, path: Path, known: dict[fx.Node, dict[str, object]]) -> object:
     value: Any = node
     for step in path:
         if isinstance(step, str) and isinstance(value, fx.Node) and value.op == "call_function":

@@ -94,9 +94,9 @@ class Rule:
     @staticmethod
     def from_functions(
         name: str,
-        search: Callable[..., Any],
-        replace: Callable[..., Any] | Lowering,
-        examples: Sequence[Sequence[Any]],
+        search: Callable[..., object],
+        replace: Callable[..., object] | Lowering,
+        examples: Sequence[Sequence[object]],
         check: Callable[..., None] = _always,
         *,
         shared: bool = False,
@@ -345,7 +345,7 @@ def _checked(rule: Rule, match: PatternMatch) -> PatternMatch:
     return match
 
 
-def _known(value: object) -> Any:
+def _known(value: object) -> object:
     match value:
         case fx.Node():
             held = value_of(value)

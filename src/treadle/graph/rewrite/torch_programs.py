@@ -44,7 +44,7 @@ class TorchProgram:
     ``shared``: whether others may read the values inside."""
 
     function: Callable[..., Any]
-    examples: tuple[tuple[Any, ...], ...]
+    examples: tuple[tuple[object, ...], ...]
     shared: bool = False
 
     @functools.cached_property
@@ -84,7 +84,7 @@ class TorchProgram:
         module = traced(run, [given[name].clone() for name in names])
         return _plain(module.graph, names)
 
-    def _roots(self, graph: fx.Graph, example: tuple[Any, ...]) -> Roots:
+    def _roots(self, graph: fx.Graph, example: tuple[object, ...]) -> Roots:
         numbers = {
             name: each
             for name, each in zip(self.names, example, strict=True)
@@ -113,13 +113,13 @@ class TorchReplacement:
 
     function: Callable[..., Any]
 
-    def graph_for(self, bindings: Mapping[str, Any]) -> fx.Graph:
+    def graph_for(self, bindings: Mapping[str, object]) -> fx.Graph:
         """The function's operations for these values; placeholders are named as its parameters."""
         names = tuple(inspect.signature(self.function).parameters)
         return traced_with(_called(self.function, False), {name: bindings[name] for name in names})
 
 
-def traced_with(function: Callable[..., Any], given: Mapping[str, Any]) -> fx.Graph:
+def traced_with(function: Callable[..., object], given: Mapping[str, Any]) -> fx.Graph:
     """``function`` of nodes and numbers as a graph, placeholders named as in ``given``; a value
     that is given twice is one of them."""
     operands: dict[fx.Node, str] = {}
@@ -130,8 +130,8 @@ def traced_with(function: Callable[..., Any], given: Mapping[str, Any]) -> fx.Gr
     return _plain(module.graph, list(operands.values()))
 
 
-def _called(function: Callable[..., Any], gradients: bool) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+def _called(function: Callable[..., object], gradients: bool) -> Callable[..., object]:
+    def call(*args: object) -> Any:
         if not gradients:
             with torch.no_grad():
                 return function(*args)
@@ -141,7 +141,7 @@ def _called(function: Callable[..., Any], gradients: bool) -> Callable[..., Any]
     return call
 
 
-def _leaf(argument: Any) -> Any:
+def _leaf(argument: Any) -> object:
     real = isinstance(argument, Tensor) and argument.is_floating_point()
     return argument.detach().requires_grad_() if real else argument
 

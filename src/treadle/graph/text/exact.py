@@ -44,7 +44,7 @@ _PLAIN_NAME = re.compile(r"[^\s'\"#,](?:[^\n\r'\"#]*[^\s'\"#])?")
 _PLAIN_NOTE = re.compile(r"[\w.]+")
 
 
-def type_text(value: Any) -> str:
+def type_text(value: object) -> str:
     """The type of a node's ``val``, with strides and device where they are not the usual."""
     match value:
         case torch.Tensor() if value.layout is not torch.strided:
@@ -68,7 +68,7 @@ def _device_text(device: torch.device) -> str:
     return "" if device == USUAL_DEVICE else f" on {device}"
 
 
-def value_text(arg: Any, names: Mapping[fx.Node, str]) -> str:
+def value_text(arg: object, names: Mapping[fx.Node, str]) -> str:
     """An argument: a value of the graph, a literal, or lists of them."""
     match arg:
         case fx.Node():
@@ -85,7 +85,7 @@ def value_text(arg: Any, names: Mapping[fx.Node, str]) -> str:
             return literal_text(arg)
 
 
-def operation_text(target: Any) -> str:
+def operation_text(target: object) -> str:
     """``aten.mm.default`` -> ``mm``: as short as ``operation_of`` understands it."""
     if isinstance(target, OpOverload):
         return _overload_text(target)
@@ -120,7 +120,7 @@ def operation_of(text: str) -> Any:
 
 
 def _operator(library: str, name: str, overload: str) -> OpOverload | None:
-    value: Any = torch.ops
+    value: object = torch.ops
     for part in (library, name, overload):
         try:
             value = getattr(value, part)  # the way to an operator whose name is data

@@ -25,7 +25,7 @@ class TensorText:
     strides: tuple[int, ...] | None
     device: torch.device
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         """Whether ``value`` is a tensor of this type."""
         if not isinstance(value, Tensor):
             return False

@@ -35,7 +35,7 @@ def _register_foreach(op: OpOverload, single: Callable[..., Array]) -> None:
     """``_foreach_f(xs, ys, k)`` is ``[f(x, y, k) for x, y in zip(xs, ys)]``."""
 
     @lowers(op)
-    def rule(context: LoweringContext, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
+    def rule(context: LoweringContext, *args: Any, **kwargs: object) -> tuple[Value, ...]:
         results: list[Value] = []
         for i in range(len(args[0])):
             operands = [arg[i] if isinstance(arg, tuple | list) else arg for arg in args]

@@ -49,7 +49,7 @@ def elementwise(*ops: OpOverload) -> Callable[[Formula], Callable[..., Array]]:
         count = sum(ScalarExpr in (kind, *get_args(kind)) for kind in parameters)
 
         @lowers(*ops)
-        def rule(context: LoweringContext, *args: Any, **kwargs: Any) -> Array:
+        def rule(context: LoweringContext, *args: Any, **kwargs: object) -> Array:
             def applied(*elements: ScalarExpr) -> ScalarExpr:
                 return formula(*elements, *args[count:], **kwargs)
 

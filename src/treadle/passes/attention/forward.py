@@ -109,7 +109,7 @@ class _Walk:
     masks: tuple[ScoreMask, ...] = ()
     inside: tuple[fx.Node, ...] = field(default=())
 
-    def past(self, node: fx.Node, **changes: Any) -> "_Walk":
+    def past(self, node: fx.Node, **changes: object) -> "_Walk":
         return replace(self, inside=(*self.inside, node), **changes)
 
     def masked(self, node: fx.Node, mask: ScoreMask) -> "_Walk":

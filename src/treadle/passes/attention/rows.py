@@ -9,7 +9,7 @@ leave something of every row. What depends on no input can be computed, and is.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, fx
@@ -86,7 +86,7 @@ def constant(node: object) -> Tensor | None:
     needed = _constant_nodes(node)
     if needed is None:
         return None
-    values: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, object] = {}
     with torch.no_grad():
         for constant_node in needed:
             held = constant_of(constant_node)

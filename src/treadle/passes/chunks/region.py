@@ -16,7 +16,7 @@ whole. A wide value that something late is needed for, or that is read as a whol
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx
@@ -379,7 +379,7 @@ def _rows(node: fx.Node, rows: RowRange) -> RowSlice:
     return RowSlice(node, rows, (count,), (size,))
 
 
-def _summed(part: Any, dims: list[int], node: fx.Node) -> MadeRows:
+def _summed(part: object, dims: list[int], node: fx.Node) -> MadeRows:
     """The sum of a chunk, in the dtype that sums of chunks are added up in."""
     dtype = wide_dtype(type_of(node).dtype)
     return MadeRows(aten.sum.dim_IntList, (part, dims, False), (("dtype", dtype),))
@@ -406,7 +406,7 @@ def _root(node: fx.Node, grid: Grid) -> Member:
     return Member(node, rows, MadeRows(node.target, (bias, _rows(left, rows), args["mat2"])))
 
 
-def leaves_of(template: Any) -> Iterator[Any]:
+def leaves_of(template: object) -> Iterator[object]:
     """What a template is made of, calls inside it opened."""
     for leaf in leaves(template):
         if isinstance(leaf, MadeRows):
@@ -415,7 +415,7 @@ def leaves_of(template: Any) -> Iterator[Any]:
             yield leaf
 
 
-def read_by_kernels(template: Any) -> Iterator[RowSlice]:
+def read_by_kernels(template: object) -> Iterator[RowSlice]:
     """What a template reads of values that are there before, besides factors of products."""
     if isinstance(template, MadeRows) and template.target not in (
         aten.mm.default,
@@ -426,12 +426,12 @@ def read_by_kernels(template: Any) -> Iterator[RowSlice]:
                 yield leaf
 
 
-def parts_of(template: Any) -> list[fx.Node]:
+def parts_of(template: object) -> list[fx.Node]:
     """The members that a template reads."""
     return [leaf.node for leaf in leaves_of(template) if isinstance(leaf, RowPart | Resliced)]
 
 
-def _nodes_of(template: Any) -> list[fx.Node]:
+def _nodes_of(template: object) -> list[fx.Node]:
     """What a template reads that is there before the chunks."""
     nodes: list[fx.Node] = []
     for leaf in leaves_of(template):
@@ -442,7 +442,7 @@ def _nodes_of(template: Any) -> list[fx.Node]:
     return nodes
 
 
-def _template_of(exit_: Exit) -> Any:
+def _template_of(exit_: Exit) -> object:
     match exit_:
         case Total(partial=partial):
             return partial

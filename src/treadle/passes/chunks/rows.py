@@ -131,7 +131,7 @@ class RowCount:
 class MadeRows:
     """A call in the chunk; its arguments are a template."""
 
-    target: Any
+    target: object
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
@@ -201,7 +201,7 @@ class Contraction:
 
     node: fx.Node
     left: Any
-    right: Any
+    right: object
 
 
 Exit = Total | Contraction

@@ -121,7 +121,7 @@ class RowContext:
         require(at >= self.lead, NoMatch, f"{self.node} mixes rows: dim {dim}")
         return at - self.lead + 1
 
-    def sizes(self, shape: Shape) -> list[Any]:
+    def sizes(self, shape: Shape) -> list[object]:
         """The shape of a chunk of a value."""
         require(shape[: self.lead] == self.row_dims, NoMatch, f"{self.node} changes rows")
         return [RowCount(self.rows), *shape[self.lead :]]
@@ -180,7 +180,7 @@ def rows_of_call(target: OpOverload, named_args: dict[str, Any]) -> MadeRows:
     return MadeRows(target, tuple(args), tuple(kwargs))
 
 
-def _mapped(args: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, Any]:
+def _mapped(args: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, object]:
     """The arguments with other operands."""
     return {
         name: map_argument(lambda leaf: f(leaf) if isinstance(leaf, fx.Node) else leaf, value)

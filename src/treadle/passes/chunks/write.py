@@ -137,7 +137,7 @@ class _Writer:
     def _value(self, root: fx.Node, template: Any, box: Box) -> Any:
         """A template with the values of the chunk."""
 
-        def leaf(value: Any) -> Any:
+        def leaf(value: object) -> Any:
             match value:
                 case RowPart(node=node):
                     return self.parts[node]
@@ -157,7 +157,7 @@ class _Writer:
 
         return map_argument(leaf, template)
 
-    def _viewed(self, root: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
+    def _viewed(self, root: fx.Node, target: object, args: Any, kwargs: Any) -> fx.Node:
         """A call; before a view its operand is laid out row by row where it is not."""
         if target is aten.view.default and not type_of(args[0]).is_contiguous:
             return self._flat(root, args[0], args[1])

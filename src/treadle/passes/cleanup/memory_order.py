@@ -1,7 +1,6 @@
 """Draws in place, which functionalization put elsewhere, in the order of memory again."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -54,7 +53,7 @@ def _is_misplaced(node: fx.Node) -> bool:
 
 
 def _replace(node: fx.Node) -> None:
-    value: Any = arguments(node)
+    value: object = arguments(node)
     like = tensor_of(value.pop("self"))
     target = BERNOULLI if node.target is aten.bernoulli.p else FUNCTIONAL[node.target]  # type: ignore[index]
     layout = list(like.shape), list(like.stride()), like.dtype, like.device

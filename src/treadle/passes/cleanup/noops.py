@@ -36,7 +36,7 @@ def _equals(name: str, pattern: Any, check: Any = None) -> Rule:
     return Rule(name, pattern, lambda x: x, check) if check else Rule(name, pattern, lambda x: x)
 
 
-def _is_view(x: Any) -> Any:
+def _is_view(x: object) -> object:
     """Views and copies of the whole: an equal type says that nothing was left out or moved."""
     return any_of(
         *RESHAPES,
@@ -50,7 +50,7 @@ def _is_view(x: Any) -> Any:
     )(x, ...)
 
 
-def _viewed_before(build: ReplacementBuilder, x: Any, size: Sequence[int]) -> Any:
+def _viewed_before(build: ReplacementBuilder, x: Any, size: Sequence[int]) -> object:
     """What a view of a view shows again: ``view(view(x))`` of the shape of ``x``."""
     while isinstance(x, fx.Node) and x.target in RESHAPES:
         x = arguments(x)["self"]
@@ -68,12 +68,12 @@ def _pieces_of(build: ReplacementBuilder, xs: Sequence[fx.Node], dim: int) -> fx
     return joined_source(xs, dim)
 
 
-def _written_over(x: Any) -> Any:
+def _written_over(x: object) -> object:
     """All of a value replaced: the source has the size of the whole only then."""
     return any_of(aten.slice_scatter.default, aten.copy.default)(anything, x, ...)
 
 
-def _pads_nothing(x: Any, pad: Any) -> None:
+def _pads_nothing(x: object, pad: Any) -> None:
     require(not any(pad), NoMatch, f"pads by {list(pad)}")
 
 

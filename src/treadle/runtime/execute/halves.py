@@ -35,13 +35,13 @@ _WIDENED = {
 }
 
 
-def widened(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+def widened(name: str, op: Callable[..., object]) -> Callable[..., object]:
     """``op``, or what calls it with float32 in the place of halves on CPUs."""
     wide = _WIDENED.get(name)
     if wide is None:
         return op
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any) -> object:
         is_half = target_for(args[0].device).on_host and args[0].dtype in _HALVES
         return wide(op, args) if is_half else op(*args)
 

@@ -66,7 +66,7 @@ class CallAllocating:
         args: list[object],
         kwargs: dict[str, object],
         specs: tuple[BufferSpec | None, ...],
-        define: Callable[[BufferSpec, Any], None],
+        define: Callable[[BufferSpec, object], None],
     ) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.specs, self.define = specs, define
@@ -158,7 +158,7 @@ def _tensors(*nested: object) -> list[Tensor]:
 
 
 @functools.cache
-def resolve(name: str) -> Callable[..., Any]:
+def resolve(name: str) -> Callable[..., object]:
     """``"aten.mm.out"`` -> the operator."""
     if name.startswith(f"{NAMESPACE}."):
         return named(name.split(".")[1])

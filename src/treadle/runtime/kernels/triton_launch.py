@@ -110,7 +110,7 @@ def _import(name: str, path: Path) -> ModuleType:
 class Jit(Protocol):
     """A function of Triton's: ``jit[grid](*arguments, **options)``."""
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
 
 class LaunchStage(TypedDict):

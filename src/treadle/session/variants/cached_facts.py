@@ -152,7 +152,9 @@ def _is_plain(module: nn.Module) -> bool:
 class OptimizerWatch:
     """Optimizers: their groups, how many parameters each has, how they step."""
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]], optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self, dicts: Sequence[dict[object, object]], optimizers: Sequence[Optimizer]
+    ) -> None:
         self._dicts = watch_dicts(dicts)
         self._optimizers = optimizers
         self._seen = self._look()
@@ -204,7 +206,7 @@ def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | No
     return OptimizerWatch(dicts, list(optimizers.values()))
 
 
-def _is_sealed_group(group: dict[str, Any]) -> bool:
+def _is_sealed_group(group: dict[str, object]) -> bool:
     """Whether a change of its options is a write to it."""
     values = (value for name, value in group.items() if name != "params")
     return type(group) is dict and all(map(_is_sealed, values))

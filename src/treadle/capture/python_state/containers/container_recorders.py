@@ -58,7 +58,7 @@ class ContainerRecorder:
     written: set[object] = field(default_factory=set[object])  # keys that the run has set
     is_own: bool = False  # whether all that is in it was put there by the run
     is_made: bool = False  # whether the parent made it during the run
-    found: Callable[[], Any] | None = None
+    found: Callable[[], object] | None = None
 
     def note(self, name: str, *args: object) -> None:
         """An operation that changes it."""
@@ -96,7 +96,7 @@ class OperationLog:
 
     operations: list[Operation] = field(default_factory=list[Operation])
     recorders: list[ContainerRecorder] = field(default_factory=list[ContainerRecorder])
-    _stand_ins: list[Any] = field(default_factory=list[Any])
+    _stand_ins: list[object] = field(default_factory=list[object])
     _before: list[Any] = field(default_factory=list[Any])
 
     def stand_in(
@@ -231,13 +231,13 @@ class _RecordedSequence:
     def reverse(self) -> None:
         self._changed("reverse")
 
-    def __setitem__(self, at: Any, value: Any) -> None:
+    def __setitem__(self, at: object, value: Any) -> None:
         given = tuple(value) if isinstance(at, slice) else value
         self._changed("__setitem__", at, given)
         if at == slice(None):
             self.recorder.cleared()
 
-    def __delitem__(self, at: Any) -> None:
+    def __delitem__(self, at: object) -> None:
         self._changed("__delitem__", at)
         if at == slice(None):
             self.recorder.cleared()
@@ -251,7 +251,7 @@ class _RecordedSequence:
         self._changed("__imul__", times)
         return self
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, at: object) -> Any:
         self._read_at(at)
         return self._kind.__getitem__(self, at)
 
@@ -278,7 +278,7 @@ class _RecordedSequence:
 
 
 @final
-class RecordedList(_RecordedSequence, list[Any]):
+class RecordedList(_RecordedSequence, list[object]):
     """In the place of a list."""
 
     __slots__ = ("recorder",)
@@ -297,7 +297,7 @@ class RecordedList(_RecordedSequence, list[Any]):
 
 
 @final
-class RecordedDeque(_RecordedSequence, deque[Any]):
+class RecordedDeque(_RecordedSequence, deque[object]):
     """In the place of a deque."""
 
     __slots__ = ("recorder",)
@@ -344,11 +344,11 @@ class _RecordedMapping(dict[Any, Any]):
         self._kind.__delitem__(self, key)
         self.recorder.written.add(key)
 
-    def update(self, *args: Any, **named: Any) -> None:
+    def update(self, *args: object, **named: object) -> None:
         for key, value in dict(*args, **named).items():
             self._set(key, value)
 
-    def __ior__(self, other: Any) -> Any:
+    def __ior__(self, other: object) -> Any:
         self.update(other)
         return self
 
@@ -357,7 +357,7 @@ class _RecordedMapping(dict[Any, Any]):
         self._kind.clear(self)
         self.recorder.cleared()
 
-    def pop(self, key: object, default: Any = MISSING) -> Any:
+    def pop(self, key: object, default: object = MISSING) -> Any:
         self.recorder.read_key(key, key)
         given = () if default is MISSING else (default,)
         self.recorder.note("pop", key, *given)
@@ -461,12 +461,12 @@ class RecordedDefaultDict(_RecordedMapping, defaultdict[Any, Any]):
 
 
 @final
-class RecordedSet(MutableSet[Any]):
+class RecordedSet(MutableSet[object]):
     """In the place of a set."""
 
     def __init__(self, recorder: ContainerRecorder) -> None:
         self.recorder = recorder
-        self.inner: set[Any] = set()
+        self.inner: set[object] = set()
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -538,7 +538,7 @@ class RecordedSet(MutableSet[Any]):
         return set(it)
 
 
-def _reading(method: Callable[..., Any]) -> Callable[..., Any]:
+def _reading(method: Callable[..., object]) -> Callable[..., Any]:
     def read(self: Any, *args: object, **named: object) -> object:
         self.recorder.read()
         return method(self, *args, **named)
@@ -564,12 +564,12 @@ def _reading_length(method: Callable[..., int]) -> Callable[[Any], int]:
     return length
 
 
-def _copied_deeply(self: Any, memo: dict[int, Any]) -> object:
+def _copied_deeply(self: Any, memo: dict[int, object]) -> object:
     self.recorder.read()
     return copy.deepcopy(_plain_copy(self), memo)
 
 
-def _added(self: Any, other: Any) -> object:
+def _added(self: Any, other: object) -> object:
     self.recorder.read()
     return other + _plain_copy(self)
 

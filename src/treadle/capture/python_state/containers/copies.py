@@ -52,7 +52,7 @@ def _like(tensor: Tensor, values: Tensor) -> Tensor:
     return values.requires_grad_(tensor.requires_grad)
 
 
-def _attributes_beside(made: Tensor, tensor: Tensor) -> dict[str, Any]:
+def _attributes_beside(made: Tensor, tensor: Tensor) -> dict[str, object]:
     """Those of ``tensor`` that are the user's: one that was just made has no others."""
     known = vars(made).keys() | MEMOS
     return {name: value for name, value in vars(tensor).items() if name not in known}

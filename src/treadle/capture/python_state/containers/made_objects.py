@@ -68,7 +68,7 @@ class ObjectTemplate:
     places: tuple[_Placeholder, ...]
     known: Mapping[int, object]
 
-    def filled(self, values: Sequence[object]) -> Any:
+    def filled(self, values: Sequence[object]) -> object:
         """A new object with these values."""
         return copy.deepcopy(self.blank, _beside(self.known, self.places, values))
 
@@ -94,13 +94,13 @@ class MadeObject:
 
 def _beside(
     known: Mapping[int, object], these: Sequence[object], others: Sequence[object]
-) -> dict[int, Any]:
+) -> dict[int, object]:
     """What ``deepcopy`` is told: ``others`` are the copies of ``these``."""
     return {**known, **{id(e): o for e, o in zip(these, others, strict=True)}}
 
 
 def _keys(made: MadeObject) -> tuple[list[tuple[Any, Any]], ObjectTemplate]:
-    key: Any = pytree.SequenceKey
+    key: object = pytree.SequenceKey
     return [(key(at), value) for at, value in enumerate(made.values)], made.template
 
 

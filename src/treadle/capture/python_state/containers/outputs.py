@@ -72,8 +72,8 @@ class OutputLog:
     """The outputs of a run, in order. ``knows``: objects that were there before it."""
 
     knows: Callable[[object], bool] = lambda _: False
-    calls: list[tuple[OutputCall, list[Any], TreeSpec]] = field(
-        default_factory=list[tuple[OutputCall, list[Any], TreeSpec]]
+    calls: list[tuple[OutputCall, list[object], TreeSpec]] = field(
+        default_factory=list[tuple[OutputCall, list[object], TreeSpec]]
     )
 
     @contextlib.contextmanager

@@ -158,7 +158,7 @@ def _behind(item: fx.Node, call: fx.Node) -> None:
 def _some(call: fx.Node, places: list[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of ``call`` with these elements of its lists."""
 
-    def part(value: Any) -> Any:
+    def part(value: object) -> object:
         return [value[at] for at in places] if isinstance(value, list | tuple) else value
 
     return tuple(map(part, call.args)), {

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import fx
@@ -186,7 +186,7 @@ class RowComputation:
     def _in_rows(
         self, call: fx.Node, items: Mapping[int, fx.Node], in_rows: Mapping[int, fx.Node]
     ) -> None:
-        def listed(argument: Any) -> Any:
+        def listed(argument: object) -> object:
             if not isinstance(argument, list | tuple):
                 return argument
             return [
@@ -208,7 +208,7 @@ class RowComputation:
             else:
                 self._put(item, own)
 
-    def _single(self, call: fx.Node, value: Any, item: fx.Node) -> fx.Node:
+    def _single(self, call: fx.Node, value: object, item: fx.Node) -> fx.Node:
         """The result of an operation on lists for one element of its list."""
         with self._ahead_of(call, item) as emit:
             node = emit(call.target, [value], *call.args[1:], **call.kwargs)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import fx
@@ -147,7 +147,7 @@ def _converted(reader: fx.Node, emit: Emit, total: fx.Node) -> fx.Node:
 
 
 _MOST, _LEAST = aten.amax.default, aten.amin.default
-PARTS: dict[Any, Callable[[fx.Node], Combined]] = {
+PARTS: dict[object, Callable[[fx.Node], Combined]] = {
     aten.linalg_vector_norm.default: _norm,
     aten._foreach_norm.Scalar: _norm,
     aten.sum.default: _sum,
