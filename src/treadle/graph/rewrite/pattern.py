@@ -29,7 +29,7 @@ from treadle.graph.core.operators import OpOverload, arguments_of, operation_nam
 from treadle.util.errors import VerifyError, require
 
 Program: TypeAlias = Callable[..., object]
-Test: TypeAlias = Callable[[object], bool]
+Test: TypeAlias = Callable[[Any], bool]
 
 
 @final
@@ -85,7 +85,7 @@ class Constant:
     number: bool
     name: str = ""
 
-    def __call__(self, variable: object) -> object:
+    def __call__(self, variable: object) -> Any:
         return _marked(self, variable)
 
 
@@ -168,7 +168,7 @@ class AnyOf:
 class _Readers:
     count: int | None
 
-    def __call__(self, value: object) -> object:
+    def __call__(self, value: object) -> Any:
         return _marked(self, value)
 
 
@@ -177,14 +177,14 @@ class _Readers:
 class _Through:
     targets: frozenset[object]
 
-    def __call__(self, value: object, *chain: object) -> object:
+    def __call__(self, value: object, *chain: object) -> Any:
         return _marked(self, value, *chain)
 
 
 @final
 @dataclass(frozen=True)
 class _Naming:
-    def __call__(self, variable: object, call: object) -> object:
+    def __call__(self, variable: object, call: object) -> Any:
         return _marked(self, variable, call)
 
 
@@ -193,7 +193,7 @@ class _Naming:
 class _CallOf:
     targets: tuple[object, ...]
 
-    def __call__(self, variable: object) -> object:
+    def __call__(self, variable: object) -> Any:
         return _marked(self, variable)
 
 
@@ -202,7 +202,7 @@ class _CallOf:
 class _ListOf:
     item: Program
 
-    def __call__(self, *collected: object) -> object:
+    def __call__(self, *collected: object) -> Any:
         return _marked(self, *collected)
 
 
@@ -220,18 +220,18 @@ def commuting(*targets: object) -> AnyOf:
     return AnyOf(targets, commutes=True)
 
 
-def named(variable: object, call: object) -> object:
+def named(variable: object, call: object) -> Any:
     """In a pattern: ``call``, which ``variable``, one of the rule's, stands for."""
     return _Naming()(variable, call)
 
 
-def call_of(variable: object, *targets: object) -> object:
+def call_of(variable: object, *targets: object) -> Any:
     """In a pattern: a call of any of these operators, whatever its arguments; ``variable`` stands
     for it."""
     return _CallOf(targets)(variable)
 
 
-def through(targets: Iterable[object], value: object, chain: object = None) -> object:
+def through(targets: Iterable[object], value: object, chain: object = None) -> Any:
     """In a pattern: ``value`` as calls of ``targets`` show it, which have one operand each: any
     number of them, one of the other, none included. ``chain``: a variable of the rule's, which is
     then the list of them, the last first.
@@ -241,17 +241,17 @@ def through(targets: Iterable[object], value: object, chain: object = None) -> o
     return _Through(frozenset(targets))(value, *([] if chain is None else [chain]))
 
 
-def shared(value: object) -> object:
+def shared(value: object) -> Any:
     """Mark a value of a pattern that may have readers outside the match; it then stays."""
     return _Readers(None)(value)
 
 
-def users(value: object, count: int) -> object:
+def users(value: object, count: int) -> Any:
     """In a pattern: a value that ``count`` operations read, in the match or not."""
     return _Readers(count)(value)
 
 
-def list_of(item: Program, *collected: object) -> object:
+def list_of(item: Program, *collected: object) -> Any:
     """In a pattern: a list of any length, of values that all look like ``item``. A variable in
     ``collected`` is the list of what the parameter of ``item`` at its place stands for.
 
@@ -260,9 +260,7 @@ def list_of(item: Program, *collected: object) -> object:
     return _ListOf(item)(*collected)
 
 
-def constant(
-    variable: object = None, test: Test | None = None, words: str = "a constant"
-) -> object:
+def constant(variable: object = None, test: Test | None = None, words: str = "a constant") -> Any:
     """In a pattern: what is no value of the graph, as a dim or a dtype, and passes ``test``.
     ``variable``: one of the rule's, if the rule is to know it. ``words``: what it had to be."""
     return _constant(Constant(test, words, number=False), variable)
@@ -274,7 +272,7 @@ def number(variable: object = None, test: Test | None = None, words: str = "a nu
     return _constant(Constant(test, words, number=True), variable)
 
 
-def _constant(made: Constant, variable: object) -> object:
+def _constant(made: Constant, variable: object) -> Any:
     return made if variable is None else made(variable)
 
 
