@@ -58,10 +58,11 @@ def scaled(
     return _as_it_is(func, args, kwargs)
 
 
-def _as_index(x: Any, dim: Any, start: object, length: object) -> tuple[object, ...] | None:
+def _as_index(x: object, dim: object, start: object, length: object) -> tuple[object, ...] | None:
     """Of ``narrow`` the tensor and an index, where only the place is a number that stands in."""
-    inside = type(dim) is int and 0 <= dim < x.ndim and type(length) is int
-    if not inside or not is_number(start) or not is_whole(start.value):
+    if not isinstance(x, Tensor) or type(dim) is not int or not 0 <= dim < x.ndim:
+        return None
+    if type(length) is not int or not is_number(start) or not is_whole(start.value):
         return None
     if start.decided(operator.lt, (start, 0)):
         return None
@@ -102,11 +103,12 @@ def _promoted(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(promoted(each) if isinstance(each, Tensor) else each for each in args)
 
 
-def _is_whole_power(name: str, args: tuple[Any, ...]) -> bool:
+def _is_whole_power(name: str, args: tuple[object, ...]) -> bool:
     """Whether whole numbers are raised to a number: PyTorch refuses a negative one, and does not
     look at a tensor of them."""
     base, exponent = args[0], args[-1]
-    return "pow" in name and is_number(exponent) and not base.is_floating_point()
+    is_power = "pow" in name and is_number(exponent)
+    return is_power and isinstance(base, Tensor) and not base.is_floating_point()
 
 
 def _keeps_dtype(operands: tuple[object, ...]) -> bool:
