@@ -339,11 +339,11 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
         with clock.stage("tune"):
             scheduled = tuned(scheduled, target, target.trials)
             _verify(scheduled, guards_of(step.graph))
-    watcher.made("loops", scheduled.program)
-    watcher.made("kernels", scheduled.plan)
+    watcher.produced("loops", scheduled.program)
+    watcher.produced("kernels", scheduled.plan)
     with clock.stage("generate code"):
         artifact = _generated(scheduled, target, log)
-    watcher.made("sources", artifact)
+    watcher.produced("sources", artifact)
     return artifact, log
 
 
@@ -352,17 +352,17 @@ def _graph_to_graph(
 ) -> tuple[StepGraph, Scheduled | None]:
     """The planned graph, and what was made of it if its plan was judged."""
     watcher = clock.watcher
-    watcher.made("captured", step)
+    watcher.produced("captured", step)
     with clock.stage("clean"):
         step = cleaned(step, target.options, watcher)
         if target.communication is not None:
             step = timed(step, target.options, target.communication, target.hardware, watcher)
-    watcher.made("clean", step)
+    watcher.produced("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)
         step = applied(step, memory, watcher)
-    watcher.made("planned", step)
-    watcher.made("decisions", memory.table)
+    watcher.produced("planned", step)
+    watcher.produced("decisions", memory.table)
     if target.communication is not None:
         line = simulate_communication(step, target.communication, target.hardware)
         watcher.simulated(line)

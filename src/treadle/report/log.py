@@ -89,7 +89,7 @@ class CompileLog(Watcher):
         log.pass_seconds = [*earlier.pass_seconds, *self.pass_seconds]
         return log
 
-    def made(self, name: str, product: Product) -> None:
+    def produced(self, name: str, product: Product) -> None:
         if not isinstance(product, Artifact):
             self.texts[name] = text_of(product)
         self.note_size(name, product)

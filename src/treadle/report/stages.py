@@ -71,7 +71,7 @@ class Watcher(Observer):
     def locates(self, lines: SourceLines) -> None:
         """The source lines that products refer to from now on."""
 
-    def made(self, name: str, product: Product) -> None:
+    def produced(self, name: str, product: Product) -> None:
         """A stage has made one of ``PRODUCTS``; ``product`` belongs to the compile."""
 
     def simulated(self, line: CommunicationTimeline) -> None:
@@ -107,9 +107,9 @@ class Watchers(Watcher):
         for watcher in self._watchers:
             watcher.locates(lines)
 
-    def made(self, name: str, product: Product) -> None:
+    def produced(self, name: str, product: Product) -> None:
         for watcher in self._watchers:
-            watcher.made(name, product)
+            watcher.produced(name, product)
 
     def simulated(self, line: CommunicationTimeline) -> None:
         for watcher in self._watchers:

@@ -65,7 +65,7 @@ class StagePrinter(Watcher):
         self._print(diff(self._text, text))
         self._text = text
 
-    def made(self, name: str, product: Product) -> None:
+    def produced(self, name: str, product: Product) -> None:
         if self._level >= _LEVEL.get(name, 1 << 10):
             self._print(f"treadle: {name}\n{self._lines.fill(text_of(product))}")
 
@@ -91,7 +91,7 @@ class Dump(Watcher):
     def locates(self, lines: SourceLines) -> None:
         self._lines = lines
 
-    def made(self, name: str, product: Product) -> None:
+    def produced(self, name: str, product: Product) -> None:
         text = self._lines.fill(text_of(product))
         if name == PRODUCTS[0]:
             digest = hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -49,8 +49,8 @@ def _unsynced_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
     """What depends on gradients that this rank alone has."""
     of_batch = {
         node
-        for node, inputs in step.inputs()
-        if inputs.role is Role.BATCH and tensor_of(node).dim()  # a number may be that of all ranks
+        for node, input_ in step.inputs()
+        if input_.role is Role.BATCH and tensor_of(node).dim()  # a number may be that of all ranks
     }
     ranks = _ranks(group.name)
     own: set[fx.Node] = set()
@@ -58,11 +58,11 @@ def _unsynced_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
         collective = collective_of(node)
         if collective is not None and len(ranks & _ranks(collective.group)) > 1:
             continue  # its result is that of several, or this rank's part of it
-        given = operands(node)
-        if not of_batch.isdisjoint(given):
+        sources = operands(node)
+        if not of_batch.isdisjoint(sources):
             of_batch.add(node)
         is_gradient = node in of_batch and info(node).phase == "backward"
-        if is_gradient or not own.isdisjoint(given):
+        if is_gradient or not own.isdisjoint(sources):
             own.add(node)
     return own
 

@@ -101,7 +101,7 @@ class PackedRows:
         if any(id(leaf) in self._rows or id(leaf) in self._sizes for leaf in leaves):
             raise _is_packed()
 
-    def made(self, padded: Tensor, lengths: Tensor) -> Tensor:
+    def handle_of(self, padded: Tensor, lengths: Tensor) -> Tensor:
         """A handle for rows of ``padded`` [T, B, ...]."""
         count = padded.shape[0] * padded.shape[1]
         handle = padded.detach().new_empty((count, *padded.shape[2:]))
@@ -117,7 +117,7 @@ class PackedRows:
             )
         sizes = torch.empty(x.shape[0], dtype=torch.int64)
         self._sizes[id(sizes)] = Sizes(sizes, x.shape[1], lengths)
-        return self.made(x, lengths), sizes
+        return self.handle_of(x, lengths), sizes
 
     def _unpack(
         self, data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
@@ -131,10 +131,10 @@ class PackedRows:
             padded = padded.reshape(*padded.shape[:2], -1)
         fits = EQUAL if isinstance(total, Longest) else AT_MOST
         padded = F.pad(padded, (0, 0, 0, 0, 0, total - padded.shape[0]))
-        nodes = unpacked(padded, lengths, float(value), fits)
+        batch = unpacked(padded, lengths, float(value), fits)
         if trailing != 1:
-            nodes = nodes.reshape(*nodes.shape[:2], *rows.padded.shape[2:])
-        return (nodes.transpose(0, 1) if batch_first else nodes), lengths
+            batch = batch.reshape(*batch.shape[:2], *rows.padded.shape[2:])
+        return (batch.transpose(0, 1) if batch_first else batch), lengths
 
 
 def _is_packed() -> CaptureError:

@@ -154,7 +154,7 @@ class RecurrentLayers:
                 outputs.append(last[0])
                 cells += last[1:]
             x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
-        y = self.packed.made(x, rows.lengths)
+        y = self.packed.handle_of(x, rows.lengths)
         hy = torch.stack(outputs)
         return (y, hy, torch.stack(cells)) if cells else (y, hy)
 

@@ -30,7 +30,7 @@ class HeldTensors:
         known = self._by_id.get(id(tensor))
         return None if known is None else known[1].traced
 
-    def given(self) -> list[GivenTensor]:
+    def entries(self) -> list[GivenTensor]:
         """What they were like before the step."""
         return [entry for _, entry in self._by_id.values()]
 

@@ -295,7 +295,7 @@ class Run:
             external.roots(),
             names,
             self.numbers.objects(),
-            tuple(given.find for given in self.tensors.given()),
+            tuple(entry.find for entry in self.tensors.entries()),
             tuple(originals.get(code, code) for code in external.executed_codes()),
         )
         parts = request.function, request.models, request.optimizers, request.call

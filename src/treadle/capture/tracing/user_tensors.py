@@ -54,13 +54,13 @@ class UserTensors:
             label = f"the buffer {key}"
             self._given.append(GivenTensor.of(label, find, buffer, traced, is_argument=False))
 
-    def given(self) -> list[GivenTensor]:
+    def entries(self) -> list[GivenTensor]:
         """Those that are no parameters, and those that the step met outside."""
-        return [*self._given, *self._recorder.held.given()]
+        return [*self._given, *self._recorder.held.entries()]
 
     def memory(self) -> frozenset[int | None]:
         """The keys of the memory of tensors that were there before, or are when it is done."""
-        held = (tensor.memory for tensor in self._recorder.held.given())
+        held = (tensor.memory for tensor in self._recorder.held.entries())
         return self._bindings.memory.union(held)
 
     def rebind(self, before: Tensor, now: Tensor) -> None:
@@ -70,7 +70,7 @@ class UserTensors:
     def changes(self) -> Iterator[tuple[TensorLocation, object]]:
         """What the step left in tensors themselves. Of parameters and buffers, whose memory stays,
         values that ``.data =`` gave them are written to it when all results are known."""
-        uses, assigned, tensors = self._recorder.tensors, self._recorder.assignments, self.given()
+        uses, assigned, tensors = self._recorder.tensors, self._recorder.assignments, self.entries()
         known = self._bindings.memory | {tensor.memory for tensor in tensors}
         owned = list({id(tensor): tensor for tensor in self._bindings.by_id().values()}.values())
         assigned.refuse_shared([*owned, *(tensor.traced for tensor in tensors)], known, uses)
@@ -105,7 +105,7 @@ class UserTensors:
         parameters = self._bindings.parameters.values()
         grads = [leaf.grad for leaf in parameters if leaf.grad is not None]
         own = {id(parameter) for parameter in (*parameters, *grads)}
-        own |= {id(tensor.traced) for tensor in self.given()}
+        own |= {id(tensor.traced) for tensor in self.entries()}
         owners = {storage_key(grad): id(grad) for grad in grads}
         owners |= dict.fromkeys(self._bindings.memory, 0)
         for tensor in kept:
@@ -123,7 +123,7 @@ class UserTensors:
             is_written = before(traced) is not None or storage_key(traced) in written
             find = functools.partial(_itself, parameter)
             self._owned.add(find, traced, None if is_written else traced)
-        for tensor in self.given():
+        for tensor in self.entries():
             was = before(tensor.traced)
             if tensor.memory not in written:
                 self._owned.add(tensor.find, tensor.traced, tensor.traced if was is None else was)
@@ -145,7 +145,7 @@ class UserTensors:
     def read(self, reads: Reads, is_named_in_code: Callable[[str], bool]) -> None:
         """What the run read of them beside their values. ``is_named_in_code``: whether it may have
         read an attribute of that name."""
-        for tensor in self.given():
+        for tensor in self.entries():
             tensor.read(reads, self._recorder.tensors, is_named_in_code)
 
 
