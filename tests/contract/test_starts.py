@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -237,3 +238,27 @@ def test_a_step_that_was_not_traced_is_told_of_as_any_other(tmp_path):
     assert "nothing was traced" in told
     assert "test_starts.py" in told
     assert "the next process traces nothing" in first.explain()
+
+
+def test_a_step_that_is_made_in_c_is_no_other_one(tmp_path):
+    x = torch.linspace(-2, 2, 9)
+    options = treadle.Options(cache_dir=tmp_path)
+    for function in (torch.exp, torch.sin, torch.nn.functional.softshrink, torch.exp):
+        step = treadle.compile(function, model=nn.Linear(1, 1), options=options)
+        torch.testing.assert_close(step(x), function(x))
+
+
+def test_objects_without_parts_are_told_apart_by_their_names(tmp_path):
+    def steps(function):
+        class Holder:
+            apply = function
+
+        def train(x):
+            return x * float(Holder.apply(-2.0))
+
+        options = treadle.Options(cache_dir=tmp_path)
+        return treadle.compile(train, model=nn.Linear(1, 1), options=options)
+
+    x = torch.ones(3)
+    for function in (np.cos, np.abs, np.sin, np.cos):
+        torch.testing.assert_close(steps(function)(x), x * float(function(-2.0)))

@@ -14,7 +14,7 @@ import json
 import platform
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import cast, final
 
 import torch
@@ -23,7 +23,13 @@ from treadle.capture.argument_containers import ServedCall
 from treadle.capture.step import input_texts_of
 from treadle.capture.stored.captured import captured_again, captured_data
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
-from treadle.capture.stored.names import NotStored, code_digest, kind_text, value_text
+from treadle.capture.stored.names import (
+    NotStored,
+    builtin_text,
+    code_digest,
+    kind_text,
+    value_text,
+)
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.stored.reads import Data, read_again
 from treadle.compiler.cleaning import extending
@@ -104,8 +110,11 @@ class Starts:
         function = self._step.function
         if isinstance(function, MethodType):
             function = function.__func__
-        is_function = isinstance(function, FunctionType)
-        code = code_digest(function.__code__) if is_function else kind_text(type(function))
+        code = kind_text(type(function))
+        if isinstance(function, FunctionType):
+            code = code_digest(function.__code__)
+        elif isinstance(function, BuiltinFunctionType):
+            code = builtin_text(function)  # of which there are no reads
         kinds = (self._step.models, self._step.optimizers)
         if key.hooks or key.plans or any(isinstance(e, PassedParameter) for e in key.same):
             raise NotStored("hooks, fully_shard or parameters among the arguments")

@@ -14,9 +14,17 @@ their versions say: of what they hold themselves the text has the names.
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import _lru_cache_wrapper as _LruCached
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import final
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    ModuleType,
+    UnionType,
+)
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -77,14 +85,24 @@ class ReadsText:
 
     def _of_node(self, at: int, node: Node) -> list[str]:
         library = self._is_of_library(node)
-        found = [f"{at} {kind_text(node.kind)}"]
+        lines = [f"{at} {kind_text(node.kind)} {self._identity(node, library)}".rstrip()]
         for number, watched in enumerate(node.watched):
             label = type(watched.part).__name__
             pairs = self._pairs(node, number, watched, library)
             if isinstance(watched.part, Members) or not watched.part.entries:
                 pairs.sort()
-            found.append(f"  {label} {'; '.join(pairs)}")
-        return found
+            lines.append(f"  {label} {'; '.join(pairs)}")
+        return lines
+
+    def _identity(self, node: Node, library: bool) -> str:
+        """Which object it is, where that counts beside its parts, or there are none to compare."""
+        value = node.value
+        if isinstance(value, Enum):
+            return f"{kind_text(type(value))}.{value.name}"
+        if isinstance(value, type | ModuleType | Tensor):
+            return self._very_same(value, library, node.label)
+        has_parts = node.watched or type(value) is object or is_heap(type(value))
+        return "" if has_parts else self._very_same(value, library, node.label)
 
     def _pairs(self, node: Node, number: int, watched: Watched, library: bool) -> list[str]:
         held: dict[object, Entry] = watched.held
@@ -130,11 +148,13 @@ class ReadsText:
             case Contents(held):
                 return self._contents(held, node)
             case Same(held):
-                found = self._same(held, library)
-                if found is None:
-                    where = watched.part.where(name)
-                    raise NotStored(f"{where} is that {kind_text(type(held))}")
-                return found
+                return self._very_same(held, library, watched.part.where(name))
+
+    def _very_same(self, held: object, library: bool, where: str) -> str:
+        text = self._same(held, library)
+        if not text:
+            raise NotStored(f"{where} is that {kind_text(type(held))}")
+        return text
 
     def _same(self, held: object, library: bool) -> str | None:
         """A very object; ``None`` if another process has none to compare it with."""
@@ -162,10 +182,33 @@ class ReadsText:
                 return None if at is None else f"parameter {at}"
             case _ if held is MISSING:
                 return "missing"
+            case staticmethod() | classmethod():
+                inside = self._same(held.__func__, library)
+                return inside and f"{kind_text(type(held))} {inside}"
+            case property():
+                functions = (held.fget, held.fset, held.fdel)
+                inside = [each and self._same(each, library) for each in functions]
+                return f"property {inside}" if all(inside[:1]) else None
+            case UnionType() | GenericAlias():
+                return f"{type(held).__qualname__} {held!r}"
+            case tuple() | frozenset() if library:
+                return self._constant(held)
             case _ if library or (is_machinery(held) and not is_heap(type(held))):
+                # Without a name it is PyTorch's or Python's own: a loader, a capsule, a memory.
                 return f"{kind_text(type(held))} {name_of(held)}"
             case _:
                 return name_of(held) and f"{kind_text(type(held))} {name_of(held)}"
+
+    def _constant(self, value: object) -> str | None:
+        """One of a library's, with all that is in it. What its dicts and lists hold does not count:
+        they are memories, or switches that the key has."""
+        if is_plain(value):
+            return plain_text(value)
+        if not isinstance(value, tuple | frozenset):
+            return self._same(value, True)
+        inside = [str(self._constant(item)) for item in cast("Iterable[object]", value)]
+        inside = sorted(inside) if isinstance(value, frozenset) else inside
+        return f"{type(value).__qualname__}({', '.join(inside)})"
 
     def _contents(self, value: object, node: Node) -> str:
         if any(kind_text(each) == _C_FUNCTION for each in node.kind.__mro__):
