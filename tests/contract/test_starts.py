@@ -9,6 +9,7 @@ from torch import nn
 
 import treadle
 from contract.start_programs import COMPILED, HEAD, MODEL, TAIL
+from treadle.capture.stored.names import builtin_text
 from treadle.runtime.store.cache import Cache
 
 PROGRAM = HEAD + MODEL + "# change\n" + COMPILED + TAIL
@@ -262,3 +263,10 @@ def test_objects_without_parts_are_told_apart_by_their_names(tmp_path):
     x = torch.ones(3)
     for function in (np.cos, np.abs, np.sin, np.cos):
         torch.testing.assert_close(steps(function)(x), x * float(function(-2.0)))
+
+
+def test_a_function_of_pybind_has_a_name(tmp_path):
+    """Torch's are bound to a record without one (``torch.cuda.get_device_properties`` calls one)."""
+    text = builtin_text(torch._C._wrap_tensor_impl)
+    assert text.startswith("builtin torch._C ")
+    assert text.endswith("._wrap_tensor_impl")

@@ -19,6 +19,7 @@ import torch
 from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.compat.pytree import TreeSpec, parts_of_spec
 
+_PYBIND = "pybind11_builtins"
 NOT_STORED = {"is_stored": False}
 """Metadata of a field of a record that begins anew in every process, by its default."""
 
@@ -108,6 +109,8 @@ def builtin_text(function: BuiltinFunctionType) -> str:
         of = owner.__name__ if isinstance(owner, ModuleType) else ""
         of = kind_text(owner) if isinstance(owner, type) else of
         return f"builtin {of} {function.__module__} {function.__qualname__}"
+    if type(owner).__module__ == _PYBIND:  # every function that it makes is bound to its own record
+        return f"builtin {function.__module__} {function.__qualname__}"
     if type(owner).__module__.startswith("torch"):  # torch's own functions are bound to its classes
         return f"builtin {kind_text(type(owner))} {function.__qualname__}"
     raise NotStored(f"the method {function.__qualname__} of an object")
