@@ -265,8 +265,8 @@ def test_objects_without_parts_are_told_apart_by_their_names(tmp_path):
         torch.testing.assert_close(steps(function)(x), x * float(function(-2.0)))
 
 
-def test_a_function_of_pybind_has_a_name(tmp_path):
-    """Torch's are bound to a record without one (``torch.cuda.get_device_properties`` calls one)."""
+def test_a_function_of_pybind_has_a_name():
+    """Those are bound to a record that has none (``torch.cuda.get_device_properties`` calls one)."""
     text = builtin_text(torch._C._wrap_tensor_impl)
     assert text.startswith("builtin torch._C ")
     assert text.endswith("._wrap_tensor_impl")
