@@ -266,7 +266,7 @@ def test_objects_without_parts_are_told_apart_by_their_names(tmp_path):
 
 
 def test_a_function_of_pybind_has_a_name():
-    """Those are bound to a record that has none (``torch.cuda.get_device_properties`` calls one)."""
+    """PyTorch has many, each bound to a record that has none."""
     text = builtin_text(torch._C._wrap_tensor_impl)
     assert text.startswith("builtin torch._C ")
     assert text.endswith("._wrap_tensor_impl")
