@@ -268,5 +268,38 @@ def test_objects_without_parts_are_told_apart_by_their_names(tmp_path):
 def test_a_function_of_pybind_has_a_name():
     """PyTorch has many, each bound to a record that has none."""
     text = builtin_text(torch._C._wrap_tensor_impl)
-    assert text.startswith("builtin torch._C ")
+    assert text.split()[:2] == ["builtin", "torch._C"]
     assert text.endswith("._wrap_tensor_impl")
+
+
+def test_a_start_in_inference_mode_is_of_use_outside_of_it(tmp_path):
+    def steps():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = treadle.Options(cache_dir=tmp_path)
+        compiled = treadle.compile(
+            lambda x: model(x) * 2, model=model, optimizer=optimizer, options=options
+        )
+        return model, compiled
+
+    x = torch.randn(5, 4)
+    for _ in range(2):
+        model, step = steps()
+        with torch.inference_mode():
+            torch.testing.assert_close(step(x), model(x) * 2)
+        is_untraced = step.compiled.untraced
+        torch.testing.assert_close(step(x), model(x) * 2)
+    assert is_untraced
+
+
+def test_a_wrong_batch_is_refused_without_a_trace_and_the_next_call_runs(tmp_path):
+    first, second = compiled(tmp_path), compiled(tmp_path)
+    x = torch.randn(3, 4)
+    expected = [first(x).item() for _ in range(2)]
+    found = [second(x).item()]
+    assert second.compiled.untraced
+    with pytest.raises(RuntimeError, match="TR-132"):
+        second(torch.randn(3, 5))
+    found.append(second(x).item())
+    assert found == expected

@@ -66,6 +66,7 @@ from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.executable import Executable
+from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.store.artifact import Artifact
 from treadle.runtime.store.cache import Cache
@@ -181,16 +182,9 @@ def compile_step(
     else:
         from_cache = True
     artifact, log = with_lines(*saved, lines)
+    policy = _replay_policy(step.signature, artifact, options)
     with clock.stage("build"):
-        policy = _replay_policy(step.signature, artifact, options)
-        executable = Executable(
-            artifact,
-            build_,
-            generators=generators,
-            first=checks.launch,
-            policy=policy,
-            arena=arena if target_for(device).on_host else None,
-        )
+        executable = _executable(artifact, build_, checks, policy, arena, generators)
     if not from_cache and not foreign:
         cache.put(key, entry)
     return Built(
@@ -241,14 +235,9 @@ def built_again(
             return None
     lines = SourceLines(stored.lines)
     artifact, log = with_lines(*found, lines)
+    policy = _replay_policy(captured.step.signature, artifact, options)
     with clock.stage("build"):
-        executable = Executable(
-            artifact,
-            build_,
-            first=stored.checks.launch,
-            policy=_replay_policy(captured.step.signature, artifact, options),
-            arena=arena if target_for(device).on_host else None,
-        )
+        executable = _executable(artifact, build_, stored.checks, policy, arena)
     return Compiled(
         key,
         stored.facts,
@@ -267,6 +256,25 @@ def built_again(
         options=options,
         draws=stored.draws,
         start=start,
+    )
+
+
+def _executable(
+    artifact: Artifact,
+    build_: Build,
+    checks: IndexCheck,
+    policy: ReplayPolicy | None,
+    arena: Arena | None,
+    generators: Sequence[torch.Generator] = (),
+) -> Executable:
+    on_host = target_for(artifact.device).on_host
+    return Executable(
+        artifact,
+        build_,
+        generators=generators,
+        first=checks.launch,
+        policy=policy,
+        arena=arena if on_host else None,
     )
 
 

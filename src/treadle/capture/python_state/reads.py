@@ -61,7 +61,8 @@ from treadle.capture.symbolic.arrays.arrays import span_of
 from treadle.compat.distributed.collectives import HANDLES
 from treadle.guards.watching import Watches
 
-_IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator, *HANDLES)
+IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator, *HANDLES)
+"""What no equal object can stand for."""
 _HELD = (
     nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType, Enum,
     MappingProxyType,
@@ -120,7 +121,7 @@ class Reads:
         node = self._node(label, value, None)
         node.getter = getter
         self._drain()
-        if isinstance(value, (*_IDENTITIES, Enum)) or not node.watched:
+        if isinstance(value, (*IDENTITIES, Enum)) or not node.watched:
             node.only = value  # there is nothing to compare
 
     def add_found(self, label: str, getter: Callable[[], object]) -> None:
@@ -234,7 +235,7 @@ class Reads:
             return fact
         if id(value) in self._bound and not isinstance(place.node.value, Tensor):
             return self._node(place.label, value, place)  # its attributes; its type is in the key
-        if isinstance(value, _IDENTITIES) or is_sealed(value) or self._names.ours(value):
+        if isinstance(value, IDENTITIES) or is_sealed(value) or self._names.ours(value):
             return Same(value)
         if isinstance(value, type) and not is_heap(value):
             return Same(value)

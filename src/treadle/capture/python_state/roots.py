@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.ownership import BUILTINS, LOADED, owner_of
+from treadle.capture.python_state.reads import Reads
 from treadle.compat.hooks import tensor_hooks
 from treadle.compat.switches import getters_named
-
-if TYPE_CHECKING:
-    from treadle.capture.python_state.reads import Reads
 
 
 @final
@@ -44,12 +42,12 @@ class ReadRoots:
 
     def add_to(
         self,
-        reads: "Reads",
+        reads: Reads,
         function: Callable[..., object],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
     ) -> None:
-        """All of them."""
+        """All of them, in an order that every process has: the walk numbers what it meets."""
         for prefix, model in models.items():
             reads.add(prefix, model)
         for prefix, optimizer in optimizers.items():

@@ -11,7 +11,6 @@ from treadle.capture.captured import (
     OptimizerEffects,
     StepDependencies,
 )
-from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.reads import Reads
 from treadle.capture.sources import Inputs, ParamGroups, Pending, Scalars, Source
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
@@ -22,6 +21,7 @@ from treadle.capture.symbolic.branches.decisions import Path
 from treadle.capture.symbolic.host_draws import HostDraws
 from treadle.capture.symbolic.numbers import Uses
 from treadle.capture.tracing.gradients import GradientEffects
+from treadle.compat.operators.custom_op import NAMESPACE
 from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.signature import Signature, StepGraph
@@ -30,7 +30,7 @@ from treadle.graph.text.parsing import parse
 from treadle.graph.text.printing import show
 
 _MOST_TEXT = 1 << 26
-"""Characters of a graph's text, its constants included."""
+"""Characters of a graph's text: larger constants are a user's data, and belong in no record."""
 
 
 def captured_data(captured: Captured, step: StepObjects) -> Data:
@@ -54,10 +54,8 @@ def captured_data(captured: Captured, step: StepObjects) -> Data:
                 ("gradients", captured.gradients),
                 ("stepped", captured.optimizers.stepped),
                 ("free", dependencies.free),
-                ("counters", dependencies.counters),
                 ("unread modes", dependencies.unread_modes),
                 ("conditions", dependencies.conditions),
-                ("path", dependencies.path),
             )
         },
     }
@@ -70,7 +68,7 @@ def captured_again(data: Data, reads: Reads, step: StepObjects) -> Captured:
         name: decoder.value(data[name])
         for name in (
             "signature", "param groups", "sources", "pending", "result", "gradients", "stepped",
-            "free", "counters", "unread modes", "conditions", "path",
+            "free", "unread modes", "conditions",
         )
     }  # fmt: skip
     sources = cast("tuple[Source, ...]", values["sources"])
@@ -92,12 +90,12 @@ def captured_again(data: Data, reads: Reads, step: StepObjects) -> Captured:
         dependencies=StepDependencies(
             reads,
             cast("frozenset[int]", values["free"]),
-            cast("tuple[Location, ...]", values["counters"]),
+            (),  # refused above, as are decisions, draws and paths
             (),
             HostDraws(Uses()),
             cast("frozenset[int]", values["unread modes"]),
             cast("tuple[str, ...]", values["conditions"]),
-            cast("Path", values["path"]),
+            Path(),
         ),
         generators=(),
         stored=StoredReads(None, "it was made by another process"),
@@ -124,8 +122,8 @@ def _graph_text(step: StepGraph) -> str:
         if node.op != "call_function":
             continue
         op = node.target
-        if isinstance(op, OpOverload) and not facts_of(op).native:
-            raise NotStored(f"an operator that is not PyTorch's: {op}")
+        if isinstance(op, OpOverload) and not (facts_of(op).native or op.namespace == NAMESPACE):
+            raise NotStored(f"an operator that is neither PyTorch's nor treadle's: {op}")
         if operation_of(operation_text(op)) is not op:
             raise NotStored(f"{operation_text(op)}, which no text can name")
     text = show(step, exact=True)

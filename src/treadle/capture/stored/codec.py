@@ -38,7 +38,7 @@ from treadle.graph.text.exact import operation_of, operation_text
 
 _OWN = "treadle."
 _MOST_BYTES = 1 << 20
-"""Of one tensor that a step closes over."""
+"""Of one tensor that a step closes over: a table of its own, and no weights."""
 _DTYPES: Mapping[str, torch.dtype] = {
     str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
 }
@@ -51,7 +51,7 @@ _COMPUTES: frozenset[object] = frozenset(
         *(("builtins", name) for name in ("ascii", "format", "repr", "round", "sum")),
     }
 )
-"""Modules, and functions of others."""
+"""Modules, and functions of others, that data may name: what only computes or prints."""
 
 
 @final
@@ -176,7 +176,7 @@ def _is_own(kind: type) -> bool:
 
 def _stored_fields(kind: type) -> list[str]:
     fields = dataclasses.fields(cast("type[Node]", kind))
-    return [each.name for each in fields if "is_stored" not in each.metadata]
+    return [field.name for field in fields if "is_stored" not in field.metadata]
 
 
 def _function(value: "FunctionType | BuiltinFunctionType") -> list[object]:
@@ -279,10 +279,10 @@ class Decoder:
         held = cast("dict[str, object]", rest[2])
         if held.keys() != set(_stored_fields(kind)):
             raise NotStored(f"{rest[1]} has other fields")
-        for each in dataclasses.fields(cast("type[Node]", kind)):
-            stored = each.name in held
-            value = self.value(held[each.name]) if stored else _default(each)
-            object.__setattr__(record, each.name, value)
+        for declared in dataclasses.fields(cast("type[Node]", kind)):
+            name = declared.name
+            value = self.value(held[name]) if name in held else _default(declared)
+            object.__setattr__(record, name, value)
         return record
 
     def tree(self, rest: Sequence[object]) -> TreeSpec:

@@ -20,6 +20,7 @@ from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.compat.pytree import TreeSpec, parts_of_spec
 
 _PYBIND = "pybind11_builtins"
+"""The module that pybind11 says of the records which its functions are bound to."""
 NOT_STORED = {"is_stored": False}
 """Metadata of a field of a record that begins anew in every process, by its default."""
 
@@ -57,8 +58,9 @@ def value_text(value: object) -> str:
             raise NotStored(f"a {kind_text(type(value))}, which decides what is captured")
 
 
-@functools.lru_cache(maxsize=1 << 15)
-def _digest(code: CodeType) -> str:
+@functools.cache
+def code_digest(code: CodeType) -> str:
+    """What code is and where it stands, that within it included: an error shows its line."""
     parts = (
         code.co_filename, code.co_qualname, code.co_firstlineno, code.co_flags, code.co_argcount,
         code.co_posonlyargcount, code.co_kwonlyargcount, code.co_names, code.co_varnames,
@@ -68,15 +70,10 @@ def _digest(code: CodeType) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def code_digest(code: CodeType) -> str:
-    """What code is and where it stands, that within it included: an error shows its line."""
-    return _digest(code)
-
-
 def _constant_text(value: object) -> str:
     match value:
         case CodeType():
-            return _digest(value)
+            return code_digest(value)
         case tuple():
             return f"({', '.join(map(_constant_text, value))})"
         case frozenset():  # in an order that differs from process to process
@@ -103,17 +100,19 @@ def function_text(function: FunctionType) -> str:
 
 
 def builtin_text(function: BuiltinFunctionType) -> str:
-    """A function made in C, of a module or a class."""
+    """A function made in C, of a module or a class. ``NotStored`` for a method of an object."""
     owner = function.__self__
-    if owner is None or isinstance(owner, ModuleType | type):
-        of = owner.__name__ if isinstance(owner, ModuleType) else ""
-        of = kind_text(owner) if isinstance(owner, type) else of
-        return f"builtin {of} {function.__module__} {function.__qualname__}"
-    if type(owner).__module__ == _PYBIND:  # every function that it makes is bound to its own record
-        return f"builtin {function.__module__} {function.__qualname__}"
-    if type(owner).__module__.startswith("torch"):  # torch's own functions are bound to its classes
-        return f"builtin {kind_text(type(owner))} {function.__qualname__}"
-    raise NotStored(f"the method {function.__qualname__} of an object")
+    if isinstance(owner, ModuleType):
+        of = owner.__name__
+    elif isinstance(owner, type):
+        of = kind_text(owner)
+    elif type(owner).__module__.startswith("torch"):  # its functions are bound to its classes
+        of = kind_text(type(owner))
+    elif owner is None or type(owner).__module__ == _PYBIND:  # each is bound to a record of its own
+        of = ""
+    else:
+        raise NotStored(f"the method {function.__qualname__} of an object")
+    return f"builtin {of} {function.__module__} {function.__qualname__}"
 
 
 def module_of(space: dict[str, object]) -> str:

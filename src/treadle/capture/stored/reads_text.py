@@ -45,6 +45,7 @@ from treadle.capture.python_state.object_graph import (
 from treadle.capture.python_state.ownership import is_machinery, owner_of
 from treadle.capture.python_state.parts import MISSING, Computed, Members, Reading
 from treadle.capture.python_state.plain_values import is_plain
+from treadle.capture.python_state.reads import IDENTITIES
 from treadle.capture.python_state.remembered import RememberedResults
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
 from treadle.capture.stored.names import (
@@ -80,7 +81,7 @@ class ReadsText:
         text."""
         self._numbers = {id(node): at for at, node in enumerate(self.nodes)}
         self._of_objects = {key: self._numbers[id(node)] for key, node in objects.items()}
-        self._of_bound = {id(each): at for at, each in enumerate(self.bound)}
+        self._of_bound = {id(tensor): at for at, tensor in enumerate(self.bound)}
         return [line for at, node in enumerate(self.nodes) for line in self._of_node(at, node)]
 
     def _of_node(self, at: int, node: Node) -> list[str]:
@@ -99,7 +100,7 @@ class ReadsText:
         value = node.value
         if isinstance(value, Enum):
             return f"{kind_text(type(value))}.{value.name}"
-        if isinstance(value, type | ModuleType | Tensor):
+        if isinstance(value, (type, ModuleType, *IDENTITIES)):
             return self._very_same(value, library, node.label)
         has_parts = node.watched or type(value) is object or is_heap(type(value))
         return "" if has_parts else self._very_same(value, library, node.label)
@@ -186,18 +187,18 @@ class ReadsText:
                 inside = self._same(held.__func__, library)
                 return inside and f"{kind_text(type(held))} {inside}"
             case property():
-                functions = (held.fget, held.fset, held.fdel)
-                inside = [each and self._same(each, library) for each in functions]
-                return f"property {inside}" if all(inside[:1]) else None
+                functions = [f for f in (held.fget, held.fset, held.fdel) if f is not None]
+                texts = [self._same(f, library) for f in functions]
+                return f"property {texts}" if all(texts) else None
             case UnionType() | GenericAlias():
                 return f"{type(held).__qualname__} {held!r}"
             case tuple() | frozenset() if library:
                 return self._constant(held)
             case _ if library or (is_machinery(held) and not is_heap(type(held))):
                 # Without a name it is PyTorch's or Python's own: a loader, a capsule, a memory.
-                return f"{kind_text(type(held))} {name_of(held)}"
+                return f"{kind_text(type(held))} {_name_of(held)}"
             case _:
-                return name_of(held) and f"{kind_text(type(held))} {name_of(held)}"
+                return _name_of(held) and f"{kind_text(type(held))} {_name_of(held)}"
 
     def _constant(self, value: object) -> str | None:
         """One of a library's, with all that is in it. What its dicts and lists hold does not count:
@@ -222,7 +223,7 @@ class ReadsText:
                 return f"registered {sorted(map(kind_text, theirs))}"
             case RememberedResults():
                 return f"remembered {self._pairs_of(value.entries())}"
-            case Identity() | None if value is not None:
+            case Identity():
                 raise NotStored("contents that name an object by where it is")
             case tuple() | list():
                 return f"({', '.join(map(self._value, value))})"
@@ -254,7 +255,7 @@ def _is_of_library(function: FunctionType) -> bool:
     return code_owner(function.__code__.co_filename) < CodeOwner.INSTALLED
 
 
-def name_of(value: object) -> str:
+def _name_of(value: object) -> str:
     """The name that an object made in C, or a descriptor, has by itself."""
     name = getattr(value, "__qualname__", "") or getattr(value, "__name__", "")
     return name if type(name) is str else ""

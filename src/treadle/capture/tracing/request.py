@@ -15,6 +15,7 @@ from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.reads import Location
 from treadle.capture.sources import Parameter, ParamGroups, Source
+from treadle.capture.stored.origin import StepObjects
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compat.pytree import TreeSpec
 from treadle.graph.core.signature import Input
@@ -46,6 +47,11 @@ class TraceRequest:
     plans: bool = False
     group: RankGroup | None = None
     path: Answers | None = ()
+
+    @property
+    def objects(self) -> StepObjects:
+        """What a later call has as well."""
+        return StepObjects(self.function, self.models, self.optimizers, self.call)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

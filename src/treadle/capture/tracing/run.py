@@ -23,7 +23,7 @@ from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.reads import Location, Reads
 from treadle.capture.stored.inputs import input_texts
-from treadle.capture.stored.origin import ReadsOrigin, StepObjects
+from treadle.capture.stored.origin import ReadsOrigin
 from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.deferred import AsksNumber
 from treadle.capture.tensors.sparse_gradients import SparseGradients
@@ -298,8 +298,7 @@ class Run:
             tuple(entry.find for entry in self.tensors.entries()),
             tuple(originals.get(code, code) for code in external.executed_codes()),
         )
-        parts = request.function, request.models, request.optimizers, request.call
-        origin.add_to(reads, StepObjects(*parts))
+        origin.add_to(reads, request.objects)
         known = reads.count
         self.containers.read(reads)
         self.numbers.changing.read(reads)
@@ -317,9 +316,8 @@ class Run:
         external, origin, request = self.external, self.origin, self.request
         assert external is not None
         assert origin is not None
-        parts = request.function, request.models, request.optimizers, request.call
         inputs = functools.partial(input_texts, request.sources, request.leaves)
-        return StoredReads.of(StepObjects(*parts), reads, origin, external.before, inputs)
+        return StoredReads.of(request.objects, reads, origin, external.before, inputs)
 
     def _place(self, reads: Reads) -> None:
         self.numbers.changing.placed(reads)

@@ -29,7 +29,6 @@ from treadle.targets.registry import target_for
 from treadle.util.reach import reached
 
 aten = torch.ops.aten
-_CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory
 
 _ALONG_A_DIM = frozenset({
     aten.gather, aten.index_add, aten.index_copy, aten.index_fill, aten.index_select, aten.scatter,

@@ -18,9 +18,10 @@ from treadle.graph.analysis.index_bounds import (
     is_fixed,
     is_on_host,
 )
-from treadle.graph.core.arguments import Argument, map_argument
+from treadle.graph.core.arguments import Given
 from treadle.graph.core.signature import StepGraph
 from treadle.util.errors import BadIndex
+from treadle.util.nested import map_leaves
 
 aten = torch.ops.aten
 _CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory
@@ -48,7 +49,7 @@ class _IndexCall:
         def value(leaf: object) -> object:
             return values[leaf.name] if isinstance(leaf, ValueName) else leaf
 
-        args, named = _mapped(value, (self.args, self.named))
+        args, named = cast("Given", map_leaves(value, (self.args, self.named)))
         values[self.name] = self.operator(*args, **named)
 
 
@@ -92,7 +93,7 @@ class _BoundCheck:
         aten._assert_async.msg(self._holds(value).all(), words)
 
     def _error(self, value: Tensor) -> BadIndex:
-        smallest, largest = (int(found) for found in torch.aminmax(value))
+        smallest, largest = (int(extreme) for extreme in torch.aminmax(value))
         spared = "" if self.ignored is None else f" (or {self.ignored})"
         names = ", ".join(self.inputs) or "the step"
         return BadIndex(
@@ -134,8 +135,8 @@ class _IndexChecks:
         with torch.no_grad():
             for call in self.calls:
                 call.run(values)
-            for each in self.checks:
-                each.require(values[each.value])
+            for check in self.checks:
+                check.require(values[check.value])
 
 
 def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]], sizes: Sizes) -> _IndexChecks:
@@ -143,11 +144,10 @@ def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]], sizes: Siz
     if not bounds:
         return _IndexChecks()
 
-    def as_data(leaf: Argument) -> Any:
+    def as_data(leaf: object) -> object:
+        if isinstance(leaf, fx.Node):
+            return ValueName(leaf.name)
         return at(leaf, sizes) if isinstance(leaf, Size) else leaf
-
-    def named(leaf: object) -> object:
-        return ValueName(leaf.name) if isinstance(leaf, fx.Node) else leaf
 
     needed = {node for bound, _ in bounds for node in cone_of(bound.value)}
     inputs = {node: number for number, node in enumerate(step.placeholders) if node in needed}
@@ -155,9 +155,8 @@ def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]], sizes: Siz
     for node in step.graph.nodes:
         if node in needed and node.op == "call_function":
             assert callable(node.target), node
-            args, kwargs = map_argument(as_data, (node.args, node.kwargs))
-            args, kwargs = _mapped(named, (tuple(args), dict(kwargs)))
-            calls.append(_IndexCall(node.name, node.target, args, kwargs))
+            args, named = cast("Given", map_leaves(as_data, (node.args, node.kwargs)))
+            calls.append(_IndexCall(node.name, node.target, args, named))
     checks = [
         _BoundCheck(
             bound.value.name,
@@ -178,19 +177,6 @@ def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]], sizes: Siz
     return _IndexChecks(
         tuple((n.name, at) for n, at in inputs.items()), tuple(calls), tuple(checks)
     )
-
-
-def _mapped(change: Callable[[object], object], tree: Any) -> Any:
-    """Nested tuples, lists and dicts with other leaves."""
-    match tree:
-        case tuple() | list():
-            parts = [_mapped(change, each) for each in cast("Sequence[object]", tree)]
-            return tuple(parts) if isinstance(tree, tuple) else parts
-        case dict():
-            pairs = cast("dict[str, object]", tree).items()
-            return {key: _mapped(change, value) for key, value in pairs}
-        case _:
-            return change(tree)
 
 
 @final

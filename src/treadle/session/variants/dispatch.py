@@ -204,10 +204,11 @@ class Dispatcher:
         """The variant as another process captured and compiled it; nothing is traced."""
         if self._shapes is not None or self._path or self._numbers:
             return None
-        found = self._starts.find(key, args, kwargs, tuple(self.variants))
-        if found is not None:
-            self._tell(found)
-        return found
+        with _without_inference_mode():
+            compiled = self._starts.find(key, args, kwargs, tuple(self.variants))
+        if compiled is not None:
+            self._tell(compiled)
+        return compiled
 
     def _note_recapture(self, reasons: list[str]) -> None:
         """What changed made no difference to what runs."""
