@@ -66,9 +66,9 @@ def test_views_share_and_copies_do_not():
     assert aliases.share(x, view)
     assert aliases.share(x, split)
     assert not aliases.share(x, clone)
-    assert aliases.is_view_of_input(view)
-    assert not aliases.is_view_of_input(x)
-    assert not aliases.is_view_of_input(clone)
+    assert aliases.base(view) is x
+    assert aliases.base(x) is x
+    assert aliases.base(clone) is None
     assert aliases.base(split) is x
     assert not aliases.of[view].isdisjoint(aliases.returned)  # through x.t()
     assert set(next(iter(aliases.groups()))) == {

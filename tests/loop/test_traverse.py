@@ -11,7 +11,6 @@ from treadle.loop.traverse import (
     map_expr,
     structure,
     substitute,
-    unify,
     value_index,
     walk,
 )
@@ -92,11 +91,6 @@ def test_structure_ignores_sharing_and_tells_zeros_apart():
     assert structure(chain(P, 1)) != structure(chain(Q, 1))
     assert structure(Const(0.0, F32)) != structure(Const(-0.0, F32))
     assert structure(Const(float("nan"), F32)) == structure(Const(float("nan"), F32))
-
-
-def test_unify_makes_equal_nodes_one_object():
-    one, two = unify((chain(P, 20), chain(P, 20)))
-    assert one is two
 
 
 def test_literals_and_hashes():

@@ -236,16 +236,6 @@ class HashConsing:
         return self._nodes.setdefault(_node_key(node, id), node)
 
 
-def unify(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
-    """The same formulas with equal nodes made one object, across all of them."""
-    roots = tuple(exprs)
-    table = HashConsing()
-    new: dict[int, Expr] = {}
-    for node in walk_all(roots):
-        new[id(node)] = table.node(_rebuild(node, lambda inner: new[id(inner)]))
-    return tuple(new[id(root)] for root in roots)
-
-
 def _node_key(node: Expr, number: Callable[[Expr], int]) -> Key:
     """One node with its operands as numbers. Tells -0.0 from 0.0, which ``==`` does not."""
     match node:

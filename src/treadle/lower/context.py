@@ -1,6 +1,5 @@
 """Where one operation is lowered: what rules read operands and emit steps through."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -374,8 +373,3 @@ def margins(
         if room > size:
             start = tuple(size if d == dim else 0 for d in range(len(shape)))
             yield start, (*shape[:dim], room - size, *extents[dim + 1 :])
-
-
-def numel(shape: Sequence[int]) -> int:
-    """The product of the extents."""
-    return math.prod(shape)

@@ -72,11 +72,6 @@ class Carrier:
         self._busy = False
 
     @property
-    def is_pending(self) -> bool:
-        """Whether a flush would do anything."""
-        return self._now is not None
-
-    @property
     def is_busy(self) -> bool:
         """Whether a call is being served."""
         return self._busy

@@ -14,9 +14,8 @@ from torch import fx
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.compat.distributed.collectives import collective_op
 from treadle.graph.core.node_info import tensor_of
-from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import Role, StepGraph
-from treadle.graph.core.values import inherit
+from treadle.graph.core.values import emit
 
 aten = torch.ops.aten
 
@@ -36,13 +35,7 @@ def send_written_buffers(step: StepGraph, group: RankGroup) -> None:
 
 def _sent(value: fx.Node, group: RankGroup) -> fx.Node:
     if tensor_of(value).is_complex():
-        real = _call(value, aten.view_as_real.default, value)
-        return _call(value, aten.view_as_complex.default, _sent(real, group))
-    started = _call(value, collective_op("broadcast"), value, 0, group.name)
-    return _call(value, collective_op("wait_tensor"), started)
-
-
-def _call(root: fx.Node, target: OpOverload, *args: fx.Node | int | str) -> fx.Node:
-    node = root.graph.call_function(target, args)
-    inherit(node, root)
-    return node
+        real = emit(value, aten.view_as_real.default, value)
+        return emit(value, aten.view_as_complex.default, _sent(real, group))
+    started = emit(value, collective_op("broadcast"), value, 0, group.name)
+    return emit(value, collective_op("wait_tensor"), started)

@@ -47,11 +47,6 @@ class Aliases:
             (self.fixed[storage] for storage in self.of[node] if storage in self.fixed), None
         )
 
-    def is_view_of_input(self, node: fx.Node) -> bool:
-        """Whether it shows bytes of an input or constant, and is not that itself."""
-        base = self.base(node)
-        return base is not None and base is not node
-
     def groups(self) -> tuple[tuple[fx.Node, ...], ...]:
         """Nodes that share bytes, in order of first definition; loners form groups of one."""
         members: defaultdict[int, list[fx.Node]] = defaultdict(list)

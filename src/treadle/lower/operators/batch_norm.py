@@ -7,12 +7,12 @@ import torch
 
 from treadle.loop.expr import Array, ReduceKind
 from treadle.lower.context import LoweringContext
-from treadle.lower.operators.norms import per_channel
+from treadle.lower.operators.norms import centred, normalised, per_channel
 from treadle.lower.operators.pointwise import pointwise
 from treadle.lower.operators.reductions import finish, mean_and_spread, reduced, step
 from treadle.lower.operators.views import reshaped
 from treadle.lower.registry import Unsupported, Value, lowers
-from treadle.lower.scalars import ScalarExpr, compute_dtype, const, times_ratio
+from treadle.lower.scalars import compute_dtype, const, times_ratio
 
 aten = torch.ops.aten
 SUM = ReduceKind.SUM
@@ -143,23 +143,9 @@ def _normalised(
     rstd: Value,
 ) -> tuple[Value, Value, Value]:
     rank = len(x.shape)
-    affine = [
-        per_channel(context, parameter, rank)
-        for parameter in (weight, bias)
-        if parameter is not None
-    ]
-
-    def formula(
-        x: ScalarExpr, average: ScalarExpr, rstd: ScalarExpr, *affine: ScalarExpr
-    ) -> ScalarExpr:
-        result = (x - average) * rstd
-        if weight is not None:
-            result = result * affine[0]
-        return result + affine[-1] if bias is not None else result
-
-    value = pointwise(
-        context.element_context(0), formula, x, average, rstd, *affine, common=x.dtype
-    )
+    weight = None if weight is None else per_channel(context, weight, rank)
+    bias = None if bias is None else per_channel(context, bias, rank)
+    value = normalised(context, x, average, rstd, weight, bias)
     saved = [context.element_context(i) for i in (1, 2)]
     if math.prod(saved[0].shape) == 0:
         return value, average, rstd
@@ -194,15 +180,7 @@ def batch_norm_backward(
     gain = scale if weight is None else step(
         context, "gain", wide, lambda r, w: r * w, scale, per_channel(context, weight, rank)
     )  # fmt: skip
-
-    def formula(
-        g: ScalarExpr, xhat: ScalarExpr, gain: ScalarExpr, total: ScalarExpr, aligned: ScalarExpr
-    ) -> ScalarExpr:
-        return gain * (g - total / count - xhat * (aligned / count))
-
-    dx = pointwise(
-        context.element_context(0), formula, grad, xhat, gain, total, aligned, common=wide
-    )
+    dx = centred(context, grad, xhat, gain, total, aligned, count)
     dweight = finish(context.element_context(1), aligned) if wanted[1] else None
     dbias = finish(context.element_context(2), total) if wanted[2] else None
     return (dx if wanted[0] else None), dweight, dbias

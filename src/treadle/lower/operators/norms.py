@@ -27,12 +27,28 @@ def layer_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     """``(x - mean) * rstd * weight + bias``, with ``rstd = 1 / sqrt(variance + eps)``."""
-    out = context.element_context(0)
     wide = compute_dtype(x.dtype)
     dims = tuple(range(len(x.shape) - len(normalized), len(x.shape)))
     average, spread, count = mean_and_spread(context, x, dims, wide)
     rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
-    operands = [operand for operand in (weight, bias) if operand is not None]
+    value = normalised(context, x, average, rstd, weight, bias)
+    return (
+        value,
+        finish(context.element_context(1), average),
+        finish(context.element_context(2), rstd),
+    )
+
+
+def normalised(
+    context: LoweringContext,
+    x: Value,
+    average: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+) -> Value:
+    """``(x - average) * rstd * weight + bias``, of the last two what there is."""
+    affine = [parameter for parameter in (weight, bias) if parameter is not None]
 
     def formula(
         x: ScalarExpr, average: ScalarExpr, rstd: ScalarExpr, *affine: ScalarExpr
@@ -42,12 +58,8 @@ def layer_norm(
             result = result * affine[0]
         return result + affine[-1] if bias is not None else result
 
-    value = pointwise(out, formula, x, average, rstd, *operands, common=x.dtype)
-    return (
-        value,
-        finish(context.element_context(1), average),
-        finish(context.element_context(2), rstd),
-    )
+    first = context.element_context(0)
+    return pointwise(first, formula, x, average, rstd, *affine, common=x.dtype)
 
 
 @lowers(aten.native_layer_norm_backward.default)
@@ -96,15 +108,26 @@ def _centred_gradient(
     along = step(context, "along", wide, lambda g, x: g * x, scaled, xhat)
     total = reduced(context, "sum_grad", SUM, scaled, dims, wide)
     aligned = reduced(context, "sum_along", SUM, along, dims, wide)
+    return centred(context, scaled, xhat, rstd, total, aligned, count)
 
-    def formula(
-        g: ScalarExpr, xhat: ScalarExpr, rstd: ScalarExpr, total: ScalarExpr, aligned: ScalarExpr
-    ) -> ScalarExpr:
-        return rstd * (g - total / count - xhat * (aligned / count))
 
+def centred(
+    context: LoweringContext,
+    grad: Value,
+    xhat: Value,
+    scale: Value,
+    total: Value,
+    aligned: Value,
+    count: int,
+) -> Value:
+    """``scale * (grad - total / count - xhat * (aligned / count))``, for the first result."""
     return pointwise(
-        context.element_context(0), formula, scaled, xhat, rstd, total, aligned, common=wide
-    )
+        context.element_context(0),
+        lambda g, xhat, scale, total, aligned: scale * (
+            g - total / count - xhat * (aligned / count)
+        ),
+        grad, xhat, scale, total, aligned, common=xhat.dtype,
+    )  # fmt: skip
 
 
 @lowers(aten._fused_rms_norm.default)

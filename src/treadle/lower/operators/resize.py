@@ -1,7 +1,9 @@
 """Mean pooling, resizing and the derivative of edge padding: which inputs an output reads."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -126,7 +128,9 @@ def _float32(value: float) -> float:
     return torch.tensor(value, dtype=torch.float32).item()
 
 
-def _nearest(extent: int, out: int, scale: float | None, exact: bool) -> SparseMap:
+def _nearest(
+    extent: int, out: int, scale: float | None, align: bool, dtype: torch.dtype, *, exact: bool
+) -> SparseMap:
     """Output ``j`` is ``x[floor(j * n / m)]``, or of its centre: in float32, as eager counts."""
     ratio = _float32(1.0 / scale if scale else extent / out)
     places = torch.arange(out, dtype=torch.float32)
@@ -188,62 +192,26 @@ def _cubic(
     return SparseMap.of(extent, rows)
 
 
-Make = Callable[[int, int, float | None, torch.dtype], SparseMap]
+Make = Callable[[int, int, float | None, bool, torch.dtype], SparseMap]
+"""From the extents of input and output, the scale, whether corners align, and the dtype."""
 
 
-def _sparse_maps(
-    small: Sequence[int],
-    large: Sequence[int],
-    scales: Sequence[float | None],
-    dtype: torch.dtype,
-    make: Make,
-) -> list[SparseMap]:
-    given = list(scales) or [None] * len(small)
-    precise = dtype if dtype is torch.float64 else torch.float32
-    return [make(n, m, s, precise) for n, m, s in zip(small, large, given, strict=True)]
+def _register_resizing(name: str, rank: int, make: Make, *, aligns: bool) -> None:
+    """``aligns``: whether its calls say if corners align, ahead of the scales."""
 
-
-def _register_nearest(name: str, rank: int, exact: bool) -> None:
-    def make(n: int, m: int, scale: float | None, dtype: torch.dtype) -> SparseMap:
-        return _nearest(n, m, scale, exact)
-
-    @lowers(aten_op(f"{name}{rank}d.default"))
-    def forward(
-        context: LoweringContext, x: Value, size: Sequence[int], *scales: float | None
-    ) -> Array:
-        sparse_maps = _sparse_maps(
-            x.shape[-rank:], context.shape[-rank:], scales, context.dtype, make
-        )
-        return resampled(context, x, sparse_maps)
-
-    @lowers(aten_op(f"{name}{rank}d_backward.default"))
-    def backward(
-        context: LoweringContext,
-        grad: Value,
-        size: Sequence[int],
-        inputs: Sequence[int],
-        *scales: float | None,
-    ) -> Array:
-        sparse_maps = _sparse_maps(
-            context.shape[-rank:], grad.shape[-rank:], scales, context.dtype, make
-        )
-        return resampled(context, grad, [sparse_map.transposed() for sparse_map in sparse_maps])
-
-
-def _register_weighted(
-    name: str, rank: int, kind: Callable[[int, int, float | None, bool, torch.dtype], SparseMap]
-) -> None:
-    def maker(align: bool) -> Make:
-        return lambda n, m, scale, dtype: kind(n, m, scale, align, dtype)
+    def maps(
+        small: Sequence[int], large: Sequence[int], dtype: torch.dtype, options: Sequence[Any]
+    ) -> list[SparseMap]:
+        align, *scales = options if aligns else (False, *options)
+        precise = dtype if dtype is torch.float64 else torch.float32
+        parts = zip(small[-rank:], large[-rank:], scales or [None] * rank, strict=True)
+        return [make(n, m, scale, align, precise) for n, m, scale in parts]
 
     @lowers(aten_op(f"{name}.default"))
     def forward(
-        context: LoweringContext, x: Value, size: Sequence[int], align: bool, *scales: float | None
+        context: LoweringContext, x: Value, size: Sequence[int], *options: float | None
     ) -> Array:
-        sparse_maps = _sparse_maps(
-            x.shape[-rank:], context.shape[-rank:], scales, context.dtype, maker(align)
-        )
-        return resampled(context, x, sparse_maps)
+        return resampled(context, x, maps(x.shape, context.shape, context.dtype, options))
 
     @lowers(aten_op(f"{name}_backward.default"))
     def backward(
@@ -251,12 +219,9 @@ def _register_weighted(
         grad: Value,
         size: Sequence[int],
         inputs: Sequence[int],
-        align: bool,
-        *scales: float | None,
+        *options: float | None,
     ) -> Array:
-        sparse_maps = _sparse_maps(
-            context.shape[-rank:], grad.shape[-rank:], scales, context.dtype, maker(align)
-        )
+        sparse_maps = maps(context.shape, grad.shape, context.dtype, options)
         return resampled(context, grad, [sparse_map.transposed() for sparse_map in sparse_maps])
 
 
@@ -283,13 +248,14 @@ def _register() -> None:
         _register_average(rank)
         _register_adaptive(rank)
     for rank in (1, 2, 3):
-        _register_nearest("upsample_nearest", rank, exact=False)
-        _register_nearest("_upsample_nearest_exact", rank, exact=True)
+        for name, exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
+            nearest = functools.partial(_nearest, exact=exact)
+            _register_resizing(f"{name}{rank}d", rank, nearest, aligns=False)
         _register_replication(rank)
-    _register_weighted("upsample_linear1d", 1, _linear)
-    _register_weighted("upsample_bilinear2d", 2, _linear)
-    _register_weighted("upsample_trilinear3d", 3, _linear)
-    _register_weighted("upsample_bicubic2d", 2, _cubic)
+    _register_resizing("upsample_linear1d", 1, _linear, aligns=True)
+    _register_resizing("upsample_bilinear2d", 2, _linear, aligns=True)
+    _register_resizing("upsample_trilinear3d", 3, _linear, aligns=True)
+    _register_resizing("upsample_bicubic2d", 2, _cubic, aligns=True)
 
 
 _register()

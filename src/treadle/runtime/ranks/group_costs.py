@@ -90,12 +90,6 @@ def _agreed(meeting: "_Meeting", cache: Cache, measure: bool) -> GroupMeasuremen
     return measurement
 
 
-def text_of_first(group: distributed.ProcessGroup, device: torch.device, text: str) -> str:
-    """What the first rank of ``group`` gives here, on all its ranks: for facts that they have to
-    share, as the ceilings of a device."""
-    return _Meeting(group, device).of_first(text)
-
-
 def _read(text: str) -> GroupMeasurement:
     try:
         return measurement_from_words(json.loads(text))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from treadle.algebra.strides import contiguous_strides
 from treadle.capture.dynamic import Dims
 from treadle.compiler.compiled import Compiled
 from treadle.graph.analysis.index_check import IndexCheck
@@ -101,7 +102,7 @@ def _general(
     arguments = list(key.arguments)
     for at, dims in dynamic_dims.leaves.items():
         path, (dtype, shape, strides, *rest) = arguments[at]
-        if strides != _contiguous(shape):
+        if strides != contiguous_strides(shape):
             return None
         named = list(shape)
         for dim, name in dims:
@@ -109,15 +110,6 @@ def _general(
             named[dim] = size if name in fixed else (name, spec.bucket(name, size))
         arguments[at] = path, (dtype, tuple(named), "contiguous", *rest)
     return replace(key, arguments=tuple(arguments))
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _instance(pattern: Compiled, dynamic_dims: Found) -> Compiled:

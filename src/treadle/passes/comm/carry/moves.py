@@ -70,7 +70,7 @@ def moved_sets(step: StepGraph, moves: Sequence[Move]) -> tuple[MovedSet, ...]:
 
 
 def update_moves(
-    step: StepGraph, parameters: Iterable[str], before: fx.Node | None = None, name: str = ""
+    step: StepGraph, parameters: Iterable[str], before: fx.Node | None = None
 ) -> tuple[Move, ...]:
     """The updates of ``parameters`` with the communication ahead of each: one move per group of
     updates that share any of it; with ``before`` one for all. TR-530 for a parameter without an
@@ -84,7 +84,7 @@ def update_moves(
     needed = [{*block.nodes, *more} for block, more in zip(chosen, ahead, strict=True)]
     nodes = _with_communication(step, set[fx.Node]().union(*needed), scalars)
     if before is not None:
-        return (Move(frozenset(nodes), before, name or _joined(names)),)
+        return (Move(frozenset(nodes), before, _joined(names)),)
     groups: list[tuple[set[fx.Node], list[str]]] = []
     for block, start in zip(chosen, needed, strict=True):
         own, mine = _connected(nodes, start), [block.name]
