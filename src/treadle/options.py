@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from treadle.util.errors import PlanError, TreadleError
-from treadle.util.sizes import parse_bytes
+from treadle.util.errors import TreadleError
+from treadle.util.sizes import Budget, parse_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import DeviceMesh, ProcessGroup
@@ -63,15 +63,6 @@ def _known_passes(skip: object) -> tuple[str, ...]:
             remedy=f"a tuple of {', '.join(OPTIONAL_PASSES)}",
         )
     return tuple(str(name) for name in names)
-
-
-def _require_ratio(memory: float) -> None:
-    if not 0.0 <= memory <= 1.0:
-        raise PlanError(
-            f"memory={memory!r} is a ratio outside 0.0 .. 1.0",
-            code="TR-201",
-            remedy='bytes are an int, or a text with a unit such as "12GiB"',
-        )
 
 
 def _bytes_or_none(nbytes: str | int | None) -> int | None:
@@ -269,13 +260,7 @@ class Options:
     carry: Carry | tuple[Carry, ...] = field(default=(), metadata=_DECIDES_NOTHING)  # as regions
 
     def __post_init__(self) -> None:
-        if isinstance(self.memory, float):
-            _require_ratio(self.memory)
-        _ = (
-            self.budget,
-            self.chunk_bytes,
-            self.bucket_bytes,
-        )  # a text that is no size is refused here
+        _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is no size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure, overlap=self.overlap)
         _require_flags(async_tensor_parallel=self.async_tensor_parallel)
@@ -287,11 +272,9 @@ class Options:
         object.__setattr__(self, "carry", _carries(self.carry))
 
     @cached_property
-    def budget(self) -> int | float | None:
-        """``memory`` as bytes, or as a ratio; ``None`` for the fastest plan."""
-        if self.memory is None or isinstance(self.memory, float):
-            return self.memory
-        return parse_bytes(self.memory)
+    def budget(self) -> Budget | None:
+        """``memory`` as a value; ``None`` for the fastest plan."""
+        return None if self.memory is None else Budget.of(self.memory)
 
     @cached_property
     def chunk_bytes(self) -> int | None:

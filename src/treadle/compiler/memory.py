@@ -115,9 +115,10 @@ def lowered(step: StepGraph, target: Target, known: LoweringCache | None = None)
 
 
 @dataclass
-class PeakEvaluator:
-    """The exact peak of a candidate, and what was made to learn it. Of candidates that have a node
-    in common it is lowered and placed once; of sizes that calls decide each is on its own."""
+class ScheduledPeaks:
+    """The ``PeakEvaluator`` of planning, and what was made to learn the peaks. Of candidates that
+    have a node in common it is lowered and placed once; of sizes that calls decide each is on its
+    own."""
 
     target: Target
     known: LoweringCache | None = None
@@ -142,7 +143,7 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     versions = versions_of(step, target)
     if budget is None:
         return fastest_plan(versions, target.hardware), None
-    evaluator = PeakEvaluator(target, known_of(step))
+    evaluator = ScheduledPeaks(target, known_of(step))
     memory = plan_memory(versions, budget, target.hardware, evaluator)
     return memory, evaluator.scheduled(memory.step)
 

@@ -15,8 +15,9 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import final
 
 import torch
 
@@ -76,7 +77,6 @@ from treadle.util.collector import without_collector
 from treadle.util.data_stack import with_room
 from treadle.util.errors import internal_errors
 
-_NOTHING: Mapping[str, Built] = {}
 _ROOM = 1 << 20
 """Bytes that copies of the batch and of results may always take, where no budget is given."""
 
@@ -111,25 +111,38 @@ def _may_run(known: Compiled, captured: Captured) -> bool:
     return whole and known.captured.generators == captured.generators
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a graph does not know of the step that it is the graph of. ``generators``: the user's
+    that it draws from; ``kept``: bytes beside its own; ``guards``: of the sizes of its trace, which
+    the graph may not know where no value of it has them. ``known``: by their keys, what may be
+    returned as it is. ``arena``: what it takes turns in with others on the host; recordings of a
+    GPU's launches hold addresses, and have arenas of their own."""
+
+    generators: Sequence[torch.Generator] = ()
+    kept: int = 0
+    guards: GuardSet | None = None
+    known: Mapping[str, Built] = field(default_factory=dict[str, Built])
+    arena: Arena | None = None
+
+
+_ALONE = BuildContext()
+
+
 def _compiled(
     captured: Captured,
     options: Options,
     cache: Cache,
     clock: Clock | None,
     arena: Arena | None,
-    known: Mapping[str, Built] = _NOTHING,
+    known: Mapping[str, Built] | None = None,
 ) -> Compiled:
+    context = BuildContext(
+        captured.generators, captured.kept_bytes, captured.guards, known or {}, arena
+    )
     built = compile_step(
-        captured.step,
-        captured.device,
-        options,
-        cache=cache,
-        clock=clock,
-        generators=captured.generators,
-        kept=captured.kept_bytes,
-        guards=captured.guards,
-        known=known,
-        arena=arena,
+        captured.step, captured.device, options, cache=cache, clock=clock, context=context
     )
     users = any(map(registered, STAGES))  # of whose draws nothing is known
     draws = captured.draws or users
@@ -146,61 +159,40 @@ def compile_step(
     *,
     cache: Cache,
     clock: Clock | None = None,
-    generators: Sequence[torch.Generator] = (),
-    kept: int = 0,
-    guards: GuardSet | None = None,
-    known: Mapping[str, Built] = _NOTHING,
-    arena: Arena | None = None,
+    context: BuildContext = _ALONE,
 ) -> Built:
-    """A graph to something that runs on ``device``. ``generators``: the user's that it draws from;
-    ``kept``: bytes beside its own; ``guards``: of the sizes of its trace, which the graph may not
-    know where no value of it has them. ``known``: by their keys, what may be returned as it is.
-    ``arena``: what it takes turns in with others on the host; recordings of a GPU's launches hold
-    addresses, and have arenas of their own."""
-    guards = guards_of(step.graph) if guards is None else guards
+    """A graph to something that runs on ``device``."""
+    guards = guards_of(step.graph) if context.guards is None else context.guards
     clock = clock or Clock()
     step, extension = _extended(step, device, options, clock)
     checks = _checks_of(step)
     with clock.stage("look up"):
         build_ = build_for(device, options, cache)
-        request = request_of(step, device, options, build_, cache=cache, kept=kept, guards=guards)
+        request = request_of(
+            step, device, options, build_, cache=cache, kept=context.kept, guards=guards
+        )
         facts = request.facts
         key = key_of(facts)
-        foreign = bool(registered_late())
-        if key in known and not foreign and not options.watched:
-            return known[key]
-        entry = None if options.watched or foreign else cache.get(key)
+        looks = not (registered_late() or options.watched)  # who watches wants to see it done
+        if looks and key in context.known:
+            return context.known[key]
+        entry = cache.get(key) if looks else None
         saved = None if entry is None else read_saved(entry)
-    lines = request.canonical.lines
+    from_cache = saved is not None
     if entry is None or saved is None:  # what another version wrote is written again
-        internal = internal_errors("compiling the step")
-        with lines.in_errors(), internal, without_collector():
-            generated = _generate(request, clock)
-        saved = replace(generated[0], guards=tuple(guards.guards)), generated[1]
+        saved = _generate(request, guards, clock)
         entry = saved_bytes(*saved)
-        from_cache = False
-    else:
-        from_cache = True
+    lines = request.canonical.lines
     artifact, log = with_lines(*saved, lines)
     policy = _replay_policy(step.signature, artifact, options)
     with clock.stage("build"):
-        executable = _executable(artifact, build_, checks, policy, arena, generators)
-    if not from_cache and not foreign:
+        executable = _executable(artifact, build_, checks, policy, context)
+    if not from_cache and not registered_late():
         cache.put(key, entry)
+    target = request.target
     return Built(
-        key,
-        facts,
-        entry,
-        lines,
-        artifact,
-        executable,
-        log.after(extension),
-        clock.seconds,
-        from_cache=from_cache,
-        library=request.target.library,
-        checks=checks,
-        hardware=request.target.hardware,
-        communication=request.target.communication,
+        *(key, facts, entry, lines, artifact, executable, log.after(extension), clock.seconds),
+        *(from_cache, target.library, checks, target.hardware, target.communication),
     )
 
 
@@ -236,22 +228,12 @@ def built_again(
     lines = SourceLines(stored.lines)
     artifact, log = with_lines(*found, lines)
     policy = _replay_policy(captured.step.signature, artifact, options)
+    context = BuildContext(arena=arena)
     with clock.stage("build"):
-        executable = _executable(artifact, build_, stored.checks, policy, arena)
+        executable = _executable(artifact, build_, stored.checks, policy, context)
     return Compiled(
-        key,
-        stored.facts,
-        entry,
-        lines,
-        artifact,
-        executable,
-        log,
-        clock.seconds,
-        from_cache=True,
-        library=target.library,
-        checks=stored.checks,
-        hardware=target.hardware,
-        communication=None,
+        *(key, stored.facts, entry, lines, artifact, executable, log, clock.seconds),
+        *(True, target.library, stored.checks, target.hardware, None),
         captured=captured,
         options=options,
         draws=stored.draws,
@@ -264,17 +246,15 @@ def _executable(
     build_: Build,
     checks: IndexCheck,
     policy: ReplayPolicy | None,
-    arena: Arena | None,
-    generators: Sequence[torch.Generator] = (),
+    context: BuildContext,
 ) -> Executable:
-    on_host = target_for(artifact.device).on_host
     return Executable(
         artifact,
         build_,
-        generators=generators,
+        generators=context.generators,
         first=checks.launch,
         policy=policy,
-        arena=arena if on_host else None,
+        arena=context.arena if target_for(artifact.device).on_host else None,
     )
 
 
@@ -321,17 +301,25 @@ def _replay_policy(
         return None
     batch = {at for at, input_ in enumerate(signature.inputs) if input_.role is Role.BATCH}
     written = {output.writes for output in signature.outputs if output.writes is not None}
-    match options.budget:
-        case None:
-            room = _ROOM + artifact.peak_bytes // 16
-        case float():
-            room = 0  # a ratio leaves none by its meaning
-        case budget:
-            room = budget - artifact.peak_bytes
+    peak, budget = artifact.peak_bytes, options.budget
+    if budget is None:
+        room = _ROOM + peak // 16
+    else:  # a ratio leaves none by its meaning
+        room = 0 if budget.nbytes is None else budget.nbytes - peak
     return ReplayPolicy(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
 
 
-def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
+def _generate(
+    request: CompileRequest, guards: GuardSet, clock: Clock
+) -> tuple[Artifact, CompileLog]:
+    """The artifact, with the guards on sizes that the stages have asked for, and its log."""
+    internal = internal_errors("compiling the step")
+    with request.canonical.lines.in_errors(), internal, without_collector():
+        artifact, log = _through_stages(request, clock)
+    return replace(artifact, guards=tuple(guards.guards)), log
+
+
+def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
     """Every stage between the captured graph and the artifact. They see the request alone."""
     target = request.target
     log = CompileLog()

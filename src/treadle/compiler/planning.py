@@ -24,8 +24,7 @@ from treadle.targets.cpu import CPU, CPU_MODEL
 from treadle.targets.cuda import CUDA
 from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for
-from treadle.util.errors import PlanError
-from treadle.util.sizes import format_bytes, parse_bytes
+from treadle.util.sizes import Budget, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,7 @@ def plan(
     or a ratio from 0.0, the smallest plan, to 1.0, the fastest; without it the limit is what the
     device has.
     """
-    if memory is not None and not isinstance(memory, float):
-        parse_bytes(memory)  # before the work
+    budget = None if memory is None else Budget.of(memory)
     optimizers = named_optimizers(optimizer)
     models = with_loose(named_models(model), optimizers)
     here = device_of(models)
@@ -114,19 +112,7 @@ def plan(
         for candidate in frontier([version.step for version in versions], hardware)
     ]
     useful = _useful(points)
-    return _chosen(useful, hardware, None if memory is None else _limit(memory, useful))
-
-
-def _limit(memory: str | int | float, points: Sequence[Point]) -> int:
-    """A budget in bytes; of a ratio, that share of the way from the smallest plan to the fastest.
-    ``PlanError`` TR-201 for what is neither."""
-    if not isinstance(memory, float):
-        return parse_bytes(memory)
-    if not 0.0 <= memory <= 1.0:
-        remedy = 'a float is a ratio from 0.0 to 1.0; write bytes as an int or as "12GiB"'
-        raise PlanError(f"{memory} is not a ratio", code="TR-201", remedy=remedy)
-    fastest, smallest = points[0].peak_bytes, points[-1].peak_bytes
-    return round(smallest + memory * (fastest - smallest))
+    return _chosen(useful, hardware, budget)
 
 
 def _useful(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -138,8 +124,11 @@ def _useful(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(kept)
 
 
-def _chosen(points: tuple[Point, ...], hardware: DeviceModel, budget: int | None) -> Plan:
-    limit = budget or hardware.memory or None
+def _chosen(points: tuple[Point, ...], hardware: DeviceModel, budget: Budget | None) -> Plan:
+    if budget is None:
+        limit = hardware.memory or None
+    else:
+        limit = budget.between(points[-1].peak_bytes, points[0].peak_bytes)
     fitting = [point for point in points if point.peak_bytes <= (limit or math.inf)]
     best = fitting[0] if fitting else points[-1]
     return Plan(bool(fitting), best.peak_bytes, best.step_ms, hardware.name, limit, points)

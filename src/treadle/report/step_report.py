@@ -298,7 +298,7 @@ def _memory(seen: Observed) -> Memory:
         seen.measured_peak,
         artifact.arena_bytes,
         "" if asked is None else str(asked),
-        budget if isinstance(budget, int) else None,
+        None if budget is None else budget.nbytes,
         tuple(rows(notes.decisions)),
         notes.timeline,
         _bounds(artifact),

@@ -73,7 +73,7 @@ def _has_room(compiled: Compiled, inputs: Sequence[Tensor]) -> bool:
     budget = compiled.options.budget
     if budget is None or not target_for(compiled.artifact.device).on_host:
         return True
-    if isinstance(budget, float):  # a ratio leaves no room by its meaning
+    if budget.nbytes is None:  # a ratio leaves no room by its meaning
         return False
     size = sum(t.untyped_storage().nbytes() for t in _written(compiled, inputs))
-    return compiled.executable.promised_bytes + size <= budget
+    return compiled.executable.promised_bytes + size <= budget.nbytes

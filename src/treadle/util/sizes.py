@@ -1,6 +1,8 @@
-"""Bytes with units, as users write and read them."""
+"""Bytes with units, as users write and read them, and budgets of bytes."""
 
 import re
+from dataclasses import dataclass
+from typing import final
 
 from treadle.util.errors import PlanError
 
@@ -39,3 +41,36 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} GiB"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a step may take at its peak: so many bytes, or a ratio from 0.0, the peak of the
+    smallest plan, to 1.0, that of the fastest."""
+
+    limit: int | float
+
+    @staticmethod
+    def of(memory: str | int | float) -> "Budget":
+        """As users write it; ``PlanError`` TR-201 for what is neither a size nor a ratio."""
+        if not isinstance(memory, float):
+            return Budget(parse_bytes(memory))
+        if not 0.0 <= memory <= 1.0:
+            raise PlanError(
+                f"memory={memory!r} is a ratio outside 0.0 .. 1.0",
+                code="TR-201",
+                remedy='bytes are an int, or a text with a unit such as "12GiB"',
+            )
+        return Budget(memory)
+
+    @property
+    def nbytes(self) -> int | None:
+        """The bytes; ``None`` for a ratio, which says nothing of them without plans."""
+        return None if isinstance(self.limit, float) else self.limit
+
+    def between(self, smallest: int, fastest: int) -> int:
+        """In bytes, where plans reach from a peak of ``smallest`` to one of ``fastest``."""
+        if isinstance(self.limit, float):
+            return round(smallest + self.limit * (fastest - smallest))
+        return self.limit

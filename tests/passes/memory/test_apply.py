@@ -24,6 +24,7 @@ from treadle.passes.memory.rematerialise import rematerialise
 from treadle.passes.memory.search import candidates
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
+from treadle.util.sizes import Budget
 
 aten = torch.ops.aten
 
@@ -253,7 +254,7 @@ def test_the_fastest_plan_is_applied_without_building_the_candidate():
 def test_a_graph_that_was_not_judged_is_refused():
     loss, parameters, batch = perceptron(layers=3, width=32, rows=16)
     step = traced(loss, parameters, batch)
-    plan = plan_memory(step, 0.0, CPU_MODEL, by_simulation)
+    plan = plan_memory(step, Budget(0.0), CPU_MODEL, by_simulation)
     assert plan.judged
     assert "the plan was judged with" in refusal(lambda: require_same(step, plan.step))
     shorter = trace(lambda x: x.exp(), X)
@@ -294,7 +295,7 @@ def test_a_pass_after_planning_is_judged_with_the_plan(monkeypatch):
         judged.append(show_plain(each))
         return by_simulation(each)
 
-    plan = plan_memory(step, 0.0, CPU_MODEL, judge)
+    plan = plan_memory(step, Budget(0.0), CPU_MODEL, judge)
     made = step.copy()
     *_, last = run_passes(made, plan.passes)
     assert last.name == "ApproximateAgain()"

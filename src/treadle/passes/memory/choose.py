@@ -8,8 +8,9 @@ its ends are judged; in between, the exact peak of a plan is expected on a strai
 and a plan is chosen only once it has been judged itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass
@@ -19,13 +20,21 @@ from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
-from treadle.util.sizes import format_bytes
+from treadle.util.sizes import Budget, format_bytes
 
-PeakEvaluator = Callable[[StepGraph], int]
 _TRUST = 0.005
 """Share of the largest peak by which a plan may turn out smaller than expected."""
 _LAST_RESORTS = 4
 """Plans of the small end judged before a budget is called impossible."""
+
+
+class PeakEvaluator(Protocol):
+    """Planning's call up into lowering and scheduling, which it may not import."""
+
+    def __call__(self, step: StepGraph, /) -> int:
+        """The exact peak of a candidate: of the kernels that it becomes, after fusion and
+        packing."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -88,16 +97,15 @@ class _Judged:
 
 def plan_memory(
     step: StepGraph | Sequence[Version],
-    budget: int | float,
+    budget: Budget,
     device: DeviceModel,
     judge: PeakEvaluator,
 ) -> MemoryPlan:
     """The fastest plan whose peak, by ``judge``, is at most ``budget``; of a step, or of several
     versions of one.
 
-    ``budget``: bytes as an ``int``, or a ``float`` between 0.0, the smallest peak, and 1.0,
-    the peak of the fastest plan. A smaller budget never gives a larger peak.
-    ``PlanError`` TR-202 names the smallest budget that can be met.
+    A smaller budget never gives a larger peak. ``PlanError`` TR-202 names the smallest one that
+    can be met.
     """
     versions = _versions(step)
     tried = [(candidate, v) for v in versions for candidate in candidates(v.step, device)]
@@ -127,19 +135,12 @@ def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
     return (Version(step),) if isinstance(step, StepGraph) else step
 
 
-def _as_bytes(budget: int | float, judged: _Judged) -> int:
-    if not isinstance(budget, float):
-        return budget
-    if not 0.0 <= budget <= 1.0:
-        raise PlanError(
-            f"{budget} is not a ratio",
-            code="TR-201",
-            remedy='a float is a ratio from 0.0 to 1.0; write bytes as an int or as "12GiB"',
-        )
-    if budget == 1.0:
-        return judged.exact(0)
-    smallest = min(judged.exact(0), judged.exact(judged.last))
-    return round(smallest + budget * (judged.exact(0) - smallest))
+def _as_bytes(budget: Budget, judged: _Judged) -> int:
+    """The smallest plan is judged only where the budget depends on it."""
+    fastest = judged.exact(0)
+    needs_smallest = budget.nbytes is None and budget.limit < 1
+    smallest = min(fastest, judged.exact(judged.last)) if needs_smallest else fastest
+    return budget.between(smallest, fastest)
 
 
 def _first_fitting(judged: _Judged, budget: int) -> int:
