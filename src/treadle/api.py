@@ -39,6 +39,7 @@ from treadle.session.data_parallel import rank_group
 from treadle.session.saved import Saved, load_saved, save
 from treadle.session.serve import Measuring, profiled, run, serve
 from treadle.session.user_step import UserStep
+from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.dispatch import Dispatcher
 from treadle.session.variants.shapes import Dynamic
 from treadle.targets.registry import model_for
@@ -76,7 +77,8 @@ class Step:
         trained = with_loose(named_models(models), stepped)
         self._step = UserStep.of(function, trained, stepped, group)
         self._cache = cache or Cache(options.cache_dir)
-        self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
+        compiler = VariantCompiler(self._step, options, self._cache, saved)
+        self._dispatcher = Dispatcher(compiler, shapes)
         self._closures = ClosureStep(self._step, self._dispatcher)
         self._lock = self._dispatcher.carrier.lock
         self._step.gathered.drop()
@@ -119,13 +121,13 @@ class Step:
     @property
     def recompiles(self) -> list[str]:
         """Why the step was compiled more than once, or ran eagerly, in words and in order."""
-        return self._dispatcher.recompiles
+        return self._dispatcher.history.recompiles
 
     @property
     def recaptures(self) -> list[str]:
         """Why the step was captured again where that made no difference: nothing was compiled, and
         what is remembered in a dict, say, at first use is known from then on."""
-        return self._dispatcher.recaptures
+        return self._dispatcher.history.recaptures
 
     def explain(self) -> str:
         """Why the step takes what it takes: what to do next, time by phase and kernel, fallbacks

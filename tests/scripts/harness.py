@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import treadle
 from treadle.capture.refuse import named_models
-from treadle.session.variants.dispatch import Dispatcher
+from treadle.session.variants.compiling import VariantCompiler
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOLERANCE = 1e-3
@@ -138,19 +138,19 @@ def _arguments(each: Script) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiles() -> Iterator[dict[int, int]]:
-    """How often each step compiles meanwhile, by its dispatcher."""
+    """How often each step compiles meanwhile, by its compiler."""
     counts: dict[int, int] = {}
-    real = Dispatcher._compile
+    real = VariantCompiler.compile
 
-    def counted(self: Dispatcher, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: VariantCompiler, *args: Any, **kwargs: Any) -> Any:
         counts[id(self)] = counts.get(id(self), 0) + 1
         return real(self, *args, **kwargs)
 
-    Dispatcher._compile = counted
+    VariantCompiler.compile = counted
     try:
         yield counts
     finally:
-        Dispatcher._compile = real
+        VariantCompiler.compile = real
 
 
 def unjustified(each: Script, ran: Ran, counts: Mapping[int, int]) -> list[str]:
@@ -165,7 +165,7 @@ def unjustified(each: Script, ran: Ran, counts: Mapping[int, int]) -> list[str]:
                 declared.remove(found[0])
             else:
                 wrong.append(reason)
-        extra = counts.get(id(step._dispatcher), 0) - 1 - len(reasons)
+        extra = counts.get(id(step._dispatcher._compiler), 0) - 1 - len(reasons)
         if extra > 0:
             wrong.append(f"{extra} compiles without a reason")
     return wrong

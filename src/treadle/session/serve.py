@@ -45,7 +45,7 @@ class _Call:
 
     def tell_eager(self, why: str) -> None:
         """That it ran eagerly, once for each reason."""
-        note, known = f"a call ran eagerly: {why}", self.dispatcher.recompiles
+        note, known = f"a call ran eagerly: {why}", self.dispatcher.history.recompiles
         if note not in known:
             known.append(note)
             warn_user(note)

@@ -1,7 +1,7 @@
 """The compiled variants of a step, by what each of them depends on."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -21,34 +21,8 @@ from treadle.session.variants.guards import (
     explain_difference,
     names_of,
 )
-from treadle.util.warn import warn_user
 
 _SHARED = 8  # variants of patterns kept per variant of its own
-
-
-MANY_RECOMPILES = 4
-
-
-def warn_of_recompiles(reasons: Sequence[str], known: int) -> None:
-    """One warning at the user's call, when a step is compiled again for the fourth time; ``known``:
-    how many reasons there were before this call."""
-    if known < MANY_RECOMPILES <= len(reasons):
-        warn_user(
-            f"the step is compiled again for the {MANY_RECOMPILES}th time: {reasons[-1]}. "
-            "step.recompiles has every reason. Sizes that vary are declared with treadle.dynamic; "
-            "tensors, numbers that only scale them and what the step does not read may change "
-            "freely; what else changes at every call belongs outside of the step"
-        )
-
-
-def warn_of_recaptures(reasons: Sequence[str], known: int) -> None:
-    """Likewise, when a step is captured again for the fourth time for what makes no difference."""
-    if known < MANY_RECOMPILES <= len(reasons):
-        warn_user(
-            f"the step is captured again for the {MANY_RECOMPILES}th time: {reasons[-1]}. Nothing "
-            "was compiled, since what changed makes no difference; but each change of it takes the "
-            "time of a capture. step.recaptures has every reason"
-        )
 
 
 @final

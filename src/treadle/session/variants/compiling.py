@@ -1,0 +1,217 @@
+"""A variant is made: the step is captured along the path that a call takes, and compiled."""
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from treadle.capture.argument_containers import ServedCall
+from treadle.capture.captured import Captured
+from treadle.capture.dynamic import Dims
+from treadle.capture.explain_errors import branches
+from treadle.capture.failures import raise_told
+from treadle.capture.python_state.object_graph import Location, argument_place
+from treadle.capture.step import capture
+from treadle.capture.symbolic.branches.decisions import Answers
+from treadle.compiler.compiled import Compiled
+from treadle.compiler.pipeline import compile_graph
+from treadle.options import Options
+from treadle.report.stages import Clock
+from treadle.report.watch import watcher_for
+from treadle.runtime.execute.arena import Arena
+from treadle.runtime.store.cache import Cache
+from treadle.session.agreement import common_text, groups_of
+from treadle.session.bind import read_inputs
+from treadle.session.breaks import Break, show_regions, warn_of_breaks
+from treadle.session.carried import flush_all
+from treadle.session.saved import Saved
+from treadle.session.starts import Starts
+from treadle.session.user_step import UserStep
+from treadle.session.variants.guards import GuardKey
+from treadle.session.variants.history import History
+from treadle.session.variants.variants import Variants
+from treadle.util.errors import LoweringError
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """A call that no variant serves yet. ``update``: whether optimizers step; ``path``: that it is
+    known to take, at its beginning."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    update: bool
+    path: Answers
+
+
+@final
+@dataclass(slots=True)
+class VariantCompiler:
+    """Makes the variants of ``step``. ``arena``: of all of them; ``call``: the arguments that are
+    served."""
+
+    step: UserStep
+    options: Options
+    cache: Cache
+    saved: Saved | None
+    history: History = field(default_factory=History)
+    arena: Arena = field(default_factory=Arena)
+    call: ServedCall = field(default_factory=ServedCall)
+    _numbers: list[Location] = field(default_factory=list[Location])
+    """Of Python's, that change from call to call."""
+    _breaks: set[Break] = field(default_factory=set[Break])
+    """Those that were reported."""
+    _starts: Starts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._starts = Starts(self.step, self.options, self.cache, self.call, self.arena)
+
+    def beside(self, step: UserStep) -> "VariantCompiler":
+        """For ``step``, a part of this one: told about with it, in the same memory."""
+        return VariantCompiler(step, self.options, self.cache, self.saved, self.history, self.arena)
+
+    def stored_or_compiled(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled:
+        """The variant for ``call``, whose key is ``key``, as another process captured and compiled
+        it, if one did; then nothing is traced. Otherwise it is compiled, and kept for others."""
+        if call.path or self._numbers:
+            return self.compile(call, known)
+        with _without_inference_mode():
+            compiled = self._starts.find(key, call.args, call.kwargs, tuple(known))
+        if compiled is not None:
+            self._tell(compiled)
+            return compiled
+        compiled = self.compile(call, known)
+        if not self._numbers:
+            self._starts.keep(key, compiled)
+        return compiled
+
+    def compile(self, call: NewCall, known: Variants, dims: Dims | None = None) -> Compiled:
+        """The variant for ``call``; ``known``: those that there are."""
+        flush_all()  # a compile may run the models on made-up tensors
+        watcher = watcher_for(self.step.name, self.options)
+        clock = Clock(watcher)
+        try:
+            with clock.stage("capture"), _without_inference_mode():
+                captured = self._captured(call, dims)
+            self.note_numbers(captured.dependencies.counters)
+            compiled = compile_graph(
+                captured,
+                self.options,
+                cache=self.cache,
+                clock=clock,
+                known=known,
+                arena=self.arena,
+            )
+        finally:
+            watcher.closes()
+        for program in compiled.programs:
+            program.groups = groups_of(program.step)
+            if program.groups:
+                program.common = common_text(program.step, program.artifact)
+        compiled.groups = groups_of(captured.step)
+        self._tell(compiled)
+        return compiled
+
+    def _tell(self, compiled: Compiled) -> None:
+        """What its user is to know. TR-302 with ``strict`` for what is not compiled."""
+        why = self.saved.difference(compiled.facts) if self.saved else ""
+        self.history.recompiles += [why] if why else []
+        if self.options.strict:
+            _refuse_fallbacks(compiled)
+        warn_of_breaks(compiled, self._breaks)
+        show_regions(compiled)
+
+    def note_numbers(self, places: Iterable[str | Location]) -> None:
+        """From now on these are inputs, where the graph allows it."""
+        known = set(map(_identity, self._numbers))
+        for label_or_place in places:
+            is_label = isinstance(label_or_place, str)
+            place = argument_place(label_or_place) if is_label else label_or_place
+            if _identity(place) not in known:
+                known.add(_identity(place))
+                self._numbers.append(place)
+
+    def other_path(self, captured: Captured) -> Answers | None:
+        """Where the call that is served leaves the path of ``captured``."""
+        if captured.dependencies.path.questions is None:
+            return None
+        try:
+            return captured.dependencies.path.other(read_inputs(captured, self.call.leaves))
+        except Exception:
+            return None  # eager meets it as well
+        finally:  # the call itself is still to come
+            captured.inputs.pending.clear()
+            captured.dependencies.host_draws.undo()
+
+    def _captured(self, call: NewCall, dims: Dims | None) -> Captured:
+        """The step along the path that this call takes."""
+        along = functools.partial(
+            capture,
+            self.step.function,
+            models=self.step.models,
+            optimizers=self.step.optimizers,
+            args=call.args,
+            kwargs=call.kwargs,
+            dims=dims,
+            update=call.update,
+            call=self.call,
+            numbers=tuple(self._numbers),
+            group=self.step.group,
+        )
+        captured = along(path=call.path)
+        asked = [
+            decision for decision in captured.dependencies.path.decisions if decision.is_branch
+        ]
+        if self.options.strict and asked:
+            raise branches(asked[0].where)
+        while (path := self.other_path(captured)) is not None:
+            captured = along(path=path)
+        if captured.failed is not None:
+            raise_told(captured.failed)
+        return captured
+
+
+def _identity(place: Location) -> tuple[object, ...]:
+    """Of arguments the label says all: they have a place only during a call."""
+    if not place.rooted:
+        return (place.label,)
+    return place.owner, place.at, place.name
+
+
+@contextmanager
+def _without_inference_mode() -> Iterator[None]:
+    """What is traced in inference mode has no gradients to trace; without gradients it is the same
+    graph."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
+
+
+def strict_error(words: str, code: str, where: str = "") -> LoweringError:
+    """TR-302 for an optimizer that would step eagerly."""
+    return LoweringError(
+        f"strict: an optimizer would step eagerly: {words}",
+        code="TR-302",
+        where=where,
+        remedy=f"leave strict off; {code} says what to do",
+    )
+
+
+def _refuse_fallbacks(compiled: Compiled) -> None:
+    for eager in compiled.captured.optimizers.eager:
+        raise strict_error(eager.reason.words, eager.reason.code)
+    reasons = compiled.artifact.fallbacks
+    if reasons:
+        lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])
+        raise LoweringError(
+            f"strict: {len(reasons)} operations fall back to PyTorch's kernels: {lines}",
+            code="TR-302",
+            where=reasons[0].origin,
+            remedy="leave strict off, or register a lowering for the operation",
+        )

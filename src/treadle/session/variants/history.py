@@ -1,0 +1,44 @@
+"""Why a step has more than one variant, in words and in order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from treadle.util.warn import warn_user
+
+MANY_RECOMPILES = 4
+
+
+@final
+@dataclass(slots=True)
+class History:
+    """``recompiles``: why the step was compiled again, or ran eagerly; ``recaptures``: why it was
+    captured again, to run the program of another variant."""
+
+    recompiles: list[str] = field(default_factory=list[str])
+    recaptures: list[str] = field(default_factory=list[str])
+
+    def recompiled(self, reasons: Sequence[str], before: int) -> None:
+        """A warning at the user's call, the fourth time; ``before``: how many reasons there were
+        before this call."""
+        self.recompiles += reasons
+        if before < MANY_RECOMPILES <= len(self.recompiles):
+            warn_user(
+                f"the step is compiled again for the {MANY_RECOMPILES}th time: "
+                f"{self.recompiles[-1]}. step.recompiles has every reason. Sizes that vary are "
+                "declared with treadle.dynamic; tensors, numbers that only scale them and what the "
+                "step does not read may change freely; what else changes at every call belongs "
+                "outside of the step"
+            )
+
+    def recaptured(self, reasons: Sequence[str]) -> None:
+        """Likewise; what changed made no difference to what runs."""
+        before = len(self.recaptures)
+        self.recaptures += reasons
+        if before < MANY_RECOMPILES <= len(self.recaptures):
+            warn_user(
+                f"the step is captured again for the {MANY_RECOMPILES}th time: "
+                f"{self.recaptures[-1]}. Nothing was compiled, since what changed makes no "
+                "difference; but each change of it takes the time of a capture. step.recaptures "
+                "has every reason"
+            )
