@@ -139,7 +139,7 @@ def switches_often(times):
 
 
 def _keys():
-    store = peers_of(dist.group.WORLD, CPU)._store
+    store = peers_of(dist.group.WORLD, CPU).store.keys
     dist.barrier()
     found = [
         key
@@ -179,7 +179,7 @@ def subgroups():
     peers = peers_of(mine, CPU)
     odd = dist.get_rank() == 3
     found = error_of(peers.begin, OTHER if odd else ONE)
-    return found, peers.ranks
+    return found, peers.store.ranks
 
 
 def test_groups_agree_by_themselves(launch):

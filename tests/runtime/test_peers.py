@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from treadle.runtime.ranks import group_store
 from treadle.runtime.ranks import peers as module
 from treadle.runtime.ranks.peers import Peers
 from treadle.runtime.ranks.votes import VariantText, Votes
@@ -32,8 +33,13 @@ def ranks(group):
     """Two ranks, each as it sees the other, in this process and with one store."""
     found = Peers(group, CPU), Peers(group, CPU)
     for rank, each in enumerate(found):
-        each.rank, each.ranks = rank, (0, 1)
+        each.store.rank, each.store.ranks = rank, (0, 1)
     return found
+
+
+def set_grace(monkeypatch, seconds):
+    for each in (module, group_store):
+        monkeypatch.setattr(each, "GRACE", seconds)
 
 
 class Work:
@@ -125,7 +131,7 @@ def test_a_fault_of_a_later_call_does_not_end_a_wait_that_ends(ranks):
 
 
 def test_a_fault_of_a_later_call_ends_a_wait_that_does_not_end(ranks, monkeypatch):
-    monkeypatch.setattr(module, "_GRACE", SHORT)
+    set_grace(monkeypatch, SHORT)
     one, other = ranks
     in_call(one, 3)
     fails_in(other, 4)
@@ -134,7 +140,7 @@ def test_a_fault_of_a_later_call_ends_a_wait_that_does_not_end(ranks, monkeypatc
 
 
 def heard(peers):
-    return peers._store.add("heard", 0)
+    return peers.store.keys.add("heard", 0)
 
 
 def test_each_rank_says_once_that_it_knows_of_a_fault(ranks):
@@ -152,14 +158,14 @@ def test_each_rank_says_once_that_it_knows_of_a_fault(ranks):
 
 def test_who_holds_the_store_stays_until_the_others_know(ranks, monkeypatch):
     """However it heard itself: without its store another rank would only know that it is gone."""
-    monkeypatch.setattr(module, "_GRACE", 5 * SHORT)
+    set_grace(monkeypatch, 5 * SHORT)
     one, other = ranks
     third = Peers(dist.group.WORLD, CPU)
-    third.rank = 2
+    third.store.rank = 2
     for each in (*ranks, third):
-        each.ranks = (0, 1, 2)
+        each.store.ranks = (0, 1, 2)
         in_call(each, 4)
-    one._holds_store = True
+    one.store.is_held_here = True
     other.raised(AssertionError("not finite"))
 
     def hears_later():
@@ -175,7 +181,7 @@ def test_who_holds_the_store_stays_until_the_others_know(ranks, monkeypatch):
 
 
 def test_each_wait_has_the_grace_anew(ranks, monkeypatch):
-    monkeypatch.setattr(module, "_GRACE", SHORT)
+    set_grace(monkeypatch, SHORT)
     one, other = ranks
     in_call(one, 3)
     fails_in(other, 4)
@@ -223,17 +229,17 @@ def test_a_fault_that_was_seen_outlives_the_store(ranks):
     fails_in(other, 4)
     one.wait(Work(2), one.started("all_reduce"))
     in_call(one, 4)
-    one._store = GoneStore(one._store, 0)
+    one.store.keys = GoneStore(one.store.keys, 0)
     seconds = waits_until_the_fault_of(4, one)
     assert seconds < 1
 
 
 def test_a_store_that_goes_in_the_grace_does_not_hide_the_fault(ranks, monkeypatch):
-    monkeypatch.setattr(module, "_GRACE", SHORT)
+    set_grace(monkeypatch, SHORT)
     one, other = ranks
     in_call(one, 3)
     fails_in(other, 4)
-    one._store = GoneStore(one._store, 2)
+    one.store.keys = GoneStore(one.store.keys, 2)
     seconds = waits_until_the_fault_of(4, one)
     assert SHORT < seconds < 2 * SHORT + 2
 
@@ -245,7 +251,7 @@ def test_a_death_is_a_fault_of_the_call_in_which_it_was_found(ranks, monkeypatch
     in_call(other, 3)
     carried = other.started("all_reduce")
     in_call(other, 4)
-    monkeypatch.setattr(other, "_ended", lambda ranks: {5: "rank 5 has ended"})
+    monkeypatch.setattr(other.store, "ended", lambda ranks: {5: "rank 5 has ended"})
     monkeypatch.setattr(module, "_SEEN_WAITING", 0.0)
     assert error_of(other.wait, Work(NEVER), carried)[0] == "TR-503"
     monkeypatch.undo()
@@ -291,7 +297,7 @@ def votes_in_3(ranks, monkeypatch, failed, decided_after):
     def later(votes):
         asked.append(votes)
         if len(asked) == 1:
-            Votes(other._store, 3, (0, 1)).give(1, ONE, None)
+            Votes(other.store.keys, 3, (0, 1)).give(1, ONE, None)
             fails_in(other, failed)
         return len(asked) > decided_after and is_decided(votes)
 
@@ -310,7 +316,7 @@ def test_a_fault_of_a_later_call_does_not_end_a_vote_that_ends(ranks, monkeypatc
 
 
 def test_a_fault_of_a_later_call_ends_a_vote_that_does_not_end(ranks, monkeypatch):
-    monkeypatch.setattr(module, "_GRACE", SHORT)
+    set_grace(monkeypatch, SHORT)
     code, message, seconds = error_of(votes_in_3, ranks, monkeypatch, 4, NEVER)
     assert (code, message) == ("TR-505", FAILED.format(4))
     assert SHORT < seconds < SHORT + 2
@@ -328,8 +334,8 @@ def test_a_vote_that_a_wait_answers_is_of_the_call_that_asked(ranks, monkeypatch
     vote goes on, and the wait ends."""
     one, other = ranks
     in_call(one, 4)
-    one._store.set("asked", "3")
-    Votes(other._store, 3, (0, 1)).give(1, SILENT, None)
+    one.store.keys.set("asked", "3")
+    Votes(other.store.keys, 3, (0, 1)).give(1, SILENT, None)
     is_decided, asked = Votes.is_decided, []
 
     def later(votes):
@@ -347,8 +353,8 @@ def test_a_vote_that_cannot_be_decided_is_a_fault_of_its_call(ranks, monkeypatch
     """Found by a rank that has begun a later call: the others in that vote do not wait longer."""
     one, other = ranks
     in_call(other, 4)
-    other._store.set("asked", "3")
-    monkeypatch.setattr(other, "_ended", lambda ranks: {0: "rank 0 has ended"})
+    other.store.keys.set("asked", "3")
+    monkeypatch.setattr(other.store, "ended", lambda ranks: {0: "rank 0 has ended"})
     monkeypatch.setattr(module, "_SEEN_WAITING", 0.0)
     code, message, _ = error_of(other.wait, Work(NEVER), other.started("all_reduce"))
     assert (code, message) == ("TR-503", "rank 0 has ended: call 3 could not begin")

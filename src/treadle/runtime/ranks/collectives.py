@@ -25,7 +25,8 @@ from treadle.compat.distributed.collectives import (
     reduction_named,
 )
 from treadle.compat.operators.custom_op import CustomOp
-from treadle.runtime.ranks.peers import Awaited, Peers, peers_of
+from treadle.runtime.ranks.group_store import Awaited
+from treadle.runtime.ranks.peers import Peers, peers_of
 
 
 @final

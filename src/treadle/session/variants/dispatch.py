@@ -97,9 +97,9 @@ class Dispatcher:
         self.variants.drop(compiled)
         self._special = None
         known = len(self.history.recompiles)
-        reused = self.variant(args, kwargs, update=self._step.take_update(kwargs))
+        compiled = self.variant(args, kwargs, update=self._step.take_update(kwargs))
         self.history.recompiles[known:] = [misfit]
-        return reused
+        return compiled
 
     def _looked_up(self, called: Called, call: NewCall) -> Compiled:
         key = self._keys.key(called)
@@ -163,7 +163,7 @@ class Dispatcher:
         """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
         if self._shapes is None:
             return None
-        shape = find(self._shapes, self._step.function, call.args, call.kwargs)
+        sizes = find(self._shapes, self._step.function, call.args, call.kwargs)
         models = self._step.models.values()
         tensors = [t for m in models for t in (*m.parameters(), *m.buffers())]
         if not all(target_for(tensor.device).any_size for tensor in tensors):
@@ -174,4 +174,4 @@ class Dispatcher:
         def compiled(dims: Dims) -> Compiled:
             return self._compiler.compile(call, self.variants, dims)
 
-        return special.variant(key, shape, fixed_numbers(tensors), compiled)
+        return special.variant(key, sizes, fixed_numbers(tensors), compiled)
