@@ -22,6 +22,23 @@ def watched_checkpointing(
     from one on. Nothing of other threads is heard. ``mode``: what a region ran in at first; while
     gradients are computed it is off, and on again for the region."""
     thread = threading.get_ident()
+    reentrant = checkpointing.CheckpointFunction
+    backward = _heard_backward(vars(reentrant)["backward"].__func__, thread, begins, mode)
+    return (
+        (checkpointing, "_recomputation_hook", _heard_recomputation(thread, begins, ends, mode)),
+        (checkpointing, "_CachingTorchDispatchMode", _heard_policies(thread, marked)),
+        (checkpointing, "_is_compiling", _never),  # it would keep all, for a compiler to choose
+        (reentrant, "backward", staticmethod(backward)),
+    )
+
+
+def _heard_recomputation(
+    thread: int,
+    begins: Callable[[], None],
+    ends: Callable[[], None],
+    mode: Callable[[], AbstractContextManager[Any]],
+) -> type:
+    """What a region runs in when it runs again."""
 
     class Again(checkpointing._recomputation_hook):
         def __enter__(self) -> Any:
@@ -36,6 +53,12 @@ def watched_checkpointing(
             if works_for(thread):
                 ends()
             return super().__exit__(*error)
+
+    return Again
+
+
+def _heard_policies(thread: int, marked: Callable[[int, CheckpointPolicy], None]) -> type:
+    """What asks a selective policy of each operation."""
 
     class Caching(checkpointing._CachingTorchDispatchMode):
         def __init__(
@@ -58,8 +81,16 @@ def watched_checkpointing(
                 marked(start, self.said)
             return result
 
-    reentrant = checkpointing.CheckpointFunction
-    original = vars(reentrant)["backward"].__func__
+    return Caching
+
+
+def _heard_backward(
+    original: Callable[..., object],
+    thread: int,
+    begins: Callable[[], None],
+    mode: Callable[[], AbstractContextManager[Any]],
+) -> Callable[..., object]:
+    """The backward of a reentrant checkpoint."""
 
     def backward(ctx: Any, *grads: object) -> object:
         if works_for(thread):
@@ -67,12 +98,7 @@ def watched_checkpointing(
             ctx.run_function = _within(mode, ctx.run_function)
         return original(ctx, *grads)
 
-    return (
-        (checkpointing, "_recomputation_hook", Again),
-        (checkpointing, "_CachingTorchDispatchMode", Caching),
-        (checkpointing, "_is_compiling", _never),  # it would keep all, for a compiler to choose
-        (reentrant, "backward", staticmethod(backward)),
-    )
+    return backward
 
 
 def _within(
