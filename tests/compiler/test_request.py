@@ -15,7 +15,7 @@ from testing import trace
 from treadle.algebra.extents import Size, formula_of
 from treadle.algebra.guards import Guard
 from treadle.compiler.entry import saved_bytes
-from treadle.compiler.pipeline import _generate
+from treadle.compiler.pipeline import _through_stages
 from treadle.compiler.request import CompileRequest, key_of, request_of
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Role
@@ -148,7 +148,7 @@ CHANGES = {
 def made(request: CompileRequest) -> bytes:
     """The artifact, or in which words it is refused."""
     try:
-        artifact, log = _generate(request, Clock())
+        artifact, log = _through_stages(request, Clock())
     except TreadleError as error:
         return str(error).encode()
     return saved_bytes(replace(artifact, guards=request.guards), log)
