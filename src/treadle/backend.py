@@ -293,7 +293,10 @@ def _user_line(stack: str) -> str:
 
 
 def _planned(step: StepGraph, options: Options) -> StepGraph:
-    """What is kept and what is computed again, by the planner of whole steps."""
+    """What is kept and what is computed again, by the planner of whole steps. Without a budget the
+    fastest of its plans: what is kept goes through memory between the halves, and no kernel of one
+    computes again what the other has."""
+    options = options if options.memory is not None else replace(options, memory=1.0)
     with _watched("joint", options) as clock:
         run_passes(step, _FIRST, clock.watcher)
         return plan_graph(step, _device(step.graph), options, clock)

@@ -340,3 +340,34 @@ def test_nothing_of_a_call_stays_alive_but_the_arena() -> None:
     assert arena() is None
     assert executable.run([torch.ones(5, 5)])[0][0, 0] == 5
     del executable
+
+
+def _double_artifact() -> Artifact:
+    x, y = spec("x", Storage.INPUT, (6,)), spec("y", Storage.CALL, (6,))
+    return artifact(
+        (x, y),
+        (CallStep("aten.add.Tensor", (whole(x), whole(x)), {}, ("y",)),),
+        ("x",),
+        (whole(y),),
+    )
+
+
+def test_a_new_tensor_at_the_place_of_one_that_is_gone_is_not_kept_alive() -> None:
+    """An allocator gives what a backward takes the same address in each step."""
+    executable = Executable(_double_artifact(), PLAIN)
+    memory = torch.arange(6.0)
+    for _ in range(3):
+        (doubled,) = executable.run([memory.view(6)])  # another tensor, at the same address
+        assert torch.equal(doubled, 2 * memory)
+        assert not executable.frame.views()
+
+
+def test_what_stays_in_place_stays_bound() -> None:
+    executable = Executable(_double_artifact(), PLAIN)
+    value = torch.arange(6.0)
+    for number in range(3):
+        executable.run([value])
+        assert bool(executable.frame.views()) is (number > 0)
+    other = torch.arange(6.0) + 1
+    assert torch.equal(executable.run([other])[0], 2 * other)
+    assert not executable.frame.views()

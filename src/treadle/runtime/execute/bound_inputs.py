@@ -1,15 +1,16 @@
 """The inputs of a call: looked at, and bound where they are not what they were in the last one."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from treadle.runtime.execute.bindings import Bindings, same_strides
+from treadle.runtime.execute.bindings import Bindings, BufferUses, same_strides
 from treadle.runtime.execute.checks import check_layout, mismatch, wrong_count
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs
-from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 
 @final
@@ -21,53 +22,76 @@ class BoundInputs:
     ) -> None:
         self.tensors: Sequence[Tensor] = ()
         self.steady = steady
-        self._specs = tuple(artifact.buffers[name] for name in artifact.inputs)
-        self._uses = tuple(bindings.uses[spec.name] for spec in self._specs)
+        buffers = [artifact.buffers[name] for name in artifact.inputs]
+        self._inputs = tuple(_Input(spec, bindings.uses[spec.name]) for spec in buffers)
         self._device = torch.device(artifact.device)
-        self.forget()
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self._inputs)
 
     def bind(self, inputs: Sequence[Tensor], *, trusted: bool = False) -> None:
         """``RuntimeFailure`` TR-401 where one is not what the step was compiled for. ``trusted``:
         all of them have the types that they should have."""
-        if len(inputs) != len(self._specs):
-            raise wrong_count(len(inputs), len(self._specs))
+        if len(inputs) != len(self._inputs):
+            raise wrong_count(len(inputs), len(self._inputs))
         self.tensors = inputs
-        addresses = self._addresses
         steady = self.steady
         for index in range(len(inputs)) if steady is None else steady.others(inputs):
-            tensor, spec = inputs[index], self._specs[index]
+            tensor, bound = inputs[index], self._inputs[index]
+            spec = bound.spec
             if not trusted:
                 dense = tensor.layout is torch.strided
                 if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
                     raise mismatch(tensor, spec)
             address = tensor.data_ptr()
-            if address == addresses[index] and self._kept[index]:
+            if bound.stays and address == bound.address and bound.tensor() is tensor:
                 if tensor.stride() != spec.strides and not same_strides(tensor, spec):
                     raise mismatch(tensor, spec)
                 continue
             if not trusted:
                 check_layout(tensor, spec, self._device)
-            # Views stay bound from the second call at one address on: parameters and state
-            # stay in place, and a batch that moves is not kept alive between calls.
-            self._kept[index] = address == addresses[index]
-            addresses[index] = address
-            self._uses[index].bind(tensor, spec)
+            bound.bind(tensor, address)
         if steady is not None:
-            steady.learn(inputs, self._kept)
+            steady.learn(inputs, [bound.stays for bound in self._inputs])
 
     def clear(self) -> None:
         """The call is over: let go of those that may be elsewhere in the next one."""
-        for uses, kept in zip(self._uses, self._kept, strict=True):
-            if not kept:
-                uses.drop()
+        for bound in self._inputs:
+            if not bound.stays:
+                bound.uses.drop()
         self.tensors = ()
 
     def forget(self) -> None:
         """From now on nothing is bound."""
-        self._addresses = [-1] * len(self._specs)  # of the last call
-        self._kept = [False] * len(self._specs)  # are views of the input bound?
+        for bound in self._inputs:
+            bound.forget()
         if self.steady is not None:
             self.steady.drop()
+
+
+class _Input:
+    """One input. Its views stay bound from the second call with one tensor on: parameters and state
+    stay in place, and neither a batch nor what a backward takes is kept alive between calls. The
+    address alone does not tell: an allocator gives a new tensor the place of one that is gone."""
+
+    __slots__ = ("address", "spec", "stays", "tensor", "uses")
+
+    def __init__(self, spec: BufferSpec, uses: BufferUses) -> None:
+        self.spec, self.uses = spec, uses
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is known of it."""
+        self.address = -1  # in the last call
+        self.stays = False  # do its views stay bound?
+        self.tensor: Callable[[], Tensor | None] = _no_tensor  # of the last call, if it is there
+
+    def bind(self, tensor: Tensor, address: int) -> None:
+        """To ``tensor``, which is at ``address``."""
+        self.stays = address == self.address and self.tensor() is tensor
+        self.tensor, self.address = weakref.ref(tensor), address
+        self.uses.bind(tensor, self.spec)
+
+
+def _no_tensor() -> None:
+    return None
