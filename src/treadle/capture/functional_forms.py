@@ -175,7 +175,7 @@ def item_of(node: fx.Node) -> tuple[fx.Node, int]:
     return args[0], args[1]
 
 
-def in_place_of(target: Any) -> Any:
+def in_place_of(target: object) -> Any:
     """``aten.t_`` -> ``aten.t``: changing a tensor's shape in place makes a view of it."""
     return functional_form(target) if changes_shape(target) else target
 

@@ -2,6 +2,7 @@
 
 from torch.utils._pytree import (
     GetAttrKey,
+    KeyEntry,
     MappingKey,
     SequenceKey,
     TreeSpec,
@@ -36,6 +37,7 @@ def _children(spec: TreeSpec) -> list[TreeSpec]:
 
 __all__ = [
     "GetAttrKey",
+    "KeyEntry",
     "MappingKey",
     "SequenceKey",
     "TreeSpec",

@@ -225,8 +225,10 @@ def selected(is_found: Tensor, update: Callable[[], None], tensors: tuple[Tensor
         tensor.copy_(torch.where(is_found, old, tensor))
 
 
-def _if_enabled(ours: Callable[..., object], original: Callable[..., object]) -> Callable[..., Any]:
-    def call(scaler: GradScaler, *args: object, **named: object) -> Any:
+def _if_enabled(
+    ours: Callable[..., object], original: Callable[..., object]
+) -> Callable[..., object]:
+    def call(scaler: GradScaler, *args: object, **named: object) -> object:
         if not scaler.is_enabled():
             return original(scaler, *args, **named)
         if type(scaler) not in KINDS:

@@ -17,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Self, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,7 +30,7 @@ from treadle.capture.python_state.plain_values import is_plain, is_real
 from treadle.capture.symbolic.numbers import Number, Uses, is_number
 from treadle.util.errors import CaptureError
 
-Entries = dict[str, Any]
+Entries = dict[object, object]
 Changed = tuple["StateLocation", object]
 
 
@@ -41,8 +41,8 @@ class StateLocation:
     ``MISSING`` for the state itself, an empty one where there is none."""
 
     optimizer: Optimizer
-    parameter: Any
-    key: Any
+    parameter: Tensor
+    key: object
     before: object = MISSING  # in the run
 
     @property
@@ -67,7 +67,7 @@ class StateLocation:
 
 
 @final
-class TracedState(MutableMapping[Any, Any]):
+class TracedState(MutableMapping[object, object]):
     """In the place of ``optimizer.state``, which ``real`` is and our own code asks.
 
     ``parameters``: by the id of a parameter and of what stands for it, in the order of the groups,
@@ -78,7 +78,7 @@ class TracedState(MutableMapping[Any, Any]):
         self,
         optimizer: Optimizer,
         parameters: Mapping[int, tuple[nn.Parameter, Tensor]],
-        entries: Callable[[nn.Parameter], Entries],
+        entries: Callable[[nn.Parameter], Mapping[str, object]],
         names: Callable[[nn.Parameter], frozenset[str]],
         uses: Uses | None,
     ) -> None:
@@ -86,19 +86,19 @@ class TracedState(MutableMapping[Any, Any]):
         self._real: Any = optimizer.state
         self._parameters = parameters
         self._entries, self._names = entries, names
-        self._known: dict[int, tuple[Any, Entries, TracedEntries]] = {}
+        self._known: dict[int, tuple[nn.Parameter, Entries, TracedEntries]] = {}
         self._assigned: dict[int, Entries] = {}  # whole ones
         self._got: set[int] = set()  # ids of those that are there from then on
         self._asks_there = False  # whether the step asked if a parameter has a state at all
         self.numbers = SharedNumbers(optimizer, uses)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """What a ``defaultdict`` has beside a mapping: for our own code alone."""
         if _asked_by_us():
             return getattr(self._real, name)
         raise refused_state(f"calls optimizer.state.{name}")
 
-    def get(self, key: object, default: object = None) -> Any:
+    def get(self, key: object, default: object = None) -> object:
         """As of a dict."""
         if _asked_by_us():
             return self._real.get(key, default)
@@ -128,7 +128,7 @@ class TracedState(MutableMapping[Any, Any]):
         found.renew(self._entries(parameter))
         return self._assigned.get(id(parameter), found)
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> object:
         """What there is; an empty dict where there is nothing."""
         if _asked_by_us():
             return self._real[key]
@@ -141,7 +141,7 @@ class TracedState(MutableMapping[Any, Any]):
         # a question of ours: `bool(found)` would be one for every entry
         return dict.__len__(self._found(key)) > 0 or self._key(key) in self._real
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         pairs = {id(leaf): leaf for _, leaf in self._parameters.values()}
         return (leaf for leaf in pairs.values() if leaf in self)
 
@@ -232,10 +232,10 @@ class SharedNumbers:
     def __init__(self, optimizer: Optimizer, uses: Uses | None) -> None:
         self._optimizer, self._uses = optimizer, uses
         self._first: dict[object, Number] = {}
-        self._places: dict[object, list[tuple[object, object]]] = {}
+        self._places: dict[object, list[tuple[Tensor, object]]] = {}
         self._roots: dict[tuple[int, object], object] = {}  # of a place that of the number there
 
-    def standing_in(self, parameter: object, key: object, value: object) -> Any:
+    def standing_in(self, parameter: Tensor, key: object, value: object) -> object:
         """For an entry."""
         if not is_real(value) or self._uses is None:
             return value
@@ -267,13 +267,13 @@ class SharedNumbers:
             for places in self._places.values()
         )
 
-    def _at(self, place: tuple[Any, Any]) -> Any:
+    def _at(self, place: tuple[Tensor, object]) -> object:
         parameter, key = place
         return self._optimizer.state.get(parameter, {}).get(key)
 
 
 @final
-class TracedEntries(dict[Any, Any]):
+class TracedEntries(Entries):
     """The state of one parameter. Of what the form keeps (``fixed``) the tensors may be read and
     written to, not replaced."""
 
@@ -282,11 +282,11 @@ class TracedEntries(dict[Any, Any]):
         self._fixed = fixed
         self.asked = False  # for an entry that is not the form's
 
-    def renew(self, entries: Entries) -> None:
+    def renew(self, entries: Mapping[str, object]) -> None:
         """The form's are these now."""
         for key in self._fixed & super().keys():
             super().__delitem__(key)
-        super().update(entries)
+        super().update(entries.items())
 
     def own(self) -> Entries:
         """Without the form's."""
@@ -308,7 +308,7 @@ class TracedEntries(dict[Any, Any]):
     def _note(self, key: object) -> None:
         self.asked = self.asked or key not in self._fixed
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> object:
         self._note(key)
         return super().__getitem__(key)
 
@@ -316,12 +316,12 @@ class TracedEntries(dict[Any, Any]):
         self._note(key)
         return super().__contains__(key)
 
-    def get(self, key: object, default: object = None) -> Any:
+    def get(self, key: object, default: object = None) -> object:
         """As of a dict."""
         self._note(key)
         return super().get(key, default)
 
-    def setdefault(self, key: object, default: object = None) -> Any:
+    def setdefault(self, key: object, default: object = None) -> object:
         """As of a dict."""
         if key not in self:
             self[key] = default
@@ -332,7 +332,7 @@ class TracedEntries(dict[Any, Any]):
         for key, value in dict(*args, **named).items():
             self[key] = value
 
-    def __ior__(self, other: object) -> Any:
+    def __ior__(self, other: object) -> Self:
         self.update(other)
         return self
 
@@ -342,12 +342,12 @@ class TracedEntries(dict[Any, Any]):
     def __deepcopy__(self, memo: dict[int, object]) -> Entries:
         return copy.deepcopy(self.copy(), memo)
 
-    def pop(self, key: object, *default: object) -> Any:
+    def pop(self, key: object, *default: object) -> object:
         """As of a dict."""
         self._allow((key,))
         return super().pop(key, *default)
 
-    def popitem(self) -> tuple[Any, Any]:
+    def popitem(self) -> tuple[object, object]:
         """As of a dict."""
         self._allow(self._fixed & super().keys() or ())
         return super().popitem()
@@ -358,12 +358,12 @@ class TracedEntries(dict[Any, Any]):
         super().clear()
 
 
-def _of_all(name: str) -> Callable[..., Any]:
+def _of_all(name: str) -> Callable[..., object]:
     """A method of a dict whose answer depends on every entry."""
     original = getattr(dict, name)
 
     @functools.wraps(original)
-    def call(self: TracedEntries, *args: object) -> Any:
+    def call(self: TracedEntries, *args: object) -> object:
         self.asked = True
         return original(self, *args)
 

@@ -137,7 +137,7 @@ def check_step(optimizer: Optimizer) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., Any]) -> bool:
+def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., object]) -> bool:
     """Whether ``kind`` is a ``base`` that steps as its base does. ``step``: that of ``kind``, which
     is asked for at every call, and may be another one tomorrow."""
     between = kind.__mro__[: kind.__mro__.index(base)]

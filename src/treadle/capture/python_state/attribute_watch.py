@@ -97,7 +97,7 @@ class AttributeWatch:
         return dict(zip(WATCHED, methods, strict=True))
 
     def _noting_writes(
-        self, original: Callable[[Any, str, object], None]
+        self, original: Callable[[object, str, object], None]
     ) -> Callable[[object, str, object], None]:
         def put(owner: object, name: str, value: object) -> None:
             original(owner, name, value)
@@ -113,7 +113,9 @@ class AttributeWatch:
         """Whether reading one of its attributes is noted."""
         return type(value) in self._classes or type(value) is self._module_class
 
-    def _recording(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
+    def _recording(
+        self, original: Callable[[object, str], object]
+    ) -> Callable[[object, str], object]:
         def get(owner: object, name: str) -> object:
             try:
                 value = original(owner, name)
@@ -146,7 +148,7 @@ class AttributeWatch:
         self._classes[kind] = before
         return True
 
-    def _note(self, owner: Any, name: str) -> None:
+    def _note(self, owner: object, name: str) -> None:
         if not self.runs:
             return
         read = self.read.get(id(owner))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from inspect import Parameter
 from operator import is_
 from types import FunctionType, MethodType
-from typing import Any, final
+from typing import final
 
 _FILLED = frozenset({int, float, bool, str, type(None)})
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -54,7 +54,7 @@ class CallArguments:
         return binding.of(args, kwargs) or (args, kwargs)
 
 
-def _facts(function: Any) -> tuple[object, ...]:
+def _facts(function: object) -> tuple[object, ...]:
     """What decides how a call fills parameters, to be compared by identity; nothing where it is not
     Python code that says it."""
     if isinstance(function, FunctionType):

@@ -84,7 +84,7 @@ def _open(tree: object, instead: Instead | None = None) -> object:
     return pytree.tree_map(each, tree, is_leaf=_stays_whole)
 
 
-def _sizes_with_keys(node: Sized) -> tuple[list[tuple[Any, Any]], None]:
+def _sizes_with_keys(node: Sized) -> tuple[list[tuple[pytree.KeyEntry, object]], None]:
     key: Any = pytree.SequenceKey
     return [(key(at), size) for at, size in enumerate(node.sizes)], None
 
@@ -97,7 +97,7 @@ pytree.register_pytree_node(
 )
 
 
-def _keys(node: Flattened) -> tuple[list[tuple[Any, Any]], ObjectSpec]:
+def _keys(node: Flattened) -> tuple[list[tuple[pytree.KeyEntry, object]], ObjectSpec]:
     named = issubclass(node.shell.kind, dict | list | tuple | UserDict)
     key: Any = pytree.MappingKey if named else pytree.GetAttrKey
     pairs = zip(node.shell.names, node.values, strict=True)
@@ -112,26 +112,27 @@ pytree.register_pytree_node(
 )
 
 
-def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
+def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """The structure with these leaves."""
     return pytree.tree_unflatten(leaves, spec)
 
 
 def _with_paths(
-    call: Any, is_leaf: Callable[[Any], bool]
-) -> tuple[list[tuple[Any, Any]], TreeSpec]:
+    call: Any, is_leaf: Callable[[object], bool]
+) -> tuple[list[tuple[Any, object]], TreeSpec]:
     try:
         return pytree.tree_flatten_with_path(call, is_leaf=is_leaf)
     except ValueError:  # a class that was registered without names of its parts
-        place: Any = pytree.SequenceKey
-        name: Any = pytree.MappingKey
+        place, name = pytree.SequenceKey, pytree.MappingKey
         args, kwargs = call
-        given = [((place(0), place(at)), each) for at, each in enumerate(args)]
-        given += [((place(1), name(key)), each) for key, each in kwargs.items()]
+        arguments: list[tuple[tuple[object, ...], object]] = [
+            ((place(0), place(at)), value) for at, value in enumerate(args)
+        ]
+        arguments += [((place(1), name(key)), value) for key, value in kwargs.items()]
         pairs = [
             ((*path, place(at)), leaf)
-            for path, each in given
-            for at, leaf in enumerate(pytree.tree_leaves(each, is_leaf=is_leaf))
+            for path, value in arguments
+            for at, leaf in enumerate(pytree.tree_leaves(value, is_leaf=is_leaf))
         ]
         return pairs, pytree.tree_flatten(call, is_leaf=is_leaf)[1]
 
@@ -140,7 +141,7 @@ def flatten_with_paths(
     call: tuple[tuple[object, ...], dict[str, object]],
     names: Sequence[str] = (),
     is_leaf: Callable[[object], bool] = _stays_whole,
-) -> tuple[list[tuple[str, Any]], TreeSpec]:
+) -> tuple[list[tuple[str, object]], TreeSpec]:
     """Leaves of a call's arguments with readable paths, and their structure: ``x``, ``batch['y']``,
     and ``args[3]`` beyond the ``names`` of those by position."""
     with _no_circles():

@@ -240,7 +240,7 @@ _POINTER = struct.calcsize("P")
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
 
 
-def attributes_of(value: object) -> dict[str, Any] | None:
+def attributes_of(value: object) -> dict[str, object] | None:
     """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
     own: Any = local if isinstance(value, local) else object
     try:

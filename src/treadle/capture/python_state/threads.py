@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from torch import Tensor
 
@@ -87,7 +86,7 @@ class _Hearing(DispatchMode):
         func: Callable[..., object],
         types: object,
         args: tuple[object, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         self._hear()
         return func(*args, **(kwargs or {}))

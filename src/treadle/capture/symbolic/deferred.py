@@ -239,7 +239,7 @@ class DeferredNumber(Number):
         """TR-102: there is no number yet."""
         raise self.deferred.refuse()
 
-    def combined(self, function: Callable[..., PlainNumber], operands: Sequence[object]) -> Number:
+    def combined(self, function: Callable[..., object], operands: Sequence[object]) -> Number:
         """``function`` of numbers, of which one at least is deferred; so is the result."""
         if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
             return self
@@ -258,11 +258,11 @@ class DeferredNumber(Number):
             made.base, made.ahead = known[0].base, known[0].ahead + distance
         return made
 
-    def applied(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
+    def applied(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """A number again, whatever it is."""
         return self.combined(function, operands)
 
-    def decided(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
+    def decided(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """A number again, until somebody asks whether it is true."""
         return self.combined(function, operands)
 
@@ -453,7 +453,7 @@ def _tolerances(*, rel_tol: object = 1e-9, abs_tol: object = 0.0) -> tuple[objec
 
 
 MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print)
-CONVERSIONS: tuple[Callable[..., object], ...] = (float, int, len)
+CONVERSIONS: tuple[Callable[..., PlainNumber], ...] = (float, int, len)
 """What takes or gives no number but a real one, of tensors too."""
 OF_NUMBERS: Mapping[Callable[..., object], Callable[..., object]] = {
     each: _of_numbers(each) for each in vars(math).values() if isinstance(each, BuiltinFunctionType)

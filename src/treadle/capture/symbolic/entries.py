@@ -44,7 +44,7 @@ class _Lookup:
     container: Any
     kind: type
 
-    def __call__(self, key: object) -> object:
+    def __call__(self, key: object) -> PlainNumber:
         return self.container[key]
 
     def __hash__(self) -> int:

@@ -32,7 +32,7 @@ from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
-from treadle.capture.symbolic.numbers import SourcePosition, Text, is_number
+from treadle.capture.symbolic.numbers import PlainNumber, SourcePosition, Text, is_number
 from treadle.capture.symbolic.source_rewriting import called_functions, rewritten_source
 from treadle.capture.symbolic.texts.texts import TEXTS
 from treadle.compat.fake import class_of, is_traced
@@ -125,20 +125,26 @@ def _all_instead() -> dict[int, Callable[..., object]]:
     others = (*OF_NUMBERS.items(), *TEXTS.items(), *LEGACY.items())
     found |= {id(each): instead for each, instead in others}
 
-    def mapped(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        return map(found.get(id(function), function), *args, **kwargs)
+    def mapped(
+        function: Callable[..., object], *args: Iterable[object], **kwargs: object
+    ) -> object:
+        return _MAP(found.get(id(function), function), *args, **kwargs)
 
     return found | {id(map): mapped, id(type): _type}
 
 
-def _type(*args: Any, **kwargs: Any) -> object:
+_TYPE: Callable[..., object] = type
+_MAP: Callable[..., object] = map
+
+
+def _type(*args: object, **kwargs: object) -> object:
     """``type(value)``, of a traced tensor the class of the user's own."""
     if len(args) == 1 and isinstance(args[0], Tensor) and is_traced(args[0]):
         return class_of(args[0])
-    return type(*args, **kwargs)
+    return _TYPE(*args, **kwargs)
 
 
-def _conversion(kind: Callable[..., Any]) -> Callable[..., object]:
+def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
     thread = threading.get_ident()
 
     def call(*args: object, **kwargs: object) -> object:

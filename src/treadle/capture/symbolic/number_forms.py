@@ -143,7 +143,7 @@ def _same(number: Tensor) -> Tensor:
     return number
 
 
-_ARITHMETIC: tuple[Callable[..., Any], ...] = (
+_ARITHMETIC: tuple[Callable[..., object], ...] = (
     operator.add,
     operator.sub,
     operator.mul,
@@ -151,7 +151,7 @@ _ARITHMETIC: tuple[Callable[..., Any], ...] = (
     operator.pos,
     abs,
 )
-COMPARISONS: frozenset[Callable[..., Any]] = frozenset(
+COMPARISONS: frozenset[Callable[..., object]] = frozenset(
     {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
 )
 _INEXACT = {

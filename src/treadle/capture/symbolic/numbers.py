@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Protocol, TypeGuard, TypeVar, overload
+from typing import Any, Protocol, TypeGuard, TypeVar, cast, overload
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
-from torch import Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 
 from treadle.capture.explain_errors import users_frames
 from treadle.capture.python_state.plain_values import RealNumber, is_real, is_whole
@@ -57,11 +57,15 @@ class Uses:
     places: set[SourcePosition] = field(default_factory=set[SourcePosition])
     place_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
-    looked_at: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # those arrays
+    looked_at: list[NDArray[np.generic]] = field(
+        default_factory=list[NDArray[np.generic]]
+    )  # those arrays
     whole: set[Key] = field(default_factory=set[Key])  # arrays whose numbers may not
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
-    of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
+    of_size: Callable[[SymInt | SymFloat | SymBool], "Number"] | None = (
+        None  # of a size that values decide
+    )
     mode: Callable[[], AbstractContextManager[object]] | None = None  # in which tensors are traced
     membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
         None
@@ -182,16 +186,16 @@ class Number:
             key=self._uses.decisions.key_of(function, *map(_key, operands)),
         )
 
-    def applied(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
+    def applied(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """``function``, which may give anything, of numbers, of which this is one."""
         found = function(*map(value_now, operands))
         if is_real(found):
-            return self.combined(function, operands)
+            return self.combined(cast(Callable[..., PlainNumber], function), operands)
         if isinstance(found, bool | np.bool_):
             return self.decided(function, operands)
         return function(*map(_value, operands))
 
-    def decided(self, function: Callable[..., Any], operands: Sequence[object]) -> object:
+    def decided(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """``function`` of such numbers, which is the same at every call that the graph serves."""
         outcome = function(*map(value_now, operands))
         if not self._uses.ours:
@@ -275,8 +279,7 @@ class Number:
     def is_integer(self) -> object:
         """Whether it is a whole number: a decision."""
         if not isinstance(self.value, float):
-            value: Any = self.plain()
-            return value.is_integer()
+            return operator.methodcaller("is_integer")(self.plain())
         return self.applied(float.is_integer, (self,))
 
     def __round__(self, *digits: object) -> "Number":
@@ -493,8 +496,8 @@ def made_now(function: Callable[..., object], operands: Sequence[object]) -> obj
     return function(*map(value_now, operands))
 
 
-def _entry(text: str, is_slice: bool, *parts: Any) -> str:
-    return text[slice(*parts) if is_slice else parts[0]]
+def _entry(text: str, is_slice: bool, *parts: object) -> str:
+    return operator.itemgetter(slice(*parts) if is_slice else parts[0])(text)
 
 
 def _give_answers() -> None:

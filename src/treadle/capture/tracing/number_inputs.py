@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import final
 
 from torch import Tensor
 
@@ -56,7 +56,7 @@ class NumberInputs:
             return list(batch)
         return [self._instead_of(at, leaf) for at, leaf in enumerate(batch)]
 
-    def _instead_of(self, at: int, leaf: Any) -> object:
+    def _instead_of(self, at: int, leaf: object) -> object:
         key, call = ("argument", at), self._request.call
         self.uses.decisions.labels[key] = f"argument {self._paths[at]}"
         roots = frozenset({key})

@@ -262,7 +262,9 @@ def _is_plain_name(value: object) -> bool:
     return type(value) is str and "__" not in value
 
 
-def value_of(load: Instruction, given: Mapping[str, Any], variables: Mapping[str, Any]) -> object:
+def value_of(
+    load: Instruction, given: Mapping[str, object], variables: Mapping[str, object]
+) -> object:
     """What it loads in a frame that begins: of its parameters, or of its globals and what stands
     for those that are missing."""
     if load.op == "LOAD_CONST":

@@ -188,21 +188,21 @@ class Reflection:
         finally:
             BUILTINS.update(originals)
 
-    def _replacements(self) -> dict[str, Callable[..., Any]]:
+    def _replacements(self) -> dict[str, Callable[..., object]]:
         got, has, names_of = builtins.getattr, builtins.hasattr, builtins.dir
         space_of, ours, known = builtins.vars, self._is_ours, self._executed.names
 
-        def get(owner: Any, name: str, *default: Any) -> Any:
+        def get(owner: object, name: str, *default: object) -> Any:
             if name not in known or name in _WAYS_ON:
                 self._asked(owner, name)
             return got(owner, name, *default)
 
-        def is_there(owner: Any, name: str, /) -> bool:
+        def is_there(owner: object, name: str, /) -> bool:
             if name not in known or name in _WAYS_ON:
                 self._asked(owner, name)
             return has(owner, name)
 
-        def attributes(*owner: Any) -> Any:
+        def attributes(*owner: object) -> object:
             frame = _getframe(1)
             if not owner:
                 self._local(frame)
@@ -213,7 +213,7 @@ class Reflection:
                 self._name(key) if type(key) is str else self._all(owner[0])
             return space_of(*owner)
 
-        def names(*owner: Any) -> list[str]:
+        def names(*owner: object) -> list[str]:
             frame = _getframe(1)
             if not owner:
                 self._local(frame)
@@ -235,7 +235,7 @@ class Reflection:
         if not frame.f_code.co_flags & _OPTIMIZED:
             self._of_module(frame)
 
-    def _asked(self, owner: Any, name: str) -> None:
+    def _asked(self, owner: object, name: str) -> None:
         frame = _getframe(2)
         if name not in self._executed.names and not self._is_ours(frame):
             self._name(name)

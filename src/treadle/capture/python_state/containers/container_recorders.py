@@ -18,13 +18,14 @@ object of its own, since C code looks past the methods of its subclasses.
 import copy
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, MutableSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
 from dataclasses import dataclass, field
-from typing import Any, SupportsIndex, TypeGuard, cast, final
+from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 
 from treadle.capture.python_state.parts import MISSING, member
 
-Contents = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
+T = TypeVar("T")
+Contents = list[object] | dict[object, object] | set[object] | deque[object]
 
 
 @final
@@ -96,32 +97,31 @@ class OperationLog:
 
     operations: list[Operation] = field(default_factory=list[Operation])
     recorders: list[ContainerRecorder] = field(default_factory=list[ContainerRecorder])
-    _stand_ins: list[object] = field(default_factory=list[object])
-    _before: list[Any] = field(default_factory=list[Any])
+    _stand_ins: list["RecordedContainer"] = field(default_factory=list["RecordedContainer"])
+    _before: list[Contents] = field(default_factory=list[Contents])
 
     def stand_in(
         self, real: Contents, label: str, parent: tuple[ContainerRecorder, object] | None = None
-    ) -> Any:
+    ) -> "RecordedContainer":
         """What stands for ``real`` from now on; ``settle`` says what is in it."""
         recorder = ContainerRecorder(self, len(self.recorders), real, label, parent)
         self.recorders.append(recorder)
-        made = RECORDED[type(real)](recorder)
-        self._stand_ins.append(made)
-        self._before.append(None)
-        return made
+        stand_in = RECORDED[type(real)](recorder)
+        self._stand_ins.append(stand_in)
+        self._before.append(_plain_copy(real))
+        return stand_in
 
     def settle(self) -> None:
         """All stand where they belong: each gets what is in the user's own."""
-        for each, recorder in zip(self._stand_ins, self.recorders, strict=True):
-            _fill(each, recorder.real)
+        for stand_in, recorder in zip(self._stand_ins, self.recorders, strict=True):
+            _fill(stand_in, recorder.real)
             self._before[recorder.at] = _plain_copy(recorder.real)
 
-    def nested(self, parent: ContainerRecorder, key: object, made: Contents) -> Any:
+    def nested(self, parent: ContainerRecorder, key: object, real: Contents) -> "RecordedContainer":
         """Stands for a container that a dict made under a key."""
-        found = self.stand_in(made, f"{parent.label}[{key!r}]", (parent, key))
-        self.recorders[-1].is_made = True
-        self._before[-1] = _plain_copy(made)
-        return found
+        stand_in = self.stand_in(real, f"{parent.label}[{key!r}]", (parent, key))
+        stand_in.recorder.is_made = True
+        return stand_in
 
     def touch(self, parent: ContainerRecorder, key: object, value: object) -> object:
         """``value`` was got from a dict: that is where it is found from now on."""
@@ -131,15 +131,15 @@ class OperationLog:
 
     def now(self, at: int) -> Contents:
         """What is in one of the stand-ins."""
-        each = self._stand_ins[at]
-        return each.inner if type(each) is RecordedSet else _plain_copy(each)
+        stand_in = self._stand_ins[at]
+        return stand_in.inner if type(stand_in) is RecordedSet else _plain_copy(stand_in)
 
     def is_got(self, recorder: ContainerRecorder) -> bool:
         """Whether it is got from a dict before anything is done to it."""
-        for each in self.operations:
-            if each.name == TOUCH and each.args[1].recorder is recorder:
+        for operation in self.operations:
+            if operation.name == TOUCH and operation.args[1].recorder is recorder:
                 return True
-            if each.at == recorder.at:
+            if operation.at == recorder.at:
                 return False
         return True
 
@@ -148,21 +148,22 @@ class OperationLog:
         if recorder.is_made and recorder.real:
             return False  # by another name
         again = copy.copy(self._before[recorder.at])
-        for each in self.operations:
-            if each.at == recorder.at and each.name == TOUCH:
-                again[each.args[0]] = each.args[1]
-            elif each.at == recorder.at:
-                operator.methodcaller(each.name, *each.args)(again)
+        for operation in self.operations:
+            if operation.at == recorder.at and operation.name == TOUCH:
+                assert isinstance(again, dict)
+                again[operation.args[0]] = operation.args[1]
+            elif operation.at == recorder.at:
+                operator.methodcaller(operation.name, *operation.args)(again)
         return _identities(again) == _identities(self.now(recorder.at))
 
 
-def _identities(value: Contents) -> list[Any]:
+def _identities(value: Contents) -> list[int] | list[tuple[int, int]]:
     if isinstance(value, dict):
-        return [(id(key), id(each)) for key, each in value.items()]
+        return [(id(key), id(entry)) for key, entry in value.items()]
     return sorted(map(id, value)) if isinstance(value, set) else list(map(id, value))
 
 
-def _plain_copy(value: Any) -> Any:
+def _plain_copy(value: "Contents | RecordedContainer") -> Contents:
     """A shallow copy without the ways of its class."""
     match value:
         case RecordedSet():
@@ -172,9 +173,9 @@ def _plain_copy(value: Any) -> Any:
         case list():
             return list(list.__iter__(value))
         case defaultdict():
-            made = defaultdict(value.default_factory)
-            made.update(zip(dict.keys(value), dict.values(value), strict=True))
-            return made
+            copied = defaultdict(value.default_factory)
+            copied.update(zip(dict.keys(value), dict.values(value), strict=True))
+            return copied
         case OrderedDict():
             return OrderedDict(zip(OrderedDict.keys(value), OrderedDict.values(value), strict=True))
         case dict():
@@ -183,19 +184,17 @@ def _plain_copy(value: Any) -> Any:
             return set(value)
 
 
-def _fill(stand_in: Any, real: Any) -> None:
-    match stand_in:
-        case RecordedSet():
-            stand_in.inner = set(real)
-        case deque():
-            deque.extend(stand_in, real)
-        case list():
-            list.extend(stand_in, real)
-        case OrderedDict():
-            for key, value in real.items():
-                OrderedDict.__setitem__(stand_in, key, value)
-        case _:
-            dict.update(stand_in, real)
+def _fill(stand_in: "RecordedContainer", real: Contents) -> None:
+    if isinstance(stand_in, _RecordedMapping):
+        assert isinstance(real, dict)
+        for key, value in real.items():
+            stand_in._kind.__setitem__(stand_in, key, value)
+    elif isinstance(stand_in, RecordedSet):
+        stand_in.inner = set(real)
+    elif isinstance(stand_in, RecordedList):
+        list.extend(stand_in, real)
+    else:
+        deque.extend(stand_in, real)
 
 
 class _RecordedSequence:
@@ -216,7 +215,7 @@ class _RecordedSequence:
         self._kind.extend(self, new)
         self.recorder.tail += len(new)
 
-    def __iadd__(self, values: Iterable[object]) -> Any:
+    def __iadd__(self, values: Iterable[object]) -> Self:
         self.extend(values)
         return self
 
@@ -232,8 +231,7 @@ class _RecordedSequence:
         self._changed("reverse")
 
     def __setitem__(self, at: object, value: Any) -> None:
-        given = tuple(value) if isinstance(at, slice) else value
-        self._changed("__setitem__", at, given)
+        self._changed("__setitem__", at, tuple(value) if isinstance(at, slice) else value)
         if at == slice(None):
             self.recorder.cleared()
 
@@ -246,12 +244,12 @@ class _RecordedSequence:
         self.recorder.read()
         self._changed("remove", value)
 
-    def __imul__(self, times: SupportsIndex) -> Any:
+    def __imul__(self, times: SupportsIndex) -> Self:
         self.recorder.read()
         self._changed("__imul__", times)
         return self
 
-    def __getitem__(self, at: object) -> Any:
+    def __getitem__(self, at: SupportsIndex | slice) -> Any:
         self._read_at(at)
         return self._kind.__getitem__(self, at)
 
@@ -259,17 +257,17 @@ class _RecordedSequence:
         self.recorder.read(length=True)
         return self._kind.__len__(self)
 
-    def _changed(self, name: str, *args: object) -> Any:
+    def _changed(self, name: str, *args: object) -> object:
         self.recorder.note(name, *args)
         self.recorder.tail = 0
         return operator.methodcaller(f"{name}", self, *args)(self._kind)
 
-    def _read_at(self, at: Any) -> None:
+    def _read_at(self, at: SupportsIndex | slice) -> None:
         """Entries that the run itself has put at the end are nothing from outside."""
         if isinstance(at, slice) or not -self.recorder.tail <= operator.index(at) < 0:
             self.recorder.read()
 
-    def _popped(self, name: str, at: int, *args: object) -> Any:
+    def _popped(self, name: str, at: int, *args: object) -> object:
         self._read_at(at)
         tail = self.recorder.tail - 1 if at == -1 else 0
         value = self._changed(name, *args)
@@ -288,12 +286,11 @@ class RecordedList(_RecordedSequence, list[object]):
         super().__init__()
         self.recorder = recorder
 
-    def pop(self, at: SupportsIndex = -1) -> Any:
+    def pop(self, at: SupportsIndex = -1) -> object:
         return self._popped("pop", operator.index(at), at)
 
     def sort(self, **named: Any) -> None:
-        new = sorted(self, **named)
-        self[:] = new
+        self[:] = sorted(self, **named)
 
 
 @final
@@ -304,7 +301,7 @@ class RecordedDeque(_RecordedSequence, deque[object]):
     _kind = deque
 
     def __init__(self, recorder: ContainerRecorder) -> None:
-        super().__init__(maxlen=cast("deque[Any]", recorder.real).maxlen)
+        super().__init__(maxlen=cast("deque[object]", recorder.real).maxlen)
         self.recorder = recorder
 
     def appendleft(self, value: object) -> None:
@@ -313,17 +310,17 @@ class RecordedDeque(_RecordedSequence, deque[object]):
     def extendleft(self, values: Iterable[object]) -> None:
         self._changed("extendleft", tuple(values))
 
-    def pop(self) -> Any:
+    def pop(self) -> object:
         return self._popped("pop", -1)
 
-    def popleft(self) -> Any:
+    def popleft(self) -> object:
         return self._popped("popleft", 0)
 
     def rotate(self, by: int = 1) -> None:
         self._changed("rotate", by)
 
 
-class _RecordedMapping(dict[Any, Any]):
+class _RecordedMapping(dict[object, object]):
     """What all dicts have in common."""
 
     __slots__ = ()
@@ -348,7 +345,7 @@ class _RecordedMapping(dict[Any, Any]):
         for key, value in dict(*args, **named).items():
             self._set(key, value)
 
-    def __ior__(self, other: object) -> Any:
+    def __ior__(self, other: object) -> Self:
         self.update(other)
         return self
 
@@ -357,21 +354,21 @@ class _RecordedMapping(dict[Any, Any]):
         self._kind.clear(self)
         self.recorder.cleared()
 
-    def pop(self, key: object, default: object = MISSING) -> Any:
+    def pop(self, key: object, default: object = MISSING) -> object:
         self.recorder.read_key(key, key)
-        given = () if default is MISSING else (default,)
-        self.recorder.note("pop", key, *given)
-        value = self._kind.pop(self, key, *given)
+        defaults = () if default is MISSING else (default,)
+        self.recorder.note("pop", key, *defaults)
+        value = self._kind.pop(self, key, *defaults)
         self.recorder.written.add(key)
         return value
 
-    def popitem(self, last: bool = True) -> Any:
+    def popitem(self, last: bool = True) -> tuple[object, object]:
         self.recorder.read()
-        given = () if last else (False,)
-        self.recorder.note("popitem", *given)
-        return self._kind.popitem(self, *given)
+        args = () if last else (False,)
+        self.recorder.note("popitem", *args)
+        return self._kind.popitem(self, *args)
 
-    def setdefault(self, key: object, default: Any = None) -> Any:
+    def setdefault(self, key: object, default: Any = None) -> object:
         """An empty container that is put there is the same as one that is there already."""
         log, there = self.recorder.log, dict.__contains__(self, key)
         value = dict.__getitem__(self, key) if there else default
@@ -386,11 +383,11 @@ class _RecordedMapping(dict[Any, Any]):
             self.recorder.written.add(key)
         return log.touch(self.recorder, key, value)
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> object:
         self.recorder.read_key(key, key)
         return self.recorder.log.touch(self.recorder, key, self._kind.__getitem__(self, key))
 
-    def get(self, key: object, default: object = None) -> Any:
+    def get(self, key: object, default: object = None) -> object:
         self.recorder.read_key(key, key)
         return self.recorder.log.touch(self.recorder, key, dict.get(self, key, default))
 
@@ -412,7 +409,7 @@ class RecordedDict(_RecordedMapping):
 
 
 @final
-class RecordedOrderedDict(_RecordedMapping, OrderedDict[Any, Any]):
+class RecordedOrderedDict(_RecordedMapping, OrderedDict[object, object]):
     """In the place of an ordered dict."""
 
     _kind = OrderedDict
@@ -428,7 +425,7 @@ class RecordedOrderedDict(_RecordedMapping, OrderedDict[Any, Any]):
 
 
 @final
-class RecordedDefaultDict(_RecordedMapping, defaultdict[Any, Any]):
+class RecordedDefaultDict(_RecordedMapping, defaultdict[object, object]):
     """In the place of a dict that makes what is missing: where that is a container, it does not
     matter whether it was missing."""
 
@@ -436,10 +433,10 @@ class RecordedDefaultDict(_RecordedMapping, defaultdict[Any, Any]):
     _kind = defaultdict
 
     def __init__(self, recorder: ContainerRecorder) -> None:
-        super().__init__(cast("defaultdict[Any, Any]", recorder.real).default_factory)
+        super().__init__(cast("defaultdict[object, object]", recorder.real).default_factory)
         self.recorder = recorder
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> object:
         log, factory = self.recorder.log, self.default_factory
         if dict.__contains__(self, key):
             value = dict.__getitem__(self, key)
@@ -451,10 +448,10 @@ class RecordedDefaultDict(_RecordedMapping, defaultdict[Any, Any]):
             raise KeyError(key)
         value = factory()
         if type(value) in RECORDED and factory is type(value) and not value:
-            value = log.nested(self.recorder, key, value)
-            dict.__setitem__(self, key, value)
+            stand_in = log.nested(self.recorder, key, cast("Contents", value))
+            dict.__setitem__(self, key, stand_in)
             self.recorder.written.add(key)
-            return log.touch(self.recorder, key, value)
+            return log.touch(self.recorder, key, stand_in)
         self.recorder.read_key(key, key)
         self._set(key, value)
         return value
@@ -488,7 +485,7 @@ class RecordedSet(MutableSet[object]):
         self.inner.remove(value)
         self.recorder.written.add(value)
 
-    def pop(self) -> Any:
+    def pop(self) -> object:
         self.recorder.read()
         value = next(iter(self.inner))
         self.discard(value)
@@ -500,13 +497,13 @@ class RecordedSet(MutableSet[object]):
         self.recorder.cleared()
 
     def update(self, *others: Iterable[object]) -> None:
-        for each in others:
-            for value in each:
+        for members in others:
+            for value in members:
                 self.add(value)
 
     def difference_update(self, *others: Iterable[object]) -> None:
-        for each in others:
-            for value in set(each):
+        for members in others:
+            for value in set(members):
                 self.discard(value)
 
     def intersection_update(self, *others: Iterable[object]) -> None:
@@ -525,7 +522,7 @@ class RecordedSet(MutableSet[object]):
         self.recorder.read_key(value, member(value))
         return value in self.inner
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[object]:
         self.recorder.read()
         return iter(set(self.inner))
 
@@ -534,42 +531,52 @@ class RecordedSet(MutableSet[object]):
         return len(self.inner)
 
     @classmethod
-    def _from_iterable(cls, it: Iterable[object]) -> Any:
+    def _from_iterable(cls, it: Iterable[T]) -> set[T]:
         return set(it)
 
 
-def _reading(method: Callable[..., object]) -> Callable[..., Any]:
-    def read(self: Any, *args: object, **named: object) -> object:
+RecordedContainer = (
+    RecordedList
+    | RecordedDeque
+    | RecordedDict
+    | RecordedOrderedDict
+    | RecordedDefaultDict
+    | RecordedSet
+)
+
+
+def _reading(method: Callable[..., object]) -> Callable[..., object]:
+    def read(self: RecordedContainer, *args: object, **named: object) -> object:
         self.recorder.read()
         return method(self, *args, **named)
 
     return read
 
 
-def _reading_copy(name: str) -> Callable[..., Any]:
+def _reading_copy(name: str) -> Callable[..., object]:
     """A method that gives a container of its own: one without recorder."""
 
-    def read(self: Any, *args: object) -> object:
+    def read(self: RecordedContainer, *args: object) -> object:
         self.recorder.read()
         return operator.methodcaller(name, *args)(_plain_copy(self))
 
     return read
 
 
-def _reading_length(method: Callable[..., int]) -> Callable[[Any], int]:
-    def length(self: Any) -> int:
+def _reading_length(method: Callable[..., int]) -> Callable[[RecordedContainer], int]:
+    def length(self: RecordedContainer) -> int:
         self.recorder.read(length=True)
         return method(self)
 
     return length
 
 
-def _copied_deeply(self: Any, memo: dict[int, object]) -> object:
+def _copied_deeply(self: RecordedContainer, memo: dict[int, object]) -> object:
     self.recorder.read()
     return copy.deepcopy(_plain_copy(self), memo)
 
 
-def _added(self: Any, other: object) -> object:
+def _added(self: RecordedList | RecordedDeque, other: Any) -> object:
     self.recorder.read()
     return other + _plain_copy(self)
 
@@ -587,25 +594,27 @@ _COPIES_OF_SETS = (
 )  # fmt: skip
 
 
-def _complete(made: Any, kind: Any) -> None:
+def _complete(recorded: type[RecordedContainer], kind: type) -> None:
     """Every other method reads all that is in it."""
-    methods = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
-    own = vars(made) | vars(made.__mro__[1])
+    methods = {
+        name: method for base in reversed(kind.__mro__) for name, method in vars(base).items()
+    }
+    own = {**vars(recorded), **vars(recorded.__mro__[1])}
     for name in _READ if kind is not set else ():
         if name in methods and name not in own:
-            setattr(made, name, _reading(methods[name]))
+            setattr(recorded, name, _reading(methods[name]))
     for name in _COPIES_OF_SETS if kind is set else _COPIES:
         if name in methods:
-            setattr(made, name, _reading_copy(name))
+            setattr(recorded, name, _reading_copy(name))
     if kind in (list, deque):
-        made.__radd__ = _added
+        type.__setattr__(recorded, "__radd__", _added)
     if "__len__" not in own:
-        made.__len__ = _reading_length(methods["__len__"])
-    made.__deepcopy__ = _copied_deeply
-    made.__hash__ = None
+        type.__setattr__(recorded, "__len__", _reading_length(methods["__len__"]))
+    type.__setattr__(recorded, "__deepcopy__", _copied_deeply)
+    type.__setattr__(recorded, "__hash__", None)
 
 
-RECORDED: Mapping[type, Any] = {
+RECORDED: Mapping[type, type[RecordedContainer]] = {
     list: RecordedList,
     deque: RecordedDeque,
     dict: RecordedDict,
@@ -614,18 +623,18 @@ RECORDED: Mapping[type, Any] = {
     set: RecordedSet,
 }
 """By the class of a container the one that stands in for it."""
-for _kind, _made in RECORDED.items():
-    _complete(_made, _kind)
+for _kind, _recorded in RECORDED.items():
+    _complete(_recorded, _kind)
 
 _KINDS = frozenset(RECORDED.values())
 
 
-def is_recorded(value: object) -> TypeGuard[Any]:
+def is_recorded(value: object) -> TypeGuard[RecordedContainer]:
     """Whether it stands in for a container of the user's."""
     return type(value) in _KINDS
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: RecordedContainer) -> Contents:
     """What is in a stand-in, all of which is read, as a container of its own."""
     value.recorder.read()
     return _plain_copy(value)

@@ -14,10 +14,10 @@ import builtins
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, final
+from typing import TextIO, final
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ from treadle.capture.symbolic.texts.texts import shown, taken
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import works_for
 
-_PRINT = builtins.print
+_PRINT: Callable[..., None] = builtins.print
 _STREAMS = ("stdout", "stderr")
 _METHODS = all_of(lambda each: each.outputs)
 """By which libraries tell something."""
@@ -49,7 +49,7 @@ class OutputCall:
         """Nothing stays."""
         return None
 
-    def put(self, value: tuple[Any, Any]) -> None:
+    def put(self, value: tuple[Sequence[object], Mapping[str, object]]) -> None:
         """Print it."""
         args, named = value
         self.function(*args, **named)
@@ -98,7 +98,13 @@ class OutputLog:
             for name, each in before.items():
                 setattr(sys, name, each)
 
-    def note(self, function: Callable[..., object], args: Any, named: Any, *whole: Any) -> None:
+    def note(
+        self,
+        function: Callable[..., object],
+        args: Iterable[object],
+        named: Mapping[str, object],
+        *whole: object,
+    ) -> None:
         """To be called with these at every call. ``whole``: first of all, taken as they are."""
         leaves, spec = taken(((*(0 for _ in whole), *args), named))
         self.calls.append((OutputCall(function), [*whole, *leaves[len(whole) :]], spec))
@@ -113,7 +119,7 @@ class OutputLog:
             )
 
     def _printing(self, recorded: dict[str, "_Stream"], thread: int) -> Callable[..., None]:
-        def call(*args: Any, file: Any = None, **named: Any) -> None:
+        def call(*args: object, file: object = None, **named: object) -> None:
             stream = sys.stdout if file is None else file
             name = next((n for n, each in recorded.items() if each is stream), "")
             is_kept = bool(name) or self.knows(stream)
@@ -156,7 +162,7 @@ def _logs(frame: FrameType) -> CodeOwner:
     return CodeOwner.OURS
 
 
-def _print_to(stream: Any, *args: Any, **named: Any) -> None:
+def _print_to(stream: object, *args: object, **named: object) -> None:
     _PRINT(*args, file=stream, **named)
 
 
@@ -164,27 +170,27 @@ def _print_to(stream: Any, *args: Any, **named: Any) -> None:
 class _Stream:
     """Stands for a stream of Python's while a step is captured."""
 
-    def __init__(self, log: OutputLog, name: str, stream: Any, thread: int) -> None:
+    def __init__(self, log: OutputLog, name: str, stream: TextIO, thread: int) -> None:
         self._log, self._name, self._stream, self._thread = log, name, stream, thread
 
-    def write(self, text: Any) -> int:
+    def write(self, text: str) -> int:
         """Noted, where the step writes it."""
         if not works_for(self._thread) or not self._is_written(sys._getframe(1)):
             return self._stream.write(text)
         self._log.note(_write_to, (text,), {}, Stream(self._name))
         return 0 if is_stand_in(text) else len(text)
 
-    def writelines(self, texts: Any) -> None:
+    def writelines(self, texts: Iterable[str]) -> None:
         """Likewise."""
-        for each in texts:
-            self.write(each)
+        for text in texts:
+            self.write(text)
 
     def _is_written(self, frame: FrameType) -> bool:
         return _is_users(frame) and not any(map(is_of_logs, callers(frame)))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
-def _write_to(stream: Any, text: str) -> None:
+def _write_to(stream: TextIO, text: str) -> None:
     stream.write(text)

@@ -18,6 +18,7 @@ from typing import Any, SupportsIndex, TypeGuard, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
@@ -35,7 +36,7 @@ from treadle.capture.symbolic.numbers import (
 from treadle.compat.tracing import held_input, outside_modes
 from treadle.util.errors import CaptureError
 
-NdArray = np.ndarray[Any, Any]
+NdArray = NDArray[np.generic]
 CONVERSIONS = frozenset({torch.as_tensor, torch.asarray, torch.tensor})
 KIND = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
 _TAKEN = "biufc"
@@ -169,17 +170,17 @@ class ArrayLeaf:
             self._made = held_input(made)
         return self._made.detach()
 
-    def astype(self, *args: Any, **kwargs: Any) -> object:
+    def astype(self, *args: object, **kwargs: object) -> object:
         """With numbers of another dtype."""
-        return self.derived(lambda value: value.astype(*args, **kwargs))
+        return self.derived(operator.methodcaller("astype", *args, **kwargs))
 
-    def reshape(self, *args: Any, **kwargs: Any) -> object:
+    def reshape(self, *args: object, **kwargs: object) -> object:
         """In another shape."""
-        return self.derived(lambda value: value.reshape(*args, **kwargs))
+        return self.derived(operator.methodcaller("reshape", *args, **kwargs))
 
-    def copy(self, *args: Any, **kwargs: Any) -> "ArrayLeaf":
+    def copy(self, *args: object, **kwargs: object) -> "ArrayLeaf":
         """Of memory of its own."""
-        return self.derived(lambda value: value.copy(*args, **kwargs))
+        return self.derived(operator.methodcaller("copy", *args, **kwargs))
 
     def item(self, *at: object) -> object:
         """One of its numbers, as Python's."""
@@ -191,14 +192,14 @@ class ArrayLeaf:
             return self.item()
         return [part.item() if is_number(part) else part.tolist() for part in self]
 
-    def __getitem__(self, at: Any) -> object:
+    def __getitem__(self, at: object) -> object:
         parts: tuple[object, ...] = at if type(at) is tuple else (at,)
         if not all(map(_is_place, parts)):
-            return self.plain()[plain(at)]
+            return operator.itemgetter(plain(at))(self.plain())
         whole = type(at) is tuple
 
-        def taken(value: NdArray, *parts: Any) -> object:
-            return value[parts if whole else parts[0]]
+        def taken(value: NdArray, *parts: object) -> object:
+            return operator.itemgetter(parts if whole else parts[0])(value)
 
         return self.computed(taken, self, *parts)
 
@@ -220,8 +221,8 @@ class ArrayLeaf:
     def __len__(self) -> int:
         return len(self.value)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> NdArray:
-        return self.real().__array__(*args, **kwargs)
+    def __array__(self, *args: object, **kwargs: object) -> NdArray:
+        return operator.methodcaller("__array__", *args, **kwargs)(self.real())
 
     def __copy__(self) -> "ArrayLeaf":
         return self.copy()

@@ -27,7 +27,7 @@ def _dtype_of(kind: Any) -> torch.dtype:
     return torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
 
 
-def _device_of(kind: Any) -> str:
+def _device_of(kind: object) -> str:
     return "cuda" if kind.__module__ == "torch.cuda" else "cpu"
 
 
