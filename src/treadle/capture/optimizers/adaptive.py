@@ -43,7 +43,7 @@ def read(group: Group, *names: str) -> dict[str, float]:
     """Hyper-parameters under their own names; both betas where there are two."""
     found = {name: float(group[name]) for name in names}
     if "betas" in group:
-        found["beta1"], found["beta2"] = (float(each) for each in group["betas"])
+        found["beta1"], found["beta2"] = (float(beta) for beta in group["betas"])
     return found
 
 

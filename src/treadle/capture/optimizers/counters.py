@@ -35,27 +35,28 @@ class SharedCounters:
         self._dicts = watch_dicts(dicts)
         self._places = places
         self._numbers = {
-            name: Floats([each.data_ptr() for each in found]) for name, found in tensors.items()
+            name: Floats([counter.data_ptr() for counter in found])
+            for name, found in tensors.items()
         }
         self._first_other = comparison_of_floats()
-        found = [each.addresses for each in self._numbers.values()]
-        self._tables = [(each.ctypes.data, len(each)) for each in found]
+        found = [number.addresses for number in self._numbers.values()]
+        self._tables = [(addresses.ctypes.data, len(addresses)) for addresses in found]
 
     @staticmethod
     def of(
         optimizer: Optimizer, parameters: Sequence[Tensor], names: Sequence[str]
     ) -> "SharedCounters | None":
         """``None`` where they are elsewhere, or no numbers of four bytes."""
-        states = [optimizer.state.get(each) for each in parameters]
+        states = [optimizer.state.get(parameter) for parameter in parameters]
         dicts: list[Any] = [vars(optimizer), optimizer.state, *filter(None, states)]
-        if not all(isinstance(each, dict) for each in dicts):
+        if not all(isinstance(mapping, dict) for mapping in dicts):
             return None
         if not names:
             return SharedCounters(dicts, {}, None)
         if not all(states):
             return None
         tensors = {name: [state.get(name) for state in states if state] for name in names}
-        flat = [each for found in tensors.values() for each in found]
+        flat = [counter for found in tensors.values() for counter in found]
         if not all(map(_is_float, flat)):
             return None
         places = watch_tensors(flat)
@@ -70,8 +71,8 @@ class SharedCounters:
         first = self._first_other
         if first is not None:
             return all(first(at, count) < 0 for at, count in self._tables)
-        found = [each.read() for each in self._numbers.values()]
-        return all(bool((each == each[0]).all()) for each in found)
+        found = [number.read() for number in self._numbers.values()]
+        return all(bool((counters == counters[0]).all()) for counters in found)
 
     def join(self, watches: Watches) -> None:
         """That the counters are where they were, and agree."""

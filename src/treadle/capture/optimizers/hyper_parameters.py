@@ -45,14 +45,14 @@ def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Us
     if type(value) is tuple and all(map(is_real, cast(Any, value))):
         return tuple(
             Number(
-                each,
+                number,
                 functools.partial(_nth, optimizer, at, key, n),
                 roots,
                 uses,
                 scales=True,
                 key=uses.decisions.key_of(roots, n),
             )
-            for n, each in enumerate(cast(Any, value))
+            for n, number in enumerate(cast(Any, value))
         )
     return value
 
@@ -72,8 +72,8 @@ class HyperParameters:
 
     def begin(self, optimizers: Mapping[str, Optimizer]) -> None:
         """They are now as they are at the beginning of a call."""
-        for each in optimizers.values():
-            self._before[id(each)] = [dict(group) for group in each.param_groups]
+        for optimizer in optimizers.values():
+            self._before[id(optimizer)] = [dict(group) for group in optimizer.param_groups]
 
     def set_in(self, optimizer: Optimizer, at: int) -> Values:
         """What of a group the step has set, or written to."""
@@ -120,15 +120,17 @@ class SetGroup:
     def values(self, form: OptimizerUpdate) -> Values:
         """As values of this run, and what they decide of the graph from now on: TR-139 where the
         update would be another one than that of the group before the run in its state."""
-        found = {key: _plain(each) for key, each in {**self.before, **self.set}.items()}
+        found = {key: _plain(value) for key, value in {**self.before, **self.set}.items()}
         self._refuse_unfit(form, found)
         for key in self._handed_on():
-            probed = [form.structure({**found, key: each}) for each in _PROBES]
-            if any(each != probed[0] for each in probed):
+            probed = [form.structure({**found, key: probe}) for probe in _PROBES]
+            if any(structure != probed[0] for structure in probed):
                 raise sets_hyper_parameter(self.optimizer, key)
             found[key] = _PROBES[1]
         for parameter in self.optimizer.param_groups[self.at]["params"][:1]:
-            kept, now = (form.states(parameter, each).keys() for each in (self.before, found))
+            kept, now = (
+                form.states(parameter, group_values).keys() for group_values in (self.before, found)
+            )
             if kept != now:
                 raise sets_hyper_parameter(self.optimizer, ", ".join(self.set))
         self._refuse_counted(form, found)
@@ -149,16 +151,16 @@ class SetGroup:
     def _refuse_counted(self, form: OptimizerUpdate, found: Values) -> None:
         """Counters advance by the group as it is at the beginning of a call, or at its end."""
         asked = _RecordedGroup(found)
-        form.advanced({name: each + 1.0 for name, each in form.counters.items()}, asked)
+        form.advanced({name: counter + 1.0 for name, counter in form.counters.items()}, asked)
         for key in sorted(asked.keys_asked & self.set.keys()):
             raise sets_hyper_parameter(self.optimizer, key)
 
     def _decide(self, form: OptimizerUpdate, found: Values) -> None:
         """The structure is the same at every call that the graph serves."""
-        numbers = [n for each in self.set.values() for n in _items(each) if is_number(n)]
-        roots = frozenset[object]().union(*(each.roots for each in numbers))
+        numbers = [n for value in self.set.values() for n in _items(value) if is_number(n)]
+        roots = frozenset[object]().union(*(number.roots for number in numbers))
         if roots:
-            keys = tuple((name, *map(id, _items(each))) for name, each in self.set.items())
+            keys = tuple((name, *map(id, _items(value))) for name, value in self.set.items())
             key = self.uses.decisions.key_of("structure", id(form), self.at, keys)
             outcome = form.structure(found)
             compute = functools.partial(self._structure, form)
@@ -168,23 +170,23 @@ class SetGroup:
         return form.structure(self._at_call())
 
     def _handed_on(self) -> list[str]:
-        return [key for key, each in self.set.items() if is_deferred(each) or _is_tensor(each)]
+        return [key for key, value in self.set.items() if is_deferred(value) or _is_tensor(value)]
 
     def _at_call(self) -> Values:
         """The group of a call as the update finds it, as far as that is known before the launch."""
         found = {**self.optimizer.param_groups[self.at], **self.set}
-        known = {key: _now(each) for key, each in found.items() if key not in self._handed_on()}
+        known = {key: _now(value) for key, value in found.items() if key not in self._handed_on()}
         return known | dict.fromkeys(self._handed_on(), _PROBES[1])
 
     def scalars(
         self, form: OptimizerUpdate, device: torch.device, traced_for: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
         """What the form computes of them, as inputs of the graph."""
-        group = {key: _plain(each) for key, each in {**self.before, **self.set}.items()}
+        group = {key: _plain(entry) for key, entry in {**self.before, **self.set}.items()}
         found: dict[str, Tensor] = {}
         for key in self._handed_on():
-            seen = [form.scalars({**group, key: each}) for each in _PROBES]
-            others = [{**each, key: None} for each in seen]
+            seen = [form.scalars({**group, key: probe}) for probe in _PROBES]
+            others = [{**named, key: None} for named in seen]
             if [e.get(key) for e in seen] != [*_PROBES] or any(e != others[0] for e in others):
                 raise sets_hyper_parameter(self.optimizer, key)
             value = self.set[key]
@@ -236,7 +238,7 @@ def _is_tensor(value: object) -> bool:
 
 def _now(value: object) -> object:
     """What it is at a call."""
-    return _each(lambda each: each.compute() if is_number(each) else each, value)
+    return _each(lambda number: number.compute() if is_number(number) else number, value)
 
 
 def _plain(value: object) -> object:

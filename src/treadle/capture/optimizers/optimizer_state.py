@@ -166,8 +166,8 @@ class TracedState(MutableMapping[object, object]):
     def has_own(self) -> bool:
         """Whether the step asked for entries of the user's own, or made some."""
         known = self._known.values()
-        asks = self._asks_there and any(not self._names(each) for each, _, _ in known)
-        return asks or any(own or each.asked or each.own() for _, own, each in known)
+        asks = self._asks_there and any(not self._names(parameter) for parameter, _, _ in known)
+        return asks or any(own or entries.asked or entries.own() for _, own, entries in known)
 
     def changes(self) -> Iterator[Changed]:
         """What the run left in entries of the user's own."""
@@ -383,7 +383,7 @@ def _check(value: object) -> None:
 
 def _may_stay(value: object) -> bool:
     if type(value) is tuple:
-        return all(is_number(each) or is_plain(each) for each in value)
+        return all(is_number(part) or is_plain(part) for part in value)
     return isinstance(value, Tensor) or is_number(value) or is_plain(value) or value is MISSING
 
 

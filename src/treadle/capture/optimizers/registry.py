@@ -89,7 +89,7 @@ class ElementwiseUpdate(OptimizerUpdate):
 
 def refused_gradients(form: OptimizerUpdate, layout: str) -> CaptureError:
     """TR-132 for gradients that an optimizer does not take in PyTorch either."""
-    kinds = [kind.__name__ for kind, each in _UPDATE_RULES.items() if each is form]
+    kinds = [kind.__name__ for kind, rule in _UPDATE_RULES.items() if rule is form]
     text = f"{' and '.join(kinds)} cannot step with {layout} gradients"
     return of_torch(RuntimeError(text), here())
 
@@ -122,7 +122,7 @@ def update_rule(optimizer: Optimizer) -> OptimizerUpdate:
 
 
 def _find(kind: type[Optimizer]) -> OptimizerUpdate | None:
-    base = next((each for each in kind.__mro__ if each in _UPDATE_RULES), None)  # the nearest
+    base = next((parent for parent in kind.__mro__ if parent in _UPDATE_RULES), None)  # the nearest
     return _UPDATE_RULES[base] if base is not None and _steps_as(kind, base, kind.step) else None
 
 
@@ -141,7 +141,7 @@ def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., 
     """Whether ``kind`` is a ``base`` that steps as its base does. ``step``: that of ``kind``, which
     is asked for at every call, and may be another one tomorrow."""
     between = kind.__mro__[: kind.__mro__.index(base)]
-    if any("_init_group" in vars(each) for each in between):
+    if any("_init_group" in vars(parent) for parent in between):
         return False
     return inspect.unwrap(step) is inspect.unwrap(base.step)
 

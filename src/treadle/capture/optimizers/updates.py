@@ -49,16 +49,16 @@ class UpdatesOfGroup:
 def _types(tensors: Sequence[Tensor]) -> Hashable | None:
     """Equal for tensors that an update cannot tell apart; ``None`` where some share memory, or have
     sizes that calls decide."""
-    keys = {storage_key(each) for each in tensors}
+    keys = {storage_key(tensor) for tensor in tensors}
     if len(keys) < len(tensors) or None in keys:
         return None
-    types = tuple([_type(each) for each in tensors])
+    types = tuple([_type(tensor) for tensor in tensors])
     return None if None in types else types
 
 
 def _type(tensor: Tensor) -> Hashable | None:
     sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    if any(isinstance(each, SymInt) for each in sizes):
+    if any(isinstance(size, SymInt) for size in sizes):
         return None
     flags = tensor.requires_grad, tensor.is_conj(), tensor.is_neg()
     return type(tensor), tensor.dtype, tensor.device, tensor.dim(), sizes, flags

@@ -135,8 +135,8 @@ class AttributeWatch:
             return True
         if not is_heap(kind) or issubclass(kind, type | BaseException) or is_machinery_class(kind):
             return False
-        own = (each for each in kind.__mro__[:-1] if each not in self._classes)
-        if any("__getattribute__" in vars(each) for each in own):
+        own = (base for base in kind.__mro__[:-1] if base not in self._classes)
+        if any("__getattribute__" in vars(base) for base in own):
             return False  # its own way past what is watched
         methods = self._methods(kind)
         before = {name: vars(kind).get(name, MISSING) for name in methods}
@@ -215,8 +215,8 @@ class AttributeWatch:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
         frame: FrameType = _getframe(3)
         if isinstance(owner, nn.Module) and code_owner(frame.f_code.co_filename) is CodeOwner.TORCH:
-            for each in ("_parameters", "_buffers", "_modules"):
-                self.note(owner, each)
+            for table in ("_parameters", "_buffers", "_modules"):
+                self.note(owner, table)
             return
         while frame.f_code in self.between and frame.f_back is not None:
             frame = frame.f_back
@@ -262,4 +262,4 @@ class AttributeWatch:
 
 def _facts_of(owner: object) -> SharedObjects:
     """What is known of objects like a shared one."""
-    return next(each for each in SHARED_OBJECTS if issubclass(type(owner), each.kind))
+    return next(shared for shared in SHARED_OBJECTS if issubclass(type(owner), shared.kind))

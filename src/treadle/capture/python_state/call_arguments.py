@@ -29,7 +29,7 @@ def parameter_names(function: Callable[..., object]) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return []
-    return [each.name for each in parameters if each.kind in _BY_POSITION]
+    return [parameter.name for parameter in parameters if parameter.kind in _BY_POSITION]
 
 
 @final
@@ -89,13 +89,19 @@ class _Binding:
     a call in its form already; -1 where it depends on the values."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        kinds = {each.kind for each in parameters}
-        self.names = tuple(each.name for each in parameters if each.kind in _BY_POSITION)
-        self._by_position = [each for each in parameters if each.kind in _BY_POSITION]
-        self.by_name = [each for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+        kinds = {parameter.kind for parameter in parameters}
+        self.names = tuple(
+            parameter.name for parameter in parameters if parameter.kind in _BY_POSITION
+        )
+        self._by_position = [
+            parameter for parameter in parameters if parameter.kind in _BY_POSITION
+        ]
+        self.by_name = [
+            parameter for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY
+        ]
         self._takes_more = Parameter.VAR_POSITIONAL in kinds
         self._takes_others = Parameter.VAR_KEYWORD in kinds
-        depends = any(not _fills(each) for each in self._by_position)
+        depends = any(not _fills(parameter) for parameter in self._by_position)
         self.usual = -1 if self.by_name or depends else len(self.names)
 
     def of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments | None:
@@ -117,7 +123,9 @@ class _Binding:
     def _taken(self, left: dict[str, object]) -> bool:
         """Whether an argument by name is there by position as well."""
         normal = Parameter.POSITIONAL_OR_KEYWORD
-        return any(each.name in left for each in self._by_position if each.kind is normal)
+        return any(
+            parameter.name in left for parameter in self._by_position if parameter.kind is normal
+        )
 
     def _placed(
         self, args: tuple[object, ...], left: dict[str, object], named: dict[str, object]
@@ -126,37 +134,37 @@ class _Binding:
         is taken."""
         found: list[object] = []
         has_gap = False
-        for at, each in enumerate(self._by_position):
-            only_placed = each.kind is Parameter.POSITIONAL_ONLY
-            by_name = not only_placed and each.name in left
+        for at, parameter in enumerate(self._by_position):
+            only_placed = parameter.kind is Parameter.POSITIONAL_ONLY
+            by_name = not only_placed and parameter.name in left
             if at < len(args):
                 value = args[at]
                 if by_name:
                     return None  # twice
             elif by_name:
-                value = left.pop(each.name)
-            elif each.default is Parameter.empty:
+                value = left.pop(parameter.name)
+            elif parameter.default is Parameter.empty:
                 return None  # missing
             else:
-                value = each.default
-            if value is each.default and not _fills(each):
+                value = parameter.default
+            if value is parameter.default and not _fills(parameter):
                 has_gap = True
             elif not has_gap:
                 found.append(value)
             elif not only_placed:
-                named[each.name] = value
+                named[parameter.name] = value
             elif at < len(args):
                 return None  # there is no name to give it by
         return tuple(found)
 
     def _take_named(self, left: dict[str, object], named: dict[str, object]) -> bool:
         """``named`` gets those by name, in the order of the parameters; whether none is missing."""
-        for each in self.by_name:
-            value = left.pop(each.name, each.default)
+        for parameter in self.by_name:
+            value = left.pop(parameter.name, parameter.default)
             if value is Parameter.empty:
                 return False
-            if value is not each.default or _fills(each):
-                named[each.name] = value
+            if value is not parameter.default or _fills(parameter):
+                named[parameter.name] = value
         return True
 
 

@@ -8,7 +8,7 @@ from treadle.capture.python_state.parts import MISSING, Part, Reading
 from treadle.capture.python_state.plain_values import is_plain
 from treadle.util.errors import CaptureError
 
-_EVENTS = all_of(lambda each: each.events)
+_EVENTS = all_of(lambda integration: integration.events)
 
 
 @final
@@ -47,8 +47,8 @@ def is_cache(name: object) -> bool:
 
 def is_log(now: Reading, before: Reading) -> bool:
     """Whether what came is records of a log, or the like: they are made once."""
-    new = [each for name, each in now.items() if before.get(name, MISSING) is not each]
-    return bool(new) and all(isinstance(each, _EVENTS) for each in new)
+    new = [value for name, value in now.items() if before.get(name, MISSING) is not value]
+    return bool(new) and all(isinstance(value, _EVENTS) for value in new)
 
 
 def are_equal(old: object, new: object) -> bool:

@@ -48,7 +48,7 @@ from treadle.util.errors import CaptureError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_PROCESS_STATE = table_of(lambda each: each.process_state)
+_PROCESS_STATE = table_of(lambda integration: integration.process_state)
 
 
 def process_questions(names: Container[str] | None) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -83,7 +83,7 @@ class ExternalState:
             self._kept,
             self._rng,
             seen,
-            lambda each: self._frames.is_importing(each),
+            lambda frame: self._frames.is_importing(frame),
         )
         self._watch, self._reflection = self._reach.watch, self._reach.reflection
         self._frames = FrameRecorder(
@@ -107,8 +107,8 @@ class ExternalState:
         for prefix, optimizer in self._optimizers.items():
             self._reach.meet(optimizer, prefix or "optimizer")
         self._reach.meet(self._function, "")
-        for each in arguments:
-            self._reach.meet(each, type(each).__name__)
+        for argument in arguments:
+            self._reach.meet(argument, type(argument).__name__)
         for model in self._models.values():
             for name, parameter in model.named_parameters():
                 for hook in tensor_hooks(parameter):
@@ -175,7 +175,7 @@ class ExternalState:
         if self._frames.asked is not None:
             raise asks(*self._frames.asked)
         found = map(_of_real_name, self._kept.changes())
-        changed = [each for each in found if not are_equal(each.before, each.now)]
+        changed = [change for change in found if not are_equal(change.before, change.now)]
         return changed + self._kept.set_unread(self._watch.written, changed)
 
     def changed_containers(self) -> list[ChangedContainer]:
@@ -186,14 +186,14 @@ class ExternalState:
 
     def unread_modes(self) -> frozenset[int]:
         """By their numbers among all modules of the models, those in train or eval mode alike."""
-        modules = [each for model in self._models.values() for each in model.modules()]
+        modules = [module for model in self._models.values() for module in model.modules()]
         executed = self._executed
         if executed.past or "training" in executed.past_names:
             return frozenset()
         return frozenset(
             at
-            for at, each in enumerate(modules)
-            if "training" in vars(each) and self._watch.is_unread(each, "training")
+            for at, module in enumerate(modules)
+            if "training" in vars(module) and self._watch.is_unread(module, "training")
         )
 
     def _rest(self) -> None:
@@ -288,7 +288,7 @@ class ExternalState:
             globals=spaces,
             process=dict(process_questions(executed.names)),
             theirs=frozenset(executed.theirs),
-            seeds=tuple(each for each in seeds if isinstance(each, torch.Generator)),
+            seeds=tuple(seed for seed in seeds if isinstance(seed, torch.Generator)),
             shared=dict(self._watch.shared),
             modules=frozenset(executed.modules),
         )

@@ -69,7 +69,7 @@ from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.capture.python_state.remembered import RememberedResults
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
 
-ARRAYS = table_of(lambda each: each.arrays)
+ARRAYS = table_of(lambda integration: integration.arrays)
 """By class of an array of a library's, the part that its numbers are."""
 _NUMBERS = (bool, int, float, complex, str, bytes)
 _MUTABLE_BYTES = (bytearray, memoryview, array, *ARRAYS)
@@ -86,7 +86,7 @@ _SEALED = (
     TracebackType,
     GenericAlias,
     UnionType,
-    *all_of(lambda each: each.sealed),
+    *all_of(lambda integration: integration.sealed),
 )
 """What holds nothing that Python code could set."""
 
@@ -154,7 +154,7 @@ def parts_of(value: object, label: str) -> ObjectLayout:
             return ObjectLayout((ContextVariable(label, value),))
         case GeneratorType():
             return ObjectLayout((Computed(label, partial(_advanced, value)),), opaque=True)
-        case _ if any(value is each.generator for each in SHARED_GENERATORS):
+        case _ if any(value is shared.generator for shared in SHARED_GENERATORS):
             return ObjectLayout()  # likewise
         case Generator():
             return ObjectLayout()  # its state is that of a generator: read and restored as such
@@ -217,7 +217,7 @@ _OPEN = frozenset(
 @lru_cache(maxsize=1 << 12)
 def _made_in_c(kind: type) -> type:
     """The nearest class of its bases that no Python code made: it may hold what cannot be seen."""
-    return next(each for each in kind.__mro__ if each in _OPEN or not _made_in_python(each))
+    return next(base for base in kind.__mro__ if base in _OPEN or not _made_in_python(base))
 
 
 def _made_in_python(kind: type) -> bool:
@@ -226,7 +226,7 @@ def _made_in_python(kind: type) -> bool:
     if not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE or kind.__base__ is None:
         return False
     own = vars(kind)
-    places = sum(isinstance(each, MemberDescriptorType) for each in own.values())
+    places = sum(isinstance(attribute, MemberDescriptorType) for attribute in own.values())
     known = places * ("__slots__" in own) + ("__dict__" in own) + ("__weakref__" in own)
     return kind.__basicsize__ - kind.__base__.__basicsize__ <= _POINTER * known
 
@@ -254,9 +254,9 @@ def attributes_of(value: object) -> dict[str, object] | None:
 def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
     """By name, the slots of a class and its bases."""
     found: dict[str, MemberDescriptorType] = {}
-    for each in reversed(kind.__mro__):
-        for name, value in vars(each).items():
-            if isinstance(value, MemberDescriptorType) and "__slots__" in vars(each):
+    for base in reversed(kind.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, MemberDescriptorType) and "__slots__" in vars(base):
                 found[name] = value
     return found
 
@@ -298,13 +298,13 @@ def has_buffer(value: Any) -> bool:
 
 def _base(value: object) -> str:
     """The number or text that an object of a class of its own is."""
-    kind: Any = next(each for each in _NUMBERS if isinstance(value, each))
+    kind: Any = next(base for base in _NUMBERS if isinstance(value, base))
     return kind.__repr__(value)
 
 
 def _referents(value: object) -> Reading:
     """What an object made in C holds."""
-    found = (each for each in gc.get_referents(value) if not isinstance(each, type))
+    found = (referent for referent in gc.get_referents(value) if not isinstance(referent, type))
     return dict(enumerate(found))
 
 
@@ -331,7 +331,7 @@ def _frozen(value: object, depth: int) -> object:
         return plain_fact(value)
     if isinstance(value, list | tuple) and depth < 8:
         items = itertools.islice(value, 1 << 12)
-        return type(value), tuple(_frozen(each, depth + 1) for each in items)
+        return type(value), tuple(_frozen(item, depth + 1) for item in items)
     if type(value) is dict and depth < 8:
         pairs = value.items()
         return dict, tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in pairs)

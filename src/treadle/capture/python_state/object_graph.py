@@ -48,7 +48,7 @@ def place_of_tensor(value: Tensor) -> object:
 def first_of_each(tensors: Iterable[object]) -> tuple[int, ...]:
     """For each tensor the position of the first one that is the same object."""
     first: dict[int, int] = {}
-    return tuple(first.setdefault(id(each), at) for at, each in enumerate(tensors))
+    return tuple(first.setdefault(id(tensor), at) for at, tensor in enumerate(tensors))
 
 
 @final

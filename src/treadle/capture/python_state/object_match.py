@@ -59,7 +59,7 @@ class Match:
 
     def held(self) -> list[tuple[Node, object]]:
         """What stands for another, but for what is found anew at every call."""
-        return [each for each in self.moved.values() if not each[0].is_found_anew]
+        return [pair for pair in self.moved.values() if not pair[0].is_found_anew]
 
     def holds_throughout(self, node: Node, at: int) -> bool:
         """Whether in one part stands what stands for another everywhere: an object that was in two
@@ -191,9 +191,12 @@ class Match:
             return False
         return all(
             self.part(
-                node, at, Watched(part, each.names, each.held), of_names(part.now(), each.names)
+                node,
+                at,
+                Watched(part, watched.names, watched.held),
+                of_names(part.now(), watched.names),
             )
-            for at, (part, each) in enumerate(zip(parts, node.watched, strict=False))
+            for at, (part, watched) in enumerate(zip(parts, node.watched, strict=False))
         )
 
 

@@ -28,7 +28,7 @@ Flatten = Callable[[object], list[object]]
 def is_value(leaf: object) -> bool:
     """A tensor, or a Python value that is what it is."""
     if type(leaf) is torch.Size:
-        return all(type(each) is int for each in leaf)
+        return all(type(size) is int for size in leaf)
     return type(leaf) in _VALUES or isinstance(leaf, Tensor) or is_stand_in(leaf)
 
 
@@ -78,7 +78,7 @@ def flattened(value: object, flatten: Flatten) -> Flattened | None:
         return None
     always = isinstance(value, dict | list | tuple | UserDict | SimpleNamespace)
     if not (always or dataclasses.is_dataclass(value)):
-        leaves = {name: flatten(each) for name, each in parts.items()}
+        leaves = {name: flatten(part) for name, part in parts.items()}
         parts = {k: v for k, v in parts.items() if all(is_value(leaf) for leaf in leaves[k])}
         if not any(isinstance(leaf, Tensor) for name in parts for leaf in leaves[name]):
             return None

@@ -12,15 +12,15 @@ from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
 
 BUILTINS: dict[str, object] = builtins.__dict__  # type: ignore[assignment]
-_REGISTRIES = tuple(each.registry for each in SHARED_OBJECTS)
+_REGISTRIES = tuple(shared.registry for shared in SHARED_OBJECTS)
 """Of all loggers, and the like. What a step is the first to ask for stays: others may have it."""
-_UNSEEN = all_of(lambda each: each.unseen)
-SHARED_KINDS = tuple(each.kind for each in SHARED_OBJECTS)
+_UNSEEN = all_of(lambda integration: integration.unseen)
+SHARED_KINDS = tuple(shared.kind for shared in SHARED_OBJECTS)
 _LRU_CACHED = functools._lru_cache_wrapper  # of the module itself, reading is noted
 LOADED = sys.modules
 _BUILT_IN = frozenset(sys.builtin_module_names)
 """What of the library is used while its modules are watched."""
-_SKIPPED = (*all_of(lambda each: each.tracing_packages), "treadle")
+_SKIPPED = (*all_of(lambda integration: integration.tracing_packages), "treadle")
 """Packages whose objects are the machinery of the trace."""
 
 
@@ -78,6 +78,6 @@ def is_machinery(value: object) -> bool:
 def stays(value: object) -> bool:
     """Whether what a run leaves there stays: in modules that come with Python, and in the
     registries of shared objects."""
-    if any(value is each for each in _REGISTRIES):
+    if any(value is registry for registry in _REGISTRIES):
         return True
     return isinstance(value, ModuleType) and owner_of(value) is CodeOwner.STDLIB

@@ -230,7 +230,7 @@ class Members(Part):
         """In an order that every process has, as far as members have names."""
         values = self.values
         found = set.__iter__(values) if isinstance(values, set) else frozenset.__iter__(values)
-        return {member(each): each for each in sorted(found, key=_name_of_member)}
+        return {member(value): value for value in sorted(found, key=_name_of_member)}
 
     def is_same(self, one: Reading, other: Reading) -> bool:
         return one.keys() == other.keys()

@@ -24,10 +24,10 @@ from treadle.capture.python_state.object_graph import (
 from treadle.capture.python_state.parts import Computed, OfFunction, Part
 from treadle.capture.python_state.plain_values import is_plain
 
-_CACHES = table_of(lambda each: each.caches)
+_CACHES = table_of(lambda integration: integration.caches)
 _CONTAINERS = (OrderedDict, ContextVar, threading.local)
 _LOADED = sys.modules
-_CALLED = (type, FunctionType, ModuleType, *(each.kind for each in SHARED_OBJECTS))
+_CALLED = (type, FunctionType, ModuleType, *(shared.kind for shared in SHARED_OBJECTS))
 
 
 def is_sealed(value: object) -> bool:

@@ -83,7 +83,7 @@ class Reads:
     ) -> None:
         """``bound``: parameters, which count by identity."""
         self._names = names
-        self._bound = {id(each): each for each in bound}
+        self._bound = {id(tensor): tensor for tensor in bound}
         self._nodes: dict[int, Node] = {}
         self._queue: list[Node] = []
         self._order: list[Node] = []
@@ -198,13 +198,13 @@ class Reads:
         if isinstance(value, type) and is_heap(kind):
             self._node(kind.__qualname__, kind, None)  # a metaclass
         if isinstance(value, type):
-            for each in value.__mro__[1:-1]:
-                if is_heap(each):
-                    self._node(each.__qualname__, each, None)
+            for base in value.__mro__[1:-1]:
+                if is_heap(base):
+                    self._node(base.__qualname__, base, None)
         if not isinstance(value, type):
-            for each in kind.__mro__[:-1]:
-                if each.__flags__ & 1 << 9:
-                    self._node(each.__qualname__, each, None)
+            for base in kind.__mro__[:-1]:
+                if base.__flags__ & 1 << 9:
+                    self._node(base.__qualname__, base, None)
 
     def _made(self, value: object, label: str) -> ObjectLayout:
         return ObjectLayout() if is_sealed(value) else parts_of(value, label)
@@ -270,9 +270,9 @@ class Reads:
             return False
         seen.add(id(node))
         return any(
-            isinstance(each, Fact) or (isinstance(each, Node) and self._comes_and_goes(each, seen))
+            isinstance(held, Fact) or (isinstance(held, Node) and self._comes_and_goes(held, seen))
             for watched in node.watched
-            for each in watched.held.values()
+            for held in watched.held.values()
         )
 
     def _arrange(self) -> None:
@@ -326,7 +326,7 @@ class Reads:
             watched = node.watched[at]
             by_raw = watched.raw is not None or isinstance(watched.part, Computed)
             parts.append(watched if by_raw else AlikePart(self._nodes, watched))
-        if not all(each.is_now_same() for each in parts):
+        if not all(part.is_now_same() for part in parts):
             return False
         anew = {
             number: AlikePart(self._nodes, node.watched[at])
@@ -334,7 +334,7 @@ class Reads:
             if node.watched[at].raw is None
         }
         self._sweep.join(watches, lambda number: self._is_untouched(number, anew.get(number)))
-        watches.polled += [each.is_now_same for each in parts]
+        watches.polled += [part.is_now_same for part in parts]
         watches.polled += [self._are_facts_same] if self._facts else []
         return True
 
@@ -407,11 +407,11 @@ class Reads:
         if those and not self._places:
             for node in self._order:
                 for at, watched in enumerate(node.watched):
-                    there = [each for each in watched.held.values() if isinstance(each, Node)]
+                    there = [held for held in watched.held.values() if isinstance(held, Node)]
                     there += [self._nodes[id(k)] for k in watched.held if id(k) in self._nodes]
-                    for each in there:
-                        self._places.setdefault(id(each), []).append((node, at))
-        return [place for each in those for place in self._places.get(each, ())]
+                    for inner in there:
+                        self._places.setdefault(id(inner), []).append((node, at))
+        return [place for key in those for place in self._places.get(key, ())]
 
     def _aliases(self) -> tuple[int, ...]:
         return first_of_each(fact.place.get() for fact in self._facts)
@@ -475,4 +475,4 @@ class Reads:
         return Location(node, at, name, label)
 
     def __len__(self) -> int:
-        return sum(len(each.held) for node in self._order for each in node.watched)
+        return sum(len(watched.held) for node in self._order for watched in node.watched)

@@ -45,7 +45,7 @@ def _entries_of(function: "_LruCached[Any]") -> dict[object, object] | None:
     """Its dict, which stands before the function among what it refers to; ``None`` if it is not
     found there."""
     held = gc.get_referents(function)
-    at = max((i for i, each in enumerate(held) if each is function.__wrapped__), default=0)
+    at = max((i for i, referent in enumerate(held) if referent is function.__wrapped__), default=0)
     found = held[at - 1]
     known = type(found) is dict and len(found) == function.cache_info().currsize
     return cast("dict[object, object]", found) if known else None

@@ -11,9 +11,9 @@ from treadle.capture.explain_errors import Line, show_line
 from treadle.capture.integrations.registry import all_of, table_of
 from treadle.util.errors import CaptureError
 
-_HARMLESS = table_of(lambda each: each.harmless_calls)
-_CLOCKS = table_of(lambda each: each.clock_methods)
-_BACKGROUND = frozenset(all_of(lambda each: each.background_files))
+_HARMLESS = table_of(lambda integration: integration.harmless_calls)
+_CLOCKS = table_of(lambda integration: integration.clock_methods)
+_BACKGROUND = frozenset(all_of(lambda integration: integration.background_files))
 
 
 def os_call_name(function: object) -> str:

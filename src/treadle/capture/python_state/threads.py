@@ -40,7 +40,7 @@ class Threads:
         of_step = thread in self._followed or thread in self._listening
         if frame.f_code is _START and of_step:
             self._started.append(frame.f_locals["self"])
-        if not of_step and any(each.ident == thread for each in self._started):
+        if not of_step and any(started.ident == thread for started in self._started):
             self._listening.add(thread)
             _Hearing(self._hear).__enter__()  # until the thread ends
         return frame.f_code is _START

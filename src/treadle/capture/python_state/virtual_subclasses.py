@@ -16,9 +16,9 @@ class VirtualSubclasses:
     when a run ended which this is part of; ``None``: there may have been any."""
 
     def __init__(self, kind: ABCMeta) -> None:
-        found = ((each(), each) for each in get_dump(kind)[0])
+        found = ((weak(), weak) for weak in get_dump(kind)[0])
         self._found: dict[int, ReferenceType[type]] = {
-            id(each): reference for each, reference in found if each is not None
+            id(subclass): reference for subclass, reference in found if subclass is not None
         }
         self.existing: frozenset[int] | None = None
 
@@ -35,7 +35,7 @@ class VirtualSubclasses:
         differing = self._found.keys() ^ other._found.keys()
         for existing in (self.existing, other.existing):
             differing = differing if existing is None else differing & existing
-        return all(known[each]() is None for each in differing)
+        return all(known[key]() is None for key in differing)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -45,8 +45,8 @@ def existing_classes() -> frozenset[int]:
     found: set[int] = {id(object)}
     left: list[type] = [object]
     while left:
-        for each in type.__subclasses__(left.pop()):
-            if id(each) not in found:
-                found.add(id(each))
-                left.append(each)
+        for subclass in type.__subclasses__(left.pop()):
+            if id(subclass) not in found:
+                found.add(id(subclass))
+                left.append(subclass)
     return frozenset(found)

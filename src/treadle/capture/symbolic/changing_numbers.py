@@ -58,7 +58,7 @@ class ChangingNumbers:
     @property
     def real_arrays(self) -> list[NdArray]:
         """Those in the places of which others stand."""
-        return [each.value for each in self.arrays.values()]
+        return [array.value for array in self.arrays.values()]
 
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
@@ -89,30 +89,30 @@ class ChangingNumbers:
 
     def read(self, reads: Reads) -> None:
         """What has to be at a call as it is now: what arrays are, and which are the same."""
-        found = [each for each in self._found if is_numeric(each())]
+        found = [in_place for in_place in self._found if is_numeric(in_place())]
         if found:
-            label = ", ".join(each.place.label for each in found)
+            label = ", ".join(in_place.place.label for in_place in found)
             reads.add_computed(f"the kind of {label}", functools.partial(self._kinds, found))
 
     def _kinds(self, places: Sequence[_InPlace]) -> object:
-        values = [each() for each in places]
-        facts = [array_fact(each) if is_numeric(each) else None for each in values]
+        values = [place() for place in places]
+        facts = [array_fact(value) if is_numeric(value) else None for value in values]
         return facts, first_of_each(values), overlaps([*values, *self._beside()])
 
     def keys(self) -> list[tuple[int, object]]:
         """The ids of their owners, and their names."""
-        return [each.key for each in self._found]
+        return [in_place.key for in_place in self._found]
 
     def placed(self, reads: Reads) -> None:
         """From now on each is found where its owner is at a call."""
-        for each in self._found:
-            at, name = each.place.at, each.place.name
-            place = reads.place_of(each.owner, at, name, each.place.label)
-            each.place = each.place if place is None else place
+        for in_place in self._found:
+            at, name = in_place.place.at, in_place.place.name
+            place = reads.place_of(in_place.owner, at, name, in_place.place.label)
+            in_place.place = in_place.place if place is None else place
 
     def places(self) -> tuple[Location, ...]:
         """Where they are, looked for from the roots."""
-        return tuple(replace(each.place, rooted=True) for each in self._found)
+        return tuple(replace(in_place.place, rooted=True) for in_place in self._found)
 
     def depends_on(self, before: object, now: object) -> bool:
         """Whether a number that the run read and set would be another one at every call, and is
@@ -130,7 +130,7 @@ class Counted(CaptureError):
 
     def places_beside(self, others: Sequence[Location]) -> list[Location]:
         """Those that are none of ``others``."""
-        known = {(each.owner, each.at, each.name) for each in others}
+        known = {(other.owner, other.at, other.name) for other in others}
         return [e for e in self.places if (e.owner, e.at, e.name) not in known]
 
 
@@ -138,7 +138,7 @@ def counted(changes: Sequence[Change]) -> Counted:
     """TR-118 for numbers that are read and set to others."""
     label = changes[0].label
     before, now = (
-        each.value if is_number(each) else each for each in (changes[0].before, changes[0].now)
+        value.value if is_number(value) else value for value in (changes[0].before, changes[0].now)
     )
     error = Counted(
         f"the step counts: it reads {label} and changes it from {before!r} to {now!r}, and what it "

@@ -82,13 +82,13 @@ class Decisions:
         """The run goes on with ``outcome`` of the question ``key``, which ``compute`` asks
         again."""
         if key not in self._made:
-            label = ", ".join(sorted(self.labels.get(each, "a number") for each in roots))
+            label = ", ".join(sorted(self.labels.get(root, "a number") for root in roots))
             self._made[key] = NumberDecision(compute, outcome, roots, label, here())
 
     def roots(self) -> set[Key]:
         """What they are decided by."""
-        return {root for each in self._made.values() for root in each.roots}
+        return {root for decision in self._made.values() for root in decision.roots}
 
     def beside(self, known: set[Key]) -> tuple[NumberDecision, ...]:
         """Those that do not follow from what is ``known``."""
-        return tuple(each for each in self._made.values() if not each.roots <= known)
+        return tuple(decision for decision in self._made.values() if not decision.roots <= known)

@@ -78,7 +78,7 @@ def asks_number() -> CaptureError:
     if not frames or not (_calls_real(frames[0]) or _makes_text(frames[0])):
         return error
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
-    asks.codes = tuple(each.f_code for each in frames)
+    asks.codes = tuple(frame.f_code for frame in frames)
     return asks
 
 
@@ -86,7 +86,7 @@ def _calls_real(frame: FrameType) -> bool:
     """Whether it calls a function of real numbers just now, by a global name."""
     name = called_name(frame)
     function = frame.f_globals.get(name, vars(builtins).get(name))
-    return any(function is each for each in (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS))
+    return any(function is other for other in (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS))
 
 
 def _makes_text(frame: FrameType) -> bool:
@@ -96,9 +96,9 @@ def _makes_text(frame: FrameType) -> bool:
 def _where(frames: Sequence[FrameType]) -> str:
     """The line that runs, below the user's where that is one of Python's own library."""
     inner = here()
-    for each in frames:
-        if not each.f_code.co_filename.startswith((*BETWEEN, _STDLIB)):
-            own = show_line((each.f_code.co_filename, each.f_lineno))
+    for frame in frames:
+        if not frame.f_code.co_filename.startswith((*BETWEEN, _STDLIB)):
+            own = show_line((frame.f_code.co_filename, frame.f_lineno))
             return inner if own == inner else f"{own}\n     in {inner}"
     return inner
 
@@ -126,7 +126,7 @@ class NumbersOfCall:
                 continue
             groups.setdefault((each.dtype, each.device), []).append((place, each))
         for group in groups.values():
-            values = torch.stack([each for _, each in group]).tolist()
+            values = torch.stack([tensor for _, tensor in group]).tolist()
             self.known.update(zip((place for place, _ in group), values, strict=True))
 
 
@@ -201,7 +201,7 @@ class DeferredNumbers:
 
     def fetch(self, number: "Deferred") -> None:
         """Python needs this one after the launch."""
-        self.fetched += [each for each in number.parts if each not in self.fetched]
+        self.fetched += [part for part in number.parts if part not in self.fetched]
 
     def of_call(self) -> NumbersOfCall:
         """Those that Python needs, at any call."""
@@ -209,7 +209,7 @@ class DeferredNumbers:
 
     def fetched_tensors(self) -> list[Tensor]:
         """What the graph returns for them."""
-        return [self.read[each] for each in self.fetched]
+        return [self.read[at] for at in self.fetched]
 
 
 class DeferredNumber(Number):
@@ -243,16 +243,16 @@ class DeferredNumber(Number):
         """``function`` of numbers, of which one at least is deferred; so is the result."""
         if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
             return self
-        known = [each for each in operands if is_deferred(each)]
+        known = [operand for operand in operands if is_deferred(operand)]
         form = _usable_graph_form(function, operands)
         made = DeferredNumber(
             _kind_of_result(function, operands),
             computation(function, operands),
             self.deferred,
-            tuple(dict.fromkeys(at for each in known for at in each.parts)),
+            tuple(dict.fromkeys(at for number in known for at in number.parts)),
             None if form is None else _graph_form(function, operands, self.deferred, form),
         )
-        made.is_exact = (form is None or form.is_exact) and all(each.is_exact for each in known)
+        made.is_exact = (form is None or form.is_exact) and all(number.is_exact for number in known)
         distance = _distance(function, operands)
         if distance is not None:
             made.base, made.ahead = known[0].base, known[0].ahead + distance
@@ -343,13 +343,13 @@ Deferred = DeferredNumber | DeferredText | DeferredTensor
 
 def text_of(function: Callable[..., object], operands: Sequence[object]) -> object:
     """``function`` of values, some of which stand in: a text that stands in, if it gives one."""
-    later = [each for each in operands if is_known_later(each)]
+    later = [operand for operand in operands if is_known_later(operand)]
     if not later:
         return combined_text(function, operands, _uses_of(operands))
     like = "" if any(map(_is_tensor, later)) else made_now(function, operands)
     if type(like) is not str:
         return later[0].plain()
-    parts = tuple(dict.fromkeys(at for each in later for at in each.parts))
+    parts = tuple(dict.fromkeys(at for operand in later for at in operand.parts))
     return DeferredText(like, computation(function, operands), later[0].deferred, parts)
 
 
@@ -392,15 +392,15 @@ def _graph_form(
     form: GraphForm,
 ) -> Callable[[], Tensor]:
     """``function`` of 0-dim tensors. What it takes for granted is required where it is computed."""
-    known = [each for each in operands if is_deferred(each)]
+    known = [operand for operand in operands if is_deferred(operand)]
     device = deferred.read[known[0].parts[0]].device
-    is_float = form.of_floats or any(isinstance(each, float) for each in operands)
+    is_float = form.of_floats or any(isinstance(operand, float) for operand in operands)
     dtype = torch.float64 if is_float else torch.int64
-    is_close = function in COMPARISONS and not all(each.is_exact for each in known)
+    is_close = function in COMPARISONS and not all(number.is_exact for number in known)
 
     def compute() -> Tensor:
         with torch.no_grad():
-            made = [_as_tensor(each, dtype, device) for each in operands]
+            made = [_as_tensor(operand, dtype, device) for operand in operands]
             result = form.compute(*made)
             if form.holds is not None:
                 deferred.require(form.holds(result, *made))
@@ -417,10 +417,10 @@ def _usable_graph_form(
     """The form of ``function``, if the operands are in the graph, to the last bit where that may
     decide."""
     form = graph_form(function, operands)
-    known = [each for each in operands if is_deferred(each)]
-    if form is None or any(each.in_graph is None for each in known):
+    known = [operand for operand in operands if is_deferred(operand)]
+    if form is None or any(number.in_graph is None for number in known):
         return None
-    return None if form.is_stepped and not all(each.is_exact for each in known) else form
+    return None if form.is_stepped and not all(number.is_exact for number in known) else form
 
 
 def number_in(tensor: Tensor) -> object:
@@ -430,8 +430,8 @@ def number_in(tensor: Tensor) -> object:
 
 def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
-        args = tuple(number_in(each) if isinstance(each, Tensor) else each for each in args)
-        numbers = all(is_number(each) or is_real(each) for each in (*args, *kwargs.values()))
+        args = tuple(number_in(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        numbers = all(is_number(arg) or is_real(arg) for arg in (*args, *kwargs.values()))
         if numbers and any(map(is_number, args)):
             if function is _ISCLOSE and len(args) == 2:
                 return lead_of(args).applied(is_close, (*args, *_tolerances(**kwargs)))
@@ -456,7 +456,9 @@ MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print
 CONVERSIONS: tuple[Callable[..., PlainNumber], ...] = (float, int, len)
 """What takes or gives no number but a real one, of tensors too."""
 OF_NUMBERS: Mapping[Callable[..., object], Callable[..., object]] = {
-    each: _of_numbers(each) for each in vars(math).values() if isinstance(each, BuiltinFunctionType)
+    function: _of_numbers(function)
+    for function in vars(math).values()
+    if isinstance(function, BuiltinFunctionType)
 }
 """The functions of ``math``, which take real numbers alone, and what gives numbers that stand in of
 such numbers."""
@@ -464,7 +466,7 @@ such numbers."""
 
 def functions_of_numbers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
     """In the places of those of ``math``."""
-    return [(math, each.__name__, instead) for each, instead in OF_NUMBERS.items()]
+    return [(math, function.__name__, instead) for function, instead in OF_NUMBERS.items()]
 
 
 def is_deferred(value: object) -> TypeGuard[DeferredNumber]:

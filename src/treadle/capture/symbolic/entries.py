@@ -101,7 +101,7 @@ def entry(container: Any, key: object) -> object:
 def _among(container: Any, key: Number, kind: type) -> object:
     """An entry of a list that the step makes of numbers which stand in, all of type ``kind``."""
     values = container if type(container) in (list, tuple) else ()
-    if not values or not all(type(value_now(each)) is kind for each in values):
+    if not values or not all(type(value_now(value)) is kind for value in values):
         return looked_up(container, key)
     key.decided(_IsWithin(len(values)), (key,))
     return Number.of(_picked, (key, *values))

@@ -33,11 +33,11 @@ def held_functions(
     objects: Iterable[object], functions: Mapping[Callable[..., object], object]
 ) -> Iterator[HeldFunction]:
     """Where objects, lists and dicts have one of ``functions``."""
-    known = {id(each): each for each in functions}
-    for each in objects:
-        if isinstance(each, type | ModuleType | FunctionType | Tensor):
+    known = {id(function): function for function in functions}
+    for owner in objects:
+        if isinstance(owner, type | ModuleType | FunctionType | Tensor):
             continue
-        for holder in (attributes_of(each), each):
+        for holder in (attributes_of(owner), owner):
             if isinstance(holder, dict | list):
                 yield from _within(holder, known)
 
@@ -58,15 +58,15 @@ def instead_of(
     """While inside, others stand in these places, as far as nothing else does."""
     put: list[HeldFunction] = []
     try:
-        for each in places:
-            if _now(each) is each.function:
-                each.holder[each.key] = functions[each.function]
-                put.append(each)
+        for place in places:
+            if _now(place) is place.function:
+                place.holder[place.key] = functions[place.function]
+                put.append(place)
         yield
     finally:
-        for each in put:
-            if _now(each) is functions[each.function]:
-                each.holder[each.key] = each.function
+        for place in put:
+            if _now(place) is functions[place.function]:
+                place.holder[place.key] = place.function
 
 
 def _now(place: HeldFunction) -> object:

@@ -39,13 +39,13 @@ _LABEL = "a number that is drawn"
 
 def states() -> list[object]:
     """Those of all generators."""
-    return [each.state.get() for each in SHARED_GENERATORS]
+    return [shared.state.get() for shared in SHARED_GENERATORS]
 
 
 def put_states(kept: Sequence[object]) -> None:
     """As they were."""
-    for each, state in zip(SHARED_GENERATORS, kept, strict=True):
-        each.state.put(state)
+    for shared, state in zip(SHARED_GENERATORS, kept, strict=True):
+        shared.state.put(state)
 
 
 @final
@@ -76,12 +76,12 @@ class HostDraws:
     def noted(self) -> Iterator[None]:
         """While inside, functions of the modules give numbers and arrays that stand in."""
         with ExitStack() as undo:
-            for each in SHARED_GENERATORS:
-                for name, value in list(vars(each.module).items()):
-                    bound = callable(value) and getattr(value, "__self__", None) is each.generator
+            for shared in SHARED_GENERATORS:
+                for name, value in list(vars(shared.module).items()):
+                    bound = callable(value) and getattr(value, "__self__", None) is shared.generator
                     if bound and name not in _NO_DRAWS:
-                        undo.callback(setattr, each.module, name, value)
-                        setattr(each.module, name, self._recording(value))
+                        undo.callback(setattr, shared.module, name, value)
+                        setattr(shared.module, name, self._recording(value))
             yield
 
     def decides(self) -> bool:
@@ -116,7 +116,7 @@ class HostDraws:
             return
         before = states()
         try:
-            self._values[:] = [each.function(*each.args, **each.named) for each in self._draws]
+            self._values[:] = [draw.function(*draw.args, **draw.named) for draw in self._draws]
             yield
         finally:
             put_states(before)
@@ -128,7 +128,9 @@ class HostDraws:
         """Draw for a call."""
         if self._draws:
             self._before = states()
-            self._values[:] = [each.function(*each.args, **each.named) for each in self._draws]
+            self._values[:] = [
+                earlier.function(*earlier.args, **earlier.named) for earlier in self._draws
+            ]
 
     def happened(self) -> None:
         """The call for which they were drawn is done."""
@@ -144,7 +146,7 @@ class HostDraws:
         return "draw", id(self), at
 
     def _recording(self, original: Callable[..., Any]) -> Callable[..., object]:
-        is_choice = any(original == each.choice for each in SHARED_GENERATORS)
+        is_choice = any(original == shared.choice for shared in SHARED_GENERATORS)
 
         def call(*args: object, **named: object) -> object:
             if code_owner(sys._getframe(1).f_code.co_filename) < CodeOwner.INSTALLED:

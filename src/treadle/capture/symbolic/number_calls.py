@@ -81,17 +81,23 @@ class NumberCalls:
         codes: list[CodeType] = []
         for inner, *around in asking:
             if inner not in self._codes:
-                codes += [inner, *(each for each in around if inner in _within(each))]
+                codes += [inner, *(outer for outer in around if inner in _within(outer))]
         if not codes:
             return False
         self._codes.update(codes)
         # what a program has frozen, the collector does not find
         objects = [*known, *gc.get_referrers(*codes)]
-        found = {id(each): each for each in _functions(objects) if _has_any(each.__code__, codes)}
-        new = [each for each in found.values() if not any(each is f for f in self._asked)]
-        new = [each for each in new if _calls_any(each, self._places, asked=True)]
+        found = {
+            id(function): function
+            for function in _functions(objects)
+            if _has_any(function.__code__, codes)
+        }
+        new = [
+            function for function in found.values() if not any(function is f for f in self._asked)
+        ]
+        new = [function for function in new if _calls_any(function, self._places, asked=True)]
         self._asked += new
-        held = {each.identity: each for each in held_functions(objects, OF_NUMBERS)}
+        held = {function.identity: function for function in held_functions(objects, OF_NUMBERS)}
         others = held.keys() - self._held.keys()
         self._held |= held
         return bool(new or others)
@@ -102,7 +108,7 @@ class NumberCalls:
         with contextlib.ExitStack() as undo:
             given: dict[str, Callable[..., object]] = {}
             instead = _all_instead()
-            others = [f for f in self._functions if not any(f is each for each in self._asked)]
+            others = [f for f in self._functions if not any(f is known for known in self._asked)]
             for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
                 scope = _Scope.of(function, instead, asked=function in self._asked)
@@ -121,9 +127,11 @@ class NumberCalls:
 
 def _all_instead() -> dict[int, Callable[..., object]]:
     """What is called in the place of functions and types, by their ids."""
-    found: dict[int, Callable[..., object]] = {id(each): _conversion(each) for each in CONVERSIONS}
+    found: dict[int, Callable[..., object]] = {
+        id(conversion): _conversion(conversion) for conversion in CONVERSIONS
+    }
     others = (*OF_NUMBERS.items(), *TEXTS.items(), *LEGACY.items())
-    found |= {id(each): instead for each, instead in others}
+    found |= {id(original): instead for original, instead in others}
 
     def mapped(
         function: Callable[..., object], *args: Iterable[object], **kwargs: object
@@ -188,7 +196,7 @@ class _Scope:
 
     def within(self, code: CodeType) -> "_Scope":
         """That of code which is defined in it: a name that is its own there is no longer free."""
-        cells = {name: each for name, each in self.cells.items() if name in code.co_freevars}
+        cells = {name: cell for name, cell in self.cells.items() if name in code.co_freevars}
         return _Scope(self.variables, cells, self.instead, self.asked)
 
     def called(self, name: str) -> Callable[..., object] | None:
@@ -220,8 +228,10 @@ def _rewritten(code: CodeType, scope: _Scope, given: dict[str, Callable[..., obj
     """``code`` and what is defined in it, with our calls. ``given``: those that it finds by name,
     which are added."""
     constants: list[object] = [
-        _rewritten(each, scope.within(each), given) if isinstance(each, CodeType) else each
-        for each in code.co_consts
+        _rewritten(constant, scope.within(constant), given)
+        if isinstance(constant, CodeType)
+        else constant
+        for constant in code.co_consts
     ]
     names = list(code.co_names)
     made = bytearray(code.co_code)
@@ -258,14 +268,16 @@ class _CallSite:
 
 
 def _call_sites(code: CodeType) -> Iterator[_CallSite]:
-    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
-    for before, each, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
+    steps = [
+        instruction for instruction in dis.get_instructions(code) if instruction.opname != "CACHE"
+    ]
+    for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
         if before is not None and before.opname == "EXTENDED_ARG":
             continue
-        if each.opname == "LOAD_GLOBAL" and each.arg is not None and each.arg & 1:
-            yield _CallSite(each.argval, each.offset, in_frame=False)
-        elif each.opname in _LOADS and _name(after if _NULL_BEHIND else before) == "PUSH_NULL":
-            yield _CallSite(each.argval, each.offset, in_frame=True)
+        if step.opname == "LOAD_GLOBAL" and step.arg is not None and step.arg & 1:
+            yield _CallSite(step.argval, step.offset, in_frame=False)
+        elif step.opname in _LOADS and _name(after if _NULL_BEHIND else before) == "PUSH_NULL":
+            yield _CallSite(step.argval, step.offset, in_frame=True)
 
 
 _LOADS = frozenset({"LOAD_DEREF", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"})
@@ -287,7 +299,7 @@ def _calls_any(function: FunctionType, places: frozenset[SourcePosition], *, ask
 
 
 def _constants(code: CodeType) -> Iterable[CodeType]:
-    return (each for each in code.co_consts if isinstance(each, CodeType))
+    return (constant for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 def _functions(objects: Iterable[object]) -> Iterator[FunctionType]:
@@ -314,10 +326,10 @@ def _held(function: FunctionType) -> Iterator[object]:
 
 def _has_any(code: CodeType, codes: Sequence[CodeType]) -> bool:
     """Whether it is one of ``codes``, or one of them is defined in it."""
-    return code in codes or any(_has_any(each, codes) for each in _constants(code))
+    return code in codes or any(_has_any(constant, codes) for constant in _constants(code))
 
 
 def _within(code: CodeType) -> list[CodeType]:
     """What is defined in ``code``, at any depth."""
     own = list(_constants(code))
-    return [*own, *(inner for each in own for inner in _within(each))]
+    return [*own, *(inner for part in own for inner in _within(part))]

@@ -44,7 +44,7 @@ class GraphForm:
 
 def graph_form(function: object, operands: Sequence[object]) -> GraphForm | None:
     """That of a function of numbers."""
-    if function is operator.pow and not any(isinstance(each, float) for each in operands):
+    if function is operator.pow and not any(isinstance(operand, float) for operand in operands):
         return None  # a negative exponent would make a float of whole numbers
     if function is round and len(operands) == 2:
         digits = operands[1]
@@ -113,7 +113,7 @@ def _inexact(function: Callable[..., Tensor]) -> GraphForm:
 
 def _of_torch_too(*functions: Callable[..., Any]) -> dict[object, GraphForm]:
     """Of functions that take tensors as they take numbers."""
-    return {each: GraphForm(each) for each in functions}
+    return {function: GraphForm(function) for function in functions}
 
 
 def is_close(one: float, other: float, relative: float, absolute: float) -> bool:

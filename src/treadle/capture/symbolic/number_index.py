@@ -54,20 +54,20 @@ class NumberIndex:
     def place(self, x: Tensor) -> tuple[Tensor, Tensor, int] | None:
         """A view of ``x``, and the positions along which of its dims; ``None`` where there are
         several, or other tensors beside them."""
-        if len(self.moved) > 1 or any(isinstance(each, Tensor) for each in self.entries):
+        if len(self.moved) > 1 or any(isinstance(entry, Tensor) for entry in self.entries):
             return None
         ((dim, position),) = self.moved.items()
         dims = _dims(self.entries, x.ndim)
         at = dims.index(dim)
         before = self.entries[:at]
-        removed = sum(type(each) is int for each in before)
+        removed = sum(type(earlier) is int for earlier in before)
         whole = (*before, slice(None), *self.entries[at + 1 :])
-        return x[whole], position, dim - removed + sum(each is None for each in before)
+        return x[whole], position, dim - removed + sum(earlier is None for earlier in before)
 
 
 def has_stand_ins(entries: Sequence[object]) -> bool:
     """Whether numbers or arrays that stand in are in an index."""
-    return any(is_stand_in(part) for each in entries for part in _parts(each))
+    return any(is_stand_in(part) for entry in entries for part in _parts(entry))
 
 
 def _parts(entry: object) -> tuple[object, ...]:
@@ -79,7 +79,7 @@ def _parts(entry: object) -> tuple[object, ...]:
 def number_index(x: Tensor, entries: Sequence[object]) -> NumberIndex:
     """What stands in becomes tensors where it can; else what it stands for, on which the graph then
     depends."""
-    entries = [_of_array(each) for each in entries]
+    entries = [_of_array(entry) for entry in entries]
     key = tuple(part.key if is_number(part) else id(part) for e in entries for part in _parts(e))
     found: list[object] = []
     moved: dict[int, Tensor] = {}
@@ -112,7 +112,7 @@ def _literal(entry: object) -> object:
 
 def _dims(entries: Sequence[object], ndim: int) -> list[int | None]:
     """Of a tensor of ``ndim`` dims, which one each entry is about."""
-    taken = [_dims_taken(each) for each in entries]
+    taken = [_dims_taken(entry) for entry in entries]
     rest = max(ndim - sum(taken), 0)
     found: list[int | None] = []
     dim = 0
@@ -136,7 +136,7 @@ def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, object]:
     numbers = [part for part in _parts(entry) if is_number(part)]
     if any(map(is_deferred, numbers)):
         return _deferred(entry, size, x)
-    whole = all(is_whole(each.value) and each.scales for each in numbers)
+    whole = all(is_whole(number.value) and number.scales for number in numbers)
     if not whole or type(size) is not int:
         return None, entry
     if is_number(entry):
@@ -177,7 +177,7 @@ def _of_slice(
 
     def places(*values: int) -> range:
         given = iter(values)
-        ends = [next(given) if is_number(each) else each for each in (start, stop)]
+        ends = [next(given) if is_number(end) else end for end in (start, stop)]
         return range(*slice(ends[0], ends[1], step).indices(size))
 
     count = lead_of(numbers).decided(lambda *values: len(places(*values)), numbers)

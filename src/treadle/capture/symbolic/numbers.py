@@ -74,7 +74,7 @@ class Uses:
     def note_asked(self) -> None:
         """Python asks for a real number, which no other object can be."""
         if not self.ours:
-            codes = tuple(each.f_code for each in users_frames())
+            codes = tuple(frame.f_code for frame in users_frames())
             self.asked.setdefault(codes[0], codes)
 
     def note_place(self, frame: FrameType) -> None:
@@ -87,7 +87,7 @@ class Uses:
     def written_late(self) -> set[Key]:
         """The arrays that were written to after a number of theirs was looked at: at a call it
         would be asked for when they are written."""
-        written = [each.roots for each in self.arrays.values() if each.is_written]
+        written = [array.roots for array in self.arrays.values() if array.is_written]
         return (self.looked & set[Key]().union(*written)) - self.whole
 
     def is_in_graph(self, roots: frozenset[Key]) -> bool:
@@ -163,12 +163,17 @@ class Number:
     @staticmethod
     def of(function: Callable[..., PlainNumber], operands: Sequence[object]) -> "Number":
         """``function`` of numbers, some of which stand in."""
-        numbers = [each for each in operands if is_number(each)]
+        numbers = [operand for operand in operands if is_number(operand)]
         of_size = numbers[0].uses.of_size
         if of_size is not None:
-            operands = [of_size(each) if is_unsized(each) else each for each in operands]
-            numbers = [each for each in operands if is_number(each)]
-        if not all(is_number(each) or isinstance(each, bool) or is_real(each) for each in operands):
+            operands = [
+                of_size(operand) if is_unsized(operand) else operand for operand in operands
+            ]
+            numbers = [operand for operand in operands if is_number(operand)]
+        if not all(
+            is_number(operand) or isinstance(operand, bool) or is_real(operand)
+            for operand in operands
+        ):
             return NotImplemented
         return lead_of(numbers).combined(function, operands)
 
@@ -176,13 +181,13 @@ class Number:
         self, function: Callable[..., PlainNumber], operands: Sequence[object]
     ) -> "Number":
         """``function`` of numbers, of which this is one."""
-        numbers = [each for each in operands if is_number(each)]
+        numbers = [operand for operand in operands if is_number(operand)]
         return Number(
             function(*map(value_now, operands)),
             computation(function, operands),
-            frozenset[Key]().union(*(each.roots for each in numbers)),
+            frozenset[Key]().union(*(number.roots for number in numbers)),
             self._uses,
-            scales=all(each._scales for each in numbers),
+            scales=all(number._scales for number in numbers),
             key=self._uses.decisions.key_of(function, *map(_key, operands)),
         )
 
@@ -199,8 +204,8 @@ class Number:
         """``function`` of such numbers, which is the same at every call that the graph serves."""
         outcome = function(*map(value_now, operands))
         if not self._uses.ours:
-            numbers = [each for each in operands if is_number(each)]
-            roots = frozenset[Key]().union(*(each.roots for each in numbers))
+            numbers = [operand for operand in operands if is_number(operand)]
+            roots = frozenset[Key]().union(*(number.roots for number in numbers))
             key = self._uses.decisions.key_of(function, *map(_key, operands))
             compute = computation(function, operands)
             self._uses.decisions.add(key, compute, outcome, roots)
@@ -486,8 +491,8 @@ def combined_text(
     found = made_now(function, operands)
     if type(found) is not str:
         return function(*map(_value, operands))
-    given = [each for each in operands if is_stand_in(each)]
-    roots = frozenset[Key]().union(*(each.roots for each in given))
+    given = [operand for operand in operands if is_stand_in(operand)]
+    roots = frozenset[Key]().union(*(stand_in.roots for stand_in in given))
     return Text(found, computation(function, operands), roots, uses)
 
 
@@ -529,8 +534,8 @@ def is_number(value: object) -> TypeGuard[Number]:
 
 def lead_of(operands: Sequence[object]) -> Number:
     """The number that says what becomes of several: one of another kind, if there is any."""
-    numbers = [each for each in operands if is_number(each)]
-    return next((each for each in numbers if type(each) is not Number), numbers[0])
+    numbers = [operand for operand in operands if is_number(operand)]
+    return next((number for number in numbers if type(number) is not Number), numbers[0])
 
 
 def is_stand_in(value: object) -> TypeGuard[StandIn]:
@@ -563,7 +568,7 @@ def value_now(operand: object) -> object:
 
 def computation(function: Callable[..., object], operands: Sequence[object]) -> Computation:
     """``function`` of what the operands are at a call."""
-    parts = [each.compute if is_stand_in(each) else _always(each) for each in operands]
+    parts = [operand.compute if is_stand_in(operand) else _always(operand) for operand in operands]
     return Computation(function, parts)
 
 
@@ -614,5 +619,5 @@ def _first(tree: object) -> Number | None:
 def as_key(key: object) -> object:
     """A key of a dict without what stands in, on which the graph depends since it was hashed; the
     very key where nothing does."""
-    inside = type(key) is tuple and any(as_key(each) is not each for each in key)
+    inside = type(key) is tuple and any(as_key(part) is not part for part in key)
     return plain(key) if inside or is_stand_in(key) else key

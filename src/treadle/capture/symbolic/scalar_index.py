@@ -41,7 +41,7 @@ class ScalarIndices:
         dim = _dim(entries)
         if dim is None:
             return self._beside_others(func, args[0], entries)
-        index = tuple(each[None] if isinstance(each, Tensor) else each for each in entries)
+        index = tuple(entry[None] if isinstance(entry, Tensor) else entry for entry in entries)
         place = (id(args[0]), *(id(e) if isinstance(e, Tensor) else str(e) for e in entries))
         if func is Tensor.__getitem__:
             return lambda x, _: self._get(x, index, dim, place)
@@ -57,11 +57,11 @@ class ScalarIndices:
         place = (id(x), *(id(e) if isinstance(e, Tensor) else str(e) for e in entries))
         if func is Tensor.__getitem__:
             return lambda x, _: self._selected(x, entries, dims, place)
-        if any(isinstance(each, Tensor) and not _is_scalar(each) for each in entries):
+        if any(isinstance(entry, Tensor) and not _is_scalar(entry) for entry in entries):
             return None
-        view = tuple(slice(None) if _is_scalar(each) else each for each in entries)
-        left = [each for each in entries if not isinstance(each, int)]
-        if _dim(tuple(each if _is_scalar(each) else slice(None) for each in left)) is None:
+        view = tuple(slice(None) if _is_scalar(entry) else entry for entry in entries)
+        left = [entry for entry in entries if not isinstance(entry, int)]
+        if _dim(tuple(entry if _is_scalar(entry) else slice(None) for entry in left)) is None:
             return None
         return lambda x, _, value: self._set_in(x[view], left, value, place)
 
@@ -69,11 +69,11 @@ class ScalarIndices:
         self, x: Tensor, entries: list[object], value: object, place: tuple[object, ...]
     ) -> None:
         """Of a view, by what of an index it was not made by."""
-        left = tuple(slice(None) if each is None else each for each in entries)
+        left = tuple(slice(None) if entry is None else entry for entry in entries)
         dims = _dims(x.ndim, left)
         assert dims is not None
         pairs = zip(dims, left, strict=True)
-        placed = {dim: each[None] for dim, each in pairs if isinstance(each, Tensor)}
+        placed = {dim: entry[None] for dim, entry in pairs if isinstance(entry, Tensor)}
         index = tuple(placed.get(dim, slice(None)) for dim in range(x.ndim))
         self._set(x, index, min(placed), value, place)
 
@@ -81,10 +81,10 @@ class ScalarIndices:
         self, x: Tensor, entries: tuple[Any, ...], dims: Sequence[int], place: tuple[object, ...]
     ) -> Tensor:
         found = x
-        for dim, each in reversed([*zip(dims, entries, strict=True)]):
-            if _is_scalar(each):
-                found = found[(slice(None),) * dim + (each[None],)].squeeze(dim)
-        found = found[tuple(each for each in entries if not _is_scalar(each))]
+        for dim, entry in reversed([*zip(dims, entries, strict=True)]):
+            if _is_scalar(entry):
+                found = found[(slice(None),) * dim + (entry[None],)].squeeze(dim)
+        found = found[tuple(entry for entry in entries if not _is_scalar(entry))]
         self._copies.append((found, found._version, here(), place))
         return found
 
@@ -164,9 +164,9 @@ def _set(x: Tensor, index: tuple[Any, ...], dim: int, value: Any) -> None:
 def _dim(entries: tuple[object, ...]) -> int | None:
     """The dim of the first such index; ``None`` where there is none, or something else than slices
     beside them."""
-    places = [at for at, each in enumerate(entries) if _is_scalar(each)]
-    others = [each for each in entries if not _is_scalar(each)]
-    if not places or any(not isinstance(each, slice) for each in others):
+    places = [at for at, entry in enumerate(entries) if _is_scalar(entry)]
+    others = [entry for entry in entries if not _is_scalar(entry)]
+    if not places or any(not isinstance(entry, slice) for entry in others):
         return None
     together = places == list(range(places[0], places[0] + len(places)))
     return places[0] if together else None
@@ -176,8 +176,8 @@ def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
     """At which of ``count`` dims each entry of an index begins; ``None`` where one is none of a
     slice, a whole number, a tensor, ``None`` and ``...``."""
     taken: list[int] = []
-    for each in entries:
-        match each:
+    for entry in entries:
+        match entry:
             case bool():
                 return None
             case None | EllipsisType():
@@ -185,13 +185,13 @@ def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
             case int() | slice():
                 taken.append(1)
             case Tensor():
-                taken.append(each.ndim if each.dtype in (torch.bool, torch.uint8) else 1)
+                taken.append(entry.ndim if entry.dtype in (torch.bool, torch.uint8) else 1)
             case _:
                 return None
     found, dim = list[int](), 0
-    for each, many in zip(entries, taken, strict=True):
+    for entry, many in zip(entries, taken, strict=True):
         found.append(dim)
-        dim += count - sum(taken) if each is ... else many
+        dim += count - sum(taken) if entry is ... else many
     return found
 
 

@@ -41,13 +41,13 @@ def scaled(
         )
     if name in _BINARY and not kwargs.keys() - {"rounding_mode"}:
         operands = _promoted(name, args)
-        tensor = next((each for each in operands if isinstance(each, Tensor)), None)
+        tensor = next((operand for operand in operands if isinstance(operand, Tensor)), None)
         if tensor is not None and not _is_whole_power(name, operands):
-            return func, tuple(beside(tensor, each) for each in operands), dict(kwargs)
+            return func, tuple(beside(tensor, operand) for operand in operands), dict(kwargs)
     if name in _MAKERS and not kwargs.get("requires_grad"):
         return _made(func, args, kwargs)
     if _is_written_in_python(func):
-        named = {key: _unless_whole(each) for key, each in kwargs.items()}
+        named = {key: _unless_whole(value) for key, value in kwargs.items()}
         return func, tuple(map(_unless_whole, args)), named
     base, in_place = name.removesuffix("_"), name.endswith("_")
     form = ELEMENTWISE.get(base if in_place else name)
@@ -75,7 +75,7 @@ def _is_written_in_python(func: Callable[..., object]) -> bool:
     return of_torch and func is not torch.broadcast_tensors
 
 
-_OF_FUNCTIONS = frozenset(each.__name__ for each in (F, torch.functional, torch.nn.init))
+_OF_FUNCTIONS = frozenset(module.__name__ for module in (F, torch.functional, torch.nn.init))
 
 
 def _unless_whole(value: object) -> object:
@@ -88,7 +88,7 @@ def _unless_whole(value: object) -> object:
 def _promoted(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tensors of whole numbers beside a number that makes others of them: tensors of those."""
     is_written = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-    numbers = [value_now(each) for each in args if not isinstance(each, Tensor)]
+    numbers = [value_now(arg) for arg in args if not isinstance(arg, Tensor)]
     if is_written or not numbers or not all(map(is_real, numbers)):
         return args
     whole = all(map(is_whole, numbers))
@@ -100,7 +100,7 @@ def _promoted(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return tensor.to(torch.int64) if tensor.dtype is torch.bool else tensor
         return tensor.to(torch.get_default_dtype())
 
-    return tuple(promoted(each) if isinstance(each, Tensor) else each for each in args)
+    return tuple(promoted(arg) if isinstance(arg, Tensor) else arg for arg in args)
 
 
 def _is_whole_power(name: str, args: tuple[object, ...]) -> bool:
@@ -113,11 +113,11 @@ def _is_whole_power(name: str, args: tuple[object, ...]) -> bool:
 
 def _keeps_dtype(operands: tuple[object, ...]) -> bool:
     """Whether the result has the dtype of every tensor among them that is not a condition."""
-    dtypes = {each.dtype for each in operands if isinstance(each, Tensor)} - {torch.bool}
+    dtypes = {operand.dtype for operand in operands if isinstance(operand, Tensor)} - {torch.bool}
     if len(dtypes) != 1:
         return False
-    numbers = [each for each in operands if isinstance(each, int | float)]
-    return dtypes.pop().is_floating_point or all(isinstance(each, int) for each in numbers)
+    numbers = [operand for operand in operands if isinstance(operand, int | float)]
+    return dtypes.pop().is_floating_point or all(isinstance(number, int) for number in numbers)
 
 
 def _as_it_is(
@@ -131,9 +131,9 @@ def _computed(form: ScaledFunction, *, in_place: bool) -> Callable[..., Tensor]:
     halves; written to its first operand if ``in_place``."""
 
     def call(*args: Any, **kwargs: object) -> Tensor:
-        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-        dtype = next(each.dtype for each in tensors if each.dtype is not torch.bool)
-        named = {name: _wide(each) for name, each in kwargs.items()}
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+        dtype = next(tensor.dtype for tensor in tensors if tensor.dtype is not torch.bool)
+        named = {name: _wide(value) for name, value in kwargs.items()}
         result = form(*map(_wide, args), **named).to(dtype)
         return args[0].copy_(result) if in_place else result
 
@@ -194,7 +194,7 @@ def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[st
     name = next((name for name in _NAMES if name in kwargs), None)
     number = args[at] if at < len(args) else kwargs.get(name or "")
     rest = plain(args[:at] + args[at + 1 :])
-    named = plain({key: each for key, each in kwargs.items() if key != name})
+    named = plain({key: value for key, value in kwargs.items() if key != name})
     is_data = func.__name__ in _TAKE_DATA and not named.keys() - {"dtype", "device"}
     array = array_of(number) if is_data else None
     if array is not None:
@@ -227,7 +227,7 @@ def _of_array(
 
 def _values(nest: Any) -> list[object]:
     """What lists hold in this run."""
-    return [_values(each) if type(each) in (list, tuple) else value_now(each) for each in nest]
+    return [_values(item) if type(item) in (list, tuple) else value_now(item) for item in nest]
 
 
 # -- functions of lists of tensors -------------------------------------------------------------
@@ -245,7 +245,7 @@ def _of_each(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) 
         count = len(args[0])
         results: list[Tensor] = []
         for k in range(count):
-            own = tuple(each[k] if _is_list(each, count) else each for each in args)
+            own = tuple(arg[k] if _is_list(arg, count) else arg for arg in args)
             func, mine, named = scaled(function, own, kwargs)
             results.append(func(*mine, **named))
         return None if name.endswith("_") else tuple(results)

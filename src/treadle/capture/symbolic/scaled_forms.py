@@ -113,7 +113,7 @@ def _leaky_relu(input: Tensor, negative_slope: Operand = 0.01) -> Tensor:
 def _elu(
     input: Tensor, alpha: Operand = 1.0, scale: Operand = 1.0, input_scale: Operand = 1.0
 ) -> Tensor:
-    above, below = (beside(input, each) for each in (scale, input_scale))
+    above, below = (beside(input, factor) for factor in (scale, input_scale))
     negative = torch.where(input > 0, 0, input)
     bent = torch.expm1(negative * below) * beside(input, alpha) * above
     return torch.where(input > 0, input * above, bent)
@@ -164,7 +164,7 @@ def _nan_to_num(
     neginf: Operand | None = None,
 ) -> Tensor:
     numbers = (nan, posinf, neginf)
-    fixed: list[Any] = [None if is_number(each) else each for each in numbers]
+    fixed: list[Any] = [None if is_number(number) else number for number in numbers]
     usual = torch.nan_to_num(input, *fixed)
     for number, is_one in zip(numbers, (torch.isnan, torch.isposinf, torch.isneginf), strict=True):
         if is_number(number):
@@ -347,7 +347,7 @@ def _drawn_normal(input: Tensor, mean: Operand = 0.0, std: Operand = 1.0, **rest
 
 def _drawn_uniform(input: Tensor, low: Any = 0.0, high: Any = 1.0, **rest: Any) -> Tensor:
     low, high = rest.pop("from", low), rest.pop("to", high)
-    number = next(each for each in (low, high) if is_number(each))
+    number = next(bound for bound in (low, high) if is_number(bound))
     if not number.decided(operator.le, (low, high)):
         return input.uniform_(_itself(low), _itself(high), **rest)  # an error of PyTorch's
     input.uniform_(**rest)
@@ -356,7 +356,7 @@ def _drawn_uniform(input: Tensor, low: Any = 0.0, high: Any = 1.0, **rest: Any) 
 
 def _normal(mean: Operand, std: Operand = 1.0, *size: Any, **rest: Any) -> Tensor:
     """Of a tensor of means or deviations the shape, of two numbers the one that is given."""
-    shaped = next((each for each in (mean, std) if isinstance(each, Tensor)), None)
+    shaped = next((moment for moment in (mean, std) if isinstance(moment, Tensor)), None)
     if shaped is None:
         drawn = torch.normal(0.0, 1.0, *plain(size), **plain(rest))
     else:
@@ -372,7 +372,7 @@ def _linspace(start: Operand, end: Operand, steps: int, **rest: Any) -> Tensor:
     at = torch.arange(steps, **plain(rest))
     if not at.is_floating_point() and "dtype" not in rest:
         at = at.to(torch.get_default_dtype())
-    first, last = (_as(at, each) for each in (start, end))
+    first, last = (_as(at, bound) for bound in (start, end))
     width = (last - first) / max(steps - 1, 1)
     from_end = last - width * (steps - 1 - at)
     return torch.where(at < steps // 2, first + width * at, from_end if steps > 1 else first)
@@ -380,8 +380,8 @@ def _linspace(start: Operand, end: Operand, steps: int, **rest: Any) -> Tensor:
 
 def _broadcast(*tensors: Any) -> Any:
     """Of what distributions are given: a number beside a tensor is one of its dtype."""
-    lead = next(each for each in tensors if isinstance(each, Tensor))
-    return torch.broadcast_tensors(*(_as(lead, each) for each in tensors))
+    lead = next(tensor for tensor in tensors if isinstance(tensor, Tensor))
+    return torch.broadcast_tensors(*(_as(lead, tensor) for tensor in tensors))
 
 
 def _functions_by_name(**others: ScaledFunction) -> dict[str, ScaledFunction]:

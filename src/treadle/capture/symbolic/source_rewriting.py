@@ -32,8 +32,8 @@ from treadle.capture.symbolic.texts import texts
 from treadle.capture.symbolic.texts.text_code import TEXT_METHODS, codes_within, makes_texts
 
 _CALLED: dict[str, Callable[..., object]] = {
-    f"str (treadle {each.__name__})": each
-    for each in (
+    f"str (treadle {function.__name__})": function
+    for function in (
         texts.joined,
         texts.piece,
         texts.modulo,
@@ -45,7 +45,8 @@ _CALLED: dict[str, Callable[..., object]] = {
 """By the names that rewritten code calls: no name of anybody's code has a space."""
 _JOINED, _PIECE, _MODULO, _METHOD, _ENTRY, _MAKER = _CALLED
 _FUTURE = functools.reduce(
-    operator.or_, (getattr(__future__, each).compiler_flag for each in __future__.all_feature_names)
+    operator.or_,
+    (getattr(__future__, feature).compiler_flag for feature in __future__.all_feature_names),
 )
 
 
@@ -55,7 +56,7 @@ def rewritten_source(
     """``code`` with our calls, which stand among ``called_functions()``; itself where it has none.
     ``variables``: its globals; ``places``: where entries are looked for."""
     file = code.co_filename
-    places = frozenset(each for each in places if each[0] == file)
+    places = frozenset(place for place in places if place[0] == file)
     if not makes_texts(code) and not places and not legacy_tensors.names(code):
         return code
     source = "".join(linecache.getlines(file, variables))
@@ -91,7 +92,7 @@ def _pairs(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeTy
 @final
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, places: frozenset[SourcePosition]) -> None:
-        self._places = {each[1:] for each in places}
+        self._places = {place[1:] for place in places}
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         self.generic_visit(node)

@@ -56,9 +56,9 @@ class Instructions:
     def __init__(self, code: CodeType) -> None:
         self.code = code
         self.all = tuple(_normalized(code))
-        self._offsets = [each.offset for each in self.all]
+        self._offsets = [step.offset for step in self.all]
         count = code.co_argcount + code.co_kwonlyargcount
-        stored = {each.arg for each in self.all if each.op in ("STORE_FAST", "DELETE_FAST")}
+        stored = {step.arg for step in self.all if step.op in ("STORE_FAST", "DELETE_FAST")}
         self.fixed = frozenset(code.co_varnames[:count]) - stored
         """Parameters that stay what they were when the frame began."""
 
@@ -93,7 +93,7 @@ class Instructions:
         while self.op(start) == "LOAD_ATTR":
             start -= 1
         between = self.all[start : at + 2]
-        if self.op(start) not in _SIMPLE or any(each.is_target for each in between):
+        if self.op(start) not in _SIMPLE or any(step.is_target for step in between):
             return None
         before = self.op(start - 1)
         return self.all[start - 1] if before in ("LOAD_CONST", "LOAD_FAST") else None
@@ -122,20 +122,20 @@ _SIMPLE = frozenset({"LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF"})
 
 
 def _normalized(code: CodeType) -> Iterator[Instruction]:
-    for each in dis.get_instructions(code):
-        name, target = each.opname, each.is_jump_target
+    for instruction in dis.get_instructions(code):
+        name, target = instruction.opname, instruction.is_jump_target
         if name in _SILENT:
             if target:  # what follows is one
-                yield Instruction(each.offset, "TARGET", None, is_target=True)
+                yield Instruction(instruction.offset, "TARGET", None, is_target=True)
             continue
-        if name == "BINARY_OP" and each.argrepr == "[]":
+        if name == "BINARY_OP" and instruction.argrepr == "[]":
             name = "BINARY_SUBSCR"
         names = split_name(name)
-        args = each.argval if len(names) > 1 else (each.argval,)
+        args = instruction.argval if len(names) > 1 else (instruction.argval,)
         for one, arg in zip(names, args, strict=True):
             op = _RENAMED.get(one, one)
             arg = plain_name(arg) if op == "LOAD_GLOBAL" else arg
-            yield Instruction(each.offset, op, arg, target)
+            yield Instruction(instruction.offset, op, arg, target)
 
 
 @functools.cache
@@ -168,7 +168,7 @@ class ReflectiveRead:
 def sites(steps: Instructions) -> tuple[ReflectiveRead, ...]:
     """All of a piece of code."""
     found = (_site(steps, at) for at in range(len(steps.all)))
-    return tuple(each for each in found if each is not None)
+    return tuple(site for site in found if site is not None)
 
 
 def _site(steps: Instructions, at: int) -> ReflectiveRead | None:
@@ -206,8 +206,8 @@ def _known(steps: Instructions, load: Instruction) -> Instruction | None:
 
 def _past(steps: Instructions, at: int) -> ReflectiveRead | None:
     given = steps.all[at + 1 : at + 3]
-    known = [_known(steps, each) for each in given]
-    simple = all(each.op in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST") for each in given)
+    known = [_known(steps, load) for load in given]
+    simple = all(load.op in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST") for load in given)
     if simple and steps.op(at + 3) == "CALL" and steps.all[at + 3].arg == 2:
         return ReflectiveRead("past", known[0], known[1])
     name = known[0] if steps.op(at + 2) == "CALL" and steps.all[at + 2].arg == 1 else None
@@ -227,18 +227,18 @@ _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 def _second_constant(steps: Instructions, at: int) -> Instruction | None:
     """What loads the second argument of the method that instruction ``at`` takes, where it is
     called at once with two, and that one is a constant."""
-    raw = [each for each in dis.get_instructions(steps.code) if each.opname != "CACHE"]
-    nth = next(k for k, each in enumerate(raw) if each.offset == steps.all[at].offset)
+    raw = [step for step in dis.get_instructions(steps.code) if step.opname != "CACHE"]
+    nth = next(k for k, step in enumerate(raw) if step.offset == steps.all[at].offset)
     if raw[nth].opname != "LOAD_METHOD" and "NULL" not in raw[nth].argrepr:
         return None
     depth = 0  # of the arguments so far
-    for before, each in pairwise(raw[nth:]):
-        if each.is_jump_target or each.opcode in dis.hasjrel:
+    for before, step in pairwise(raw[nth:]):
+        if step.is_jump_target or step.opcode in dis.hasjrel:
             return None
-        if depth == 2 and each.arg == 2 and each.opname == _CALL:
+        if depth == 2 and step.arg == 2 and step.opname == _CALL:
             found = Instruction(before.offset, "LOAD_CONST", before.argval)
             return found if before.opname == "LOAD_CONST" else None
-        depth += dis.stack_effect(each.opcode, each.arg)
+        depth += dis.stack_effect(step.opcode, step.arg)
         if depth < 0:
             return None
     return None

@@ -78,7 +78,7 @@ def _texts(value: object) -> Iterator[str]:
         case str():
             yield value
         case tuple() | frozenset():
-            for each in value:
-                yield from _texts(each)
+            for part in value:
+                yield from _texts(part)
         case _:
             pass

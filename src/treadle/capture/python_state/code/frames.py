@@ -37,10 +37,10 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(PACKAGE)
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
-_TRACING = all_of(lambda each: each.tracing_files)
-LIBRARY_FILES = all_of(lambda each: each.library_files)
+_TRACING = all_of(lambda integration: integration.tracing_files)
+LIBRARY_FILES = all_of(lambda integration: integration.library_files)
 """Installed code that counts as Python's own library."""
-_REPORTING = frozenset(all_of(lambda each: each.reporting_files))
+_REPORTING = frozenset(all_of(lambda integration: integration.reporting_files))
 
 
 class CodeOwner(IntEnum):
@@ -164,7 +164,7 @@ class FrameRecorder:
         self._imports = False  # whether the run is the first to import anything
 
     def __enter__(self) -> "FrameRecorder":
-        self._below = [each for each in callers(_getframe(1)) if _is_import(each)]
+        self._below = [frame for frame in callers(_getframe(1)) if _is_import(frame)]
         self._events.begin()
         return self
 
@@ -243,7 +243,7 @@ class FrameRecorder:
         """Whether ``type`` is asked of a number that stands in: of an argument, which can be
         seen; or of something that users' code got in other ways, or installed code was given."""
         asked = any(is_stand_in(given.get(name)) for name in found.typed)
-        if not asked and (found.asks_types or any(each is type for each in given.values())):
+        if not asked and (found.asks_types or any(value is type for value in given.values())):
             asked = owner is CodeOwner.USER or any(map(is_stand_in, given.values()))
         self.executed.asks_types |= asked
 
@@ -251,7 +251,7 @@ class FrameRecorder:
         """A traced tensor is of another class than the user's own. Installed code has it from its
         arguments."""
         if owner is CodeOwner.USER or any(map(_is_traced_tensor, variables(frame).values())):
-            around = tuple(each.f_code for each in callers(frame))
+            around = tuple(caller.f_code for caller in callers(frame))
             self.executed.calls_type[id(frame.f_code)] = around
 
     def _resumes(self, frame: FrameType) -> None:
@@ -273,16 +273,16 @@ class FrameRecorder:
         name = "" if self.asked is not None else os_call_name(function)
         if not name or self.is_importing(frame):
             return
-        for each in callers(frame):
-            owner = code_owner(file_of(each))
+        for caller in callers(frame):
+            owner = code_owner(file_of(caller))
             if (
-                is_of_logs(each)
-                or is_introspection_frame(each)
+                is_of_logs(caller)
+                or is_introspection_frame(caller)
                 or CodeOwner.STDLIB != owner < CodeOwner.USER
             ):
                 return
             if owner is CodeOwner.USER:
-                self.asked = name, (each.f_code.co_filename, each.f_lineno)
+                self.asked = name, (caller.f_code.co_filename, caller.f_lineno)
                 return
 
     def _is_introspection_frame(self, frame: FrameType) -> bool:
@@ -294,7 +294,7 @@ class FrameRecorder:
         """Whether it runs for a module that the run is the first to import."""
         if not self._imports:
             return False
-        return any(_is_import(each) and each not in self._below for each in callers(frame))
+        return any(_is_import(caller) and caller not in self._below for caller in callers(frame))
 
 
 def file_of(frame: FrameType) -> str:

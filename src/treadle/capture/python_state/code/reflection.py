@@ -35,8 +35,8 @@ from treadle.util.frame_variables import variables
 _OPTIMIZED = 0x1  # a flag of code whose local variables are not in its globals
 _REPLACED = ("getattr", "hasattr", "vars", "dir")
 """Functions that are given the object: while a run is watched, others stand for them."""
-_ORIGINALS = {id(each): each for each in (getattr, hasattr, vars, dir)}
-_VARIABLES = {id(each): each for each in (globals, locals)}
+_ORIGINALS = {id(function): function for function in (getattr, hasattr, vars, dir)}
+_VARIABLES = {id(function): function for function in (globals, locals)}
 _STATIC = inspect.getattr_static.__code__  # reads past what hears it
 _WAYS_ON = frozenset({"__dict__", "__globals__", "__getattribute__"})
 _NAMING = (attrgetter, methodcaller)
@@ -139,9 +139,9 @@ class Reflection:
                     pass
 
     def _of_callers(self, frame: FrameType, name: object) -> None:
-        for each in callers(frame):
-            if code_owner(file_of(each)) is CodeOwner.USER:
-                self._variables(each.f_globals, name)
+        for caller in callers(frame):
+            if code_owner(file_of(caller)) is CodeOwner.USER:
+                self._variables(caller.f_globals, name)
 
     def _past(self, site: ReflectiveRead, code: CodeType, of: object, name: object) -> None:
         if site.owner is not None:
@@ -219,12 +219,12 @@ class Reflection:
                 self._local(frame)
                 return sorted(frame.f_locals)
             if not ours(frame):
-                for each in (owner[0], *type(owner[0]).__mro__[:-1]):
-                    self._all(each)
+                for base in (owner[0], *type(owner[0]).__mro__[:-1]):
+                    self._all(base)
             return names_of(*owner)
 
         made = (get, is_there, attributes, names)
-        self._watch.between = frozenset(each.__code__ for each in made)
+        self._watch.between = frozenset(function.__code__ for function in made)
         return dict(zip(_REPLACED, made, strict=True))
 
     def _is_ours(self, frame: FrameType) -> bool:
@@ -257,8 +257,8 @@ class Reflection:
     def meets(self, value: object) -> None:
         """An object is met that reads attributes by names that it holds."""
         if type(value) in _NAMING:
-            for each in value.__reduce__()[1]:
-                for name in each.split(".") if type(each) is str else ():
+            for part in value.__reduce__()[1]:
+                for name in part.split(".") if type(part) is str else ():
                     self._name(name)
 
 

@@ -48,13 +48,13 @@ def recorded(containers: Sequence[ChangedContainer], log: OperationLog) -> Itera
     undo: list[tuple[Part, object, object]] = []
     known: dict[int, ContainerRecorder] = {}
     try:
-        for each in _outside_in(containers):
-            inside = [(owner, name) for owner, _, name in each.places if id(owner) in known]
+        for container in _outside_in(containers):
+            inside = [(owner, name) for owner, _, name in container.places if id(owner) in known]
             parent = (known[id(inside[0][0])], inside[0][1]) if inside else None
-            made = log.stand_in(each.value, each.label, parent)
-            known[id(each.value)] = made.recorder
-            for _, part, name in each.places:
-                undo.append((part, name, each.value))
+            made = log.stand_in(container.value, container.label, parent)
+            known[id(container.value)] = made.recorder
+            for _, part, name in container.places:
+                undo.append((part, name, container.value))
                 part.put(name, made)
         log.settle()
         yield
@@ -67,7 +67,7 @@ def _outside_in(containers: Sequence[ChangedContainer]) -> list[ChangedContainer
     """Those that are in others come after them."""
     left, found = list(containers), list[ChangedContainer]()
     while left:
-        inner = {id(each.value) for each in left}
+        inner = {id(container.value) for container in left}
         free = [c for c in left if not any(id(owner) in inner for owner, _, _ in c.places)]
         found += free or left
         left = [c for c in left if c not in found]
@@ -111,40 +111,48 @@ class ContainerChanges:
     @property
     def label(self) -> str:
         """The user's words for the containers."""
-        return ", ".join(dict.fromkeys(each.label for each in self._changed()))
+        return ", ".join(dict.fromkeys(recorder.label for recorder in self._changed()))
 
     def _changed(self) -> list[ContainerRecorder]:
         recorders = self.log.recorders
-        found = dict.fromkeys(each.at for each in self.log.operations if each.name != TOUCH)
+        found = dict.fromkeys(
+            operation.at for operation in self.log.operations if operation.name != TOUCH
+        )
         return [recorders[at] for at in found]
 
     def roots(self) -> list[Callable[[], object]]:
         """Where the containers are found."""
-        return [each.get for each in self.log.recorders]
+        return [recorder.get for recorder in self.log.recorders]
 
     def args(self) -> list[tuple[object, ...]]:
         """What the operations are given in this run."""
-        return [each.args[:1] if each.name == TOUCH else each.args for each in self.log.operations]
+        return [
+            operation.args[:1] if operation.name == TOUCH else operation.args
+            for operation in self.log.operations
+        ]
 
     def get(self) -> Any:
         """What is in the containers now."""
-        found = [each.get() for each in self._changed() if not each.is_made]
-        return [list(each.values() if isinstance(each, dict) else each) for each in found]
+        found = [recorder.get() for recorder in self._changed() if not recorder.is_made]
+        return [
+            list(contents.values() if isinstance(contents, dict) else contents)
+            for contents in found
+        ]
 
     def put(self, value: tuple[Sequence[Any], Sequence[tuple[Any, ...]]]) -> None:
         """Do them again, in order."""
         roots, given = value
         targets = dict(enumerate(roots))
-        for each, args in zip(self.log.operations, given, strict=True):
-            if each.name == TOUCH:
-                targets[each.args[1].recorder.at] = targets[each.at][args[0]]
+        for operation, args in zip(self.log.operations, given, strict=True):
+            if operation.name == TOUCH:
+                targets[operation.args[1].recorder.at] = targets[operation.at][args[0]]
             else:
-                operator.methodcaller(each.name, *args)(targets[each.at])
+                operator.methodcaller(operation.name, *args)(targets[operation.at])
 
     def kept(self) -> Callable[[], None]:
         """A function that makes everything as it is now."""
-        found = [each.get() for each in self._changed() if not each.is_made]
-        parts = [part for each in found for part in parts_of(each, "").parts]
+        found = [recorder.get() for recorder in self._changed() if not recorder.is_made]
+        parts = [part for contents in found for part in parts_of(contents, "").parts]
         before = [(part, dict(part.now())) for part in parts]
 
         def restore() -> None:
@@ -157,7 +165,7 @@ class ContainerChanges:
 def read_keys(recorders: Iterable[ContainerRecorder]) -> dict[int, frozenset[object] | None]:
     """By the ids of the user's containers, which entries of them were read; ``None``: all."""
     return {
-        id(each.real): None if each.reads_all else frozenset(each.reads)
-        for each in recorders
-        if not each.is_made
+        id(recorder.real): None if recorder.reads_all else frozenset(recorder.reads)
+        for recorder in recorders
+        if not recorder.is_made
     }

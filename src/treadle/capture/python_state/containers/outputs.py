@@ -33,7 +33,7 @@ from treadle.compat.tracing import works_for
 
 _PRINT: Callable[..., None] = builtins.print
 _STREAMS = ("stdout", "stderr")
-_METHODS = all_of(lambda each: each.outputs)
+_METHODS = all_of(lambda integration: integration.outputs)
 """By which libraries tell something."""
 
 
@@ -81,22 +81,22 @@ class OutputLog:
         """While inside, nothing is printed by the thread that captures."""
         thread = threading.get_ident()
         before = {name: getattr(sys, name) for name in _STREAMS}
-        recorded = {name: _Stream(self, name, each, thread) for name, each in before.items()}
+        recorded = {name: _Stream(self, name, stream, thread) for name, stream in before.items()}
         printing = builtins.print  # Python's, or what the user has put there
         builtins.print = self._printing(recorded, thread)
-        for name, each in recorded.items():
-            setattr(sys, name, each)
-        originals = [vars(each.owner)[each.name] for each in _METHODS]
-        for each, original in zip(_METHODS, originals, strict=True):
-            setattr(each.owner, each.name, self._telling(each, original, thread))
+        for name, stream in recorded.items():
+            setattr(sys, name, stream)
+        originals = [vars(method.owner)[method.name] for method in _METHODS]
+        for method, original in zip(_METHODS, originals, strict=True):
+            setattr(method.owner, method.name, self._telling(method, original, thread))
         try:
             yield
         finally:
             builtins.print = printing
-            for each, original in zip(_METHODS, originals, strict=True):
-                setattr(each.owner, each.name, original)
-            for name, each in before.items():
-                setattr(sys, name, each)
+            for method, original in zip(_METHODS, originals, strict=True):
+                setattr(method.owner, method.name, original)
+            for name, stream in before.items():
+                setattr(sys, name, stream)
 
     def note(
         self,
@@ -115,18 +115,18 @@ class OutputLog:
             if any(map(_is_later, leaves)):
                 return
             output.put(
-                unflatten([each() if isinstance(each, Stream) else each for each in leaves], spec)
+                unflatten([leaf() if isinstance(leaf, Stream) else leaf for leaf in leaves], spec)
             )
 
     def _printing(self, recorded: dict[str, "_Stream"], thread: int) -> Callable[..., None]:
         def call(*args: object, file: object = None, **named: object) -> None:
             stream = sys.stdout if file is None else file
-            name = next((n for n, each in recorded.items() if each is stream), "")
+            name = next((n for n, known in recorded.items() if known is stream), "")
             is_kept = bool(name) or self.knows(stream)
             if not is_kept or not works_for(thread) or not _is_users(sys._getframe(1)):
                 _PRINT(*args, file=file, **named)
                 return
-            shown_args = [shown(each) if isinstance(each, Tensor) else each for each in args]
+            shown_args = [shown(arg) if isinstance(arg, Tensor) else arg for arg in args]
             self.note(_print_to, shown_args, named, Stream(name) if name else stream)
 
         return call
@@ -155,9 +155,9 @@ def _is_users(frame: FrameType) -> bool:
 
 def _logs(frame: FrameType) -> CodeOwner:
     """Whose code speaks: that of the frame, or which calls Python's own library there."""
-    for each in callers(frame):
-        owner = code_owner(each.f_code.co_filename)
-        if owner is not CodeOwner.STDLIB and each.f_code.co_filename != str(texts.__file__):
+    for caller in callers(frame):
+        owner = code_owner(caller.f_code.co_filename)
+        if owner is not CodeOwner.STDLIB and caller.f_code.co_filename != str(texts.__file__):
             return owner
     return CodeOwner.OURS
 

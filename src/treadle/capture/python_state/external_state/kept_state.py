@@ -28,7 +28,12 @@ from treadle.capture.symbolic.numbers import is_stand_in
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 """What every module has: PyTorch's own."""
-_OPEN_TO_ALL = (CellType, FunctionType, SimpleNamespace, *all_of(lambda each: each.namespaces))
+_OPEN_TO_ALL = (
+    CellType,
+    FunctionType,
+    SimpleNamespace,
+    *all_of(lambda integration: integration.namespaces),
+)
 """Of objects of Python's and of libraries' those that hold what others put there."""
 
 
@@ -129,10 +134,10 @@ class KeptState:
     def _is_fixed(self, kept: Kept) -> bool:
         """A module's parameters or modules."""
         return any(
-            kept.owner is each
+            kept.owner is table
             for model in self._models
             for module in model.modules()
-            for each in (module._parameters, module._modules)
+            for table in (module._parameters, module._modules)
         )
 
     def set_unread(
@@ -140,7 +145,7 @@ class KeptState:
     ) -> list[Change]:
         """What the run set before it read it (``written``: the names, of an object), to what
         happened to be there: a later call may find something else there, and leaves this."""
-        known = {(id(each.owner), each.name) for each in changed}
+        known = {(id(change.owner), change.name) for change in changed}
         found: list[Change] = []
         for kept in self.parts.values():
             if kept.part.entries or not kept.part.settable or isinstance(kept.owner, type):
@@ -189,15 +194,15 @@ class KeptState:
         """Where an object is: the owner, its part, and the name in it."""
         for at, known in self.variables.items():
             space, _, _ = self._executed.spaces[at]
-            names = [name for name, each in known.items() if each is value]
+            names = [name for name, other in known.items() if other is value]
             yield from ((space, Attributes("", space), name) for name in names)
         for kept in self.parts.values():
             if isinstance(kept.owner, ModuleType) and id(vars(kept.owner)) in self.variables:
                 known = self.variables[id(vars(kept.owner))]
             else:
                 known = {}
-            for name, each in kept.before.items():
-                if each is value and name not in known:
+            for name, held in kept.before.items():
+                if held is value and name not in known:
                     yield kept.owner, kept.part, name
 
 

@@ -133,15 +133,15 @@ class ReachableObjects:
                 read = self.watch.of_object(value) | self._past_names
                 found += [(before[name], part.where(name)) for name in read & before.keys()]
                 continue  # met when it is read
-            for name, each in before.items():
+            for name, held in before.items():
                 if part.entries and not is_plain(name):
                     found.append((name, part.where(name)))
-                if is_plain(each) or id(each) in self._kept.objects:
+                if is_plain(held) or id(held) in self._kept.objects:
                     continue
                 if not named or whole or self._is_named(name):
-                    found.append((each, part.where(name)))
+                    found.append((held, part.where(name)))
                 else:
-                    self._waiting.setdefault(name, []).append((part, each))
+                    self._waiting.setdefault(name, []).append((part, held))
         if not isinstance(value, Tensor) and is_heap(type(value)):
             found.append((type(value), type(value).__qualname__))  # of a class its metaclass
         if isinstance(value, type):

@@ -59,8 +59,8 @@ def _items(value: Any) -> Sequence[object]:
 
 def _stand_ins(value: object) -> Iterator[object]:
     if type(value) in (list, tuple):
-        for each in _items(value):
-            yield from _stand_ins(each)
+        for item in _items(value):
+            yield from _stand_ins(item)
     elif is_stand_in(value):
         yield value
 
@@ -68,7 +68,7 @@ def _stand_ins(value: object) -> Iterator[object]:
 def _filled(value: Any, values: Iterator[object]) -> Any:
     """A nest with others in the places of what stands in."""
     if type(value) in (list, tuple):
-        return type(value)([_filled(each, values) for each in value])
+        return type(value)([_filled(item, values) for item in value])
     return next(values) if is_stand_in(value) else value
 
 

@@ -55,7 +55,7 @@ def array_fact(value: NdArray) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 
 def overlaps(values: Sequence[object]) -> tuple[tuple[int, int], ...]:
     """Which of these share memory, as pairs of positions: arrays with arrays, and with tensors."""
-    if not any(type(each) is np.ndarray for each in values):
+    if not any(type(value) is np.ndarray for value in values):
         return ()
     spans = [(at, span) for at, span in enumerate(map(_span, values)) if span is not None]
     return tuple(
@@ -281,19 +281,19 @@ def computed(function: Callable[..., object], *operands: object) -> object:
     stand: list[ArrayLeaf | Number] = [e for e in operands if is_array(e) or is_number(e)]
     if not stand:
         return function(*operands)
-    uses, arrays = stand[0].uses, [each for each in stand if is_array(each)]
-    roots = frozenset[Key]().union(*(each.roots for each in stand))
-    if any(each.roots & uses.whole for each in arrays):
+    uses, arrays = stand[0].uses, [stand_in for stand_in in stand if is_array(stand_in)]
+    roots = frozenset[Key]().union(*(stand_in.roots for stand_in in stand))
+    if any(array.roots & uses.whole for array in arrays):
         return function(*map(plain, operands))
-    for each in arrays:
-        each.refuse_written()
+    for array in arrays:
+        array.refuse_written()
     found = function(*(e.value if is_stand_in(e) else e for e in operands))
     parts = [e.compute if is_stand_in(e) else functools.partial(_same, e) for e in operands]
     compute = Computation(function, parts)
     if is_numeric(found):
         return ArrayLeaf(found, compute, roots, uses)
     uses.looked |= roots
-    uses.looked_at += [each.value for each in arrays]
+    uses.looked_at += [array.value for array in arrays]
     key = uses.decisions.key_of(compute)
     if is_real(found):
         return Number(found, compute, roots, uses, scales=True, key=key)
@@ -368,7 +368,7 @@ def _give_answers() -> None:
         dunder = f"__{name}__"
 
         def call(self: ArrayLeaf, *args: object, _name: str = dunder, **kwargs: object) -> object:
-            given = (each.plain() if type(each) is ArrayLeaf else each for each in args)
+            given = (arg.plain() if type(arg) is ArrayLeaf else arg for arg in args)
             return getattr(self.plain(), _name)(*given, **kwargs)
 
         if hasattr(np.ndarray, dunder):

@@ -75,7 +75,7 @@ class DeferredArray:
         with np.errstate(all="ignore"):
             found = function(*map(value_now, operands))
         compute = computation(function, operands)
-        parts = [at for each in operands if is_known_later(each) for at in each.parts]
+        parts = [at for operand in operands if is_known_later(operand) for at in operand.parts]
         known = tuple(dict.fromkeys(parts))
         if is_numeric(found):
             return DeferredArray(found, compute, self.deferred, known)
@@ -88,7 +88,7 @@ class DeferredArray:
         if self.value.ndim < 2:
             found = [self.item(at) for at in range(self.value.size)]
             return found if self.value.ndim else found[0]
-        return [each.tolist() for each in self]
+        return [part.tolist() for part in self]
 
     def item(self, *at: int) -> object:
         """One of its numbers, as Python's."""
@@ -96,7 +96,7 @@ class DeferredArray:
 
     def __getitem__(self, at: object) -> object:
         parts: tuple[object, ...] = at if type(at) is tuple else (at,)
-        if not all(type(each) in _PLACES for each in parts):
+        if not all(type(part) in _PLACES for part in parts):
             return self.plain()
         return self.computed(lambda value: value[at], (self,))
 
@@ -125,7 +125,7 @@ class DeferredArray:
     ) -> object:
         """Other functions of NumPy's."""
         simple = function in FUNCTIONS_OF_KINDS and not any(map(is_stand_in, kwargs.values()))
-        if not simple or not all(_is_operand(each) or is_plain(each) for each in args):
+        if not simple or not all(_is_operand(arg) or is_plain(arg) for arg in args):
             return self.plain()
         return self.computed(functools.partial(function, **kwargs), args)
 
@@ -210,7 +210,7 @@ def array_of(deferred: DeferredNumbers, tensor: Tensor, memory: frozenset[int | 
     """``tensor.numpy()``: of the memory of a tensor of this run, as it is when the step is done.
     TR-102 where somebody else may write to that, of which ``memory`` are the keys."""
     shape = tuple(tensor.shape)
-    if storage_key(tensor) in memory or not all(type(each) is int for each in shape):
+    if storage_key(tensor) in memory or not all(type(size) is int for size in shape):
         raise deferred.refuse()
     with outside_modes():  # what PyTorch refuses of a tensor of this kind is its error
         kind = torch.empty(0, dtype=tensor.dtype, requires_grad=tensor.requires_grad)

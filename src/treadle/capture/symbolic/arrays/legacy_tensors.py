@@ -33,15 +33,15 @@ def _device_of(kind: object) -> str:
 
 def _classes() -> dict[Any, Callable[..., object]]:
     names = ("Half", "BFloat16", "Float", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
-    kinds = [getattr(m, f"{each}Tensor", None) for m in (torch, torch.cuda) for each in names]
-    found = [torch.Tensor, *(each for each in kinds if each is not None)]
-    return {each: functools.partial(_made, each) for each in found}
+    kinds = [getattr(m, f"{name}Tensor", None) for m in (torch, torch.cuda) for name in names]
+    found = [torch.Tensor, *(kind for kind in kinds if kind is not None)]
+    return {kind: functools.partial(_made, kind) for kind in found}
 
 
 LEGACY: Mapping[Any, Callable[..., object]] = _classes()
 """What is called in the place of each of them."""
 
-NAMES = frozenset(each.__name__ for each in LEGACY)
+NAMES = frozenset(kind.__name__ for kind in LEGACY)
 
 
 def maker(function: object) -> object:

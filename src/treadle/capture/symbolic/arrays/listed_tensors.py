@@ -39,8 +39,8 @@ def _leaves(nest: Any) -> Iterator[object]:
     if not _is_list(nest):
         yield nest
         return
-    for each in nest:
-        yield from _leaves(each)
+    for item in nest:
+        yield from _leaves(item)
 
 
 def _is_number(leaf: object) -> bool:
@@ -58,7 +58,7 @@ def _dtype(leaf: object) -> torch.dtype:
 
 def _stacked(nest: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     if _is_list(nest):
-        return torch.stack([_stacked(each, dtype, device) for each in nest])
+        return torch.stack([_stacked(item, dtype, device) for item in nest])
     if isinstance(nest, Tensor):
         return nest.to(dtype=dtype, device=device)
     return torch.full((), nest, dtype=dtype, device=device)

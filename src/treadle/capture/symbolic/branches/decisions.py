@@ -58,7 +58,7 @@ class Path:
     @property
     def answers(self) -> Answers:
         """What was taken."""
-        return tuple(each.answer for each in self.decisions)
+        return tuple(decision.answer for decision in self.decisions)
 
     def other(self, inputs: Sequence[Tensor]) -> Answers | None:
         """Of a call with these inputs the answers up to the first that differs from the variant's;
@@ -72,7 +72,7 @@ class Path:
         held: dict[int, bool] = {}
         generators = [
             number
-            for device in dict.fromkeys(each.device for each in inputs)
+            for device in dict.fromkeys(input_.device for input_ in inputs)
             for number in target_for(device).driver.generators(device)
         ]
         with torch.random.fork_rng(devices=generators):
@@ -102,8 +102,8 @@ def _questions(step: StepGraph, asked: Sequence[fx.Node]) -> StepGraph:
     copies: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph(owning_module=step.graph.owning_module)
     graph.graph_copy(step.graph, copies)
-    graph.output(tuple(copies[each] for each in asked))
-    left = {copies[each] for each in asked}
+    graph.output(tuple(copies[condition] for condition in asked))
+    left = {copies[condition] for condition in asked}
     for node in reversed(list(graph.nodes)):
         left.discard(node)
         drawn = is_random(node) and left  # before an answer

@@ -153,8 +153,8 @@ def join_conditions(graph: fx.Graph) -> list[fx.Node]:
     for node in nodes:
         if node not in again:
             by_device.setdefault(tensor_of(_condition(node)).device, []).append(node)
-    for each in by_device.values():
-        _join(graph, each)
+    for group in by_device.values():
+        _join(graph, group)
     for node in again:
         graph.erase_node(node)
     return decided

@@ -69,8 +69,8 @@ class KnownMasks:
         return None if is_filled else self._put  # a mask says where it is filled
 
     def _know(self, entries: Iterable[object]) -> bool:
-        masks = [each for each in entries if _is_mask(each)]
-        return bool(masks) and all(self.values(each) is not None for each in masks)
+        masks = [entry for entry in entries if _is_mask(entry)]
+        return bool(masks) and all(self.values(mask) is not None for mask in masks)
 
     def _picked(self, x: Tensor, index: object) -> Tensor:
         entries = index if isinstance(index, tuple) else (index,)
@@ -110,9 +110,9 @@ class KnownMasks:
         assert values is not None
         with outside_modes():
             known = of(values)
-            held = [each.to(device) for each in known]
+            held = [value.to(device) for value in known]
         traced = tuple(map(held_input, held))
-        self._known |= {id(one): (one, each) for one, each in zip(traced, known, strict=True)}
+        self._known |= {id(one): (one, value) for one, value in zip(traced, known, strict=True)}
         return traced
 
     def values(self, tensor: object) -> Tensor | None:
@@ -120,7 +120,7 @@ class KnownMasks:
         made of constants alone, or is large."""
         trace = TraceInProgress()
         node = trace.find(tensor) if isinstance(tensor, Tensor) else None
-        known = {trace.find(each): values for each, values in self._known.values()}
+        known = {trace.find(traced): values for traced, values in self._known.values()}
         if node is None:
             return None
         nodes = self._needed(trace, node, known)
@@ -128,13 +128,13 @@ class KnownMasks:
             return None
         with outside_modes():
             found: dict[fx.Node, Any] = {}
-            for each in nodes:
-                if each in known:
-                    found[each] = known[each].clone()
-                elif each.op == "get_attr":
-                    found[each] = trace.held(each)
+            for step in nodes:
+                if step in known:
+                    found[step] = known[step].clone()
+                elif step.op == "get_attr":
+                    found[step] = trace.held(step)
                 else:
-                    found[each] = _run(each, found)
+                    found[step] = _run(step, found)
         return found[node]
 
     def _needed(
@@ -155,19 +155,19 @@ class KnownMasks:
             memory |= _memory(each)
             if not waiting:
                 waiting += [w for w in _writers(trace.graph, memory) if w not in needed]
-        return [each for each in trace.graph.nodes if each in needed]
+        return [candidate for candidate in trace.graph.nodes if candidate in needed]
 
     def _is_constant(self, trace: TraceInProgress, node: fx.Node) -> bool:
         if node.op == "get_attr":
             held = trace.held(node)
-            is_input = any(id(held) in each for each in self.inputs)
+            is_input = any(id(held) in input_ for input_ in self.inputs)
             return is_copied(held, node) and not is_input
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             return False
         facts = facts_of(node.target)
         if not facts.native or facts.effects & ~Effect.WRITES or not has_value(node):
             return False
-        sizes = [each.numel() for each in tensors_in(known_value(node))]
+        sizes = [tensor.numel() for tensor in tensors_in(known_value(node))]
         return all(type(size) is int and size <= _MOST_ELEMENTS for size in sizes)
 
 
@@ -176,7 +176,7 @@ def _is_mask(value: object) -> TypeGuard[Tensor]:
 
 
 def _memory(node: fx.Node) -> set[int | None]:
-    return {storage_key(each) for each in tensors_in(known_value(node))}
+    return {storage_key(tensor) for tensor in tensors_in(known_value(node))}
 
 
 def _writers(graph: fx.Graph, memory: set[int | None]) -> list[fx.Node]:
@@ -192,8 +192,8 @@ def _writers(graph: fx.Graph, memory: set[int | None]) -> list[fx.Node]:
 def _run(node: fx.Node, found: dict[fx.Node, object]) -> object:
     """A node's operation on the CPU."""
     given, spec = flatten((node.args, node.kwargs))
-    given = [found[each] if isinstance(each, fx.Node) else each for each in given]
-    given = [_CPU if isinstance(each, torch.device) else each for each in given]
+    given = [found[arg] if isinstance(arg, fx.Node) else arg for arg in given]
+    given = [_CPU if isinstance(arg, torch.device) else arg for arg in given]
     args, kwargs = unflatten(given, spec)
     assert callable(node.target)
     return node.target(*args, **kwargs)

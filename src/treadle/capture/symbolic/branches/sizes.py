@@ -33,7 +33,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
         if node.op != "call_function":
             continue
         value = known_value(node)
-        takes = [each for each in node.all_input_nodes if each in unsized]
+        takes = [input_ for input_ in node.all_input_nodes if input_ in unsized]
         if not takes and not _is_symbolic(value):
             continue
         _bound(bounds, value, node)
@@ -77,8 +77,8 @@ def _sizes(value: object) -> Iterator[Symbolic]:
         case SymInt() | SymFloat() | SymBool():
             yield value
         case tuple() | list():
-            for each in value:
-                yield from _sizes(each)
+            for part in value:
+                yield from _sizes(part)
         case Tensor() if value.layout is torch.strided:
             held = value.untyped_storage().nbytes()  # a row of such a value is in its memory
             yield from _sizes((*value.shape, *value.stride(), value.storage_offset(), held))
@@ -95,8 +95,8 @@ def _symbols(value: object) -> list[object]:
 def _bound(bounds: Bounds, value: object, node: fx.Node) -> None:
     for symbol in _symbols(value):
         if symbol not in bounds:
-            operands = [t for each in node.all_input_nodes for t in tensors_in(value_of(each))]
-            bounds[symbol] = max([1, *(int(each.numel()) for each in operands)])
+            operands = [t for input_ in node.all_input_nodes for t in tensors_in(value_of(input_))]
+            bounds[symbol] = max([1, *(int(operand.numel()) for operand in operands)])
 
 
 def _known(value: object, bounds: Mapping[object, int]) -> Any:
@@ -109,10 +109,10 @@ def _known(value: object, bounds: Mapping[object, int]) -> Any:
         case SymFloat():
             return float(_number(value, bounds))
         case tuple() | list():
-            return type(value)(_known(each, bounds) for each in value)
+            return type(value)(_known(part, bounds) for part in value)
         case Tensor() if _is_symbolic(value):
-            shape = [int(_number(each, bounds)) for each in value.shape]
-            strides = [int(_number(each, bounds)) for each in value.stride()]
+            shape = [int(_number(size, bounds)) for size in value.shape]
+            strides = [int(_number(stride, bounds)) for stride in value.stride()]
             mode: Any = value.fake_mode  # pyright: ignore[reportAttributeAccessIssue]
             with mode:
                 return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
@@ -128,5 +128,5 @@ def _number(value: object, bounds: Mapping[object, int]) -> Any:
     free = sorted(expression.free_symbols, key=str)
     if not free or isinstance(value, SymBool) or len(free) > _MOST_SYMBOLS:
         return expression.subs(dict(bounds))
-    corners = itertools.product(*((0, bounds[each]) for each in free))
+    corners = itertools.product(*((0, bounds[symbol]) for symbol in free))
     return max(expression.subs(dict(zip(free, corner, strict=True))) for corner in corners)

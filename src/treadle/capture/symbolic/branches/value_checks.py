@@ -37,8 +37,8 @@ def require_values(graph: fx.Graph) -> None:
     """An ``expect`` in front of each operation whose operands could be refused, up to the first
     update: what is written by that would have to wait. ``graph`` is functional."""
     bounds: dict[fx.Node, list[IndexBound]] = {}
-    for each in unchecked_index_bounds(graph):
-        bounds.setdefault(each.user, []).append(each)
+    for bound in unchecked_index_bounds(graph):
+        bounds.setdefault(bound.user, []).append(bound)
     seen: set[tuple[object, ...]] = set()
     for node in list(graph.nodes):
         if info(node).phase == "optimizer":
@@ -58,14 +58,14 @@ Requirement = tuple[tuple[object, ...], Callable[["_Writer"], fx.Node]]
 
 
 def _of_index_bounds(unproved: Iterable[IndexBound]) -> Iterator[Requirement]:
-    for each in unproved:
-        if each.user.target in _UNSAFE:
+    for bound in unproved:
+        if bound.user.target in _UNSAFE:
             continue  # PyTorch's own, made to fit
-        low, high, bounds = each.low, each.high, range_of(each.value)
+        low, high, bounds = bound.low, bound.high, range_of(bound.value)
         if type(low) is not int or type(high) is not int:
             continue  # of declared sizes
         if bounds is None or bounds[0] < low or bounds[1] > high:
-            yield (each.value, low, high), lambda to, e=each: to.inside(e.value, e.low, e.high, e)
+            yield (bound.value, low, high), lambda to, e=bound: to.inside(e.value, e.low, e.high, e)
 
 
 def _of_operands(node: fx.Node) -> Iterator[Requirement]:
@@ -94,7 +94,7 @@ class _Writer:
     def call(self, target: OpOverload, *args: Argument) -> fx.Node:
         node = self._graph.call_function(target, args)
         copy_notes(node, self._user)
-        set_value(node, target(*(_value(each) for each in args)))
+        set_value(node, target(*(_value(arg) for arg in args)))
         return node
 
     def all(self, flags: fx.Node) -> fx.Node:

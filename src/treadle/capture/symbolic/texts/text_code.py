@@ -20,17 +20,17 @@ def makes_texts(code: CodeType) -> bool:
 
 def makes_text(code: CodeType, offset: int) -> bool:
     """Whether the instruction there may."""
-    for each in dis.get_instructions(code):
-        if each.offset >= offset and each.opname not in ("CACHE", "EXTENDED_ARG"):
-            if each.opname in _CALLS:
+    for instruction in dis.get_instructions(code):
+        if instruction.offset >= offset and instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            if instruction.opname in _CALLS:
                 return not TEXT_METHODS.isdisjoint(code.co_names)
-            return _is_text(each)
+            return _is_text(instruction)
     return False
 
 
 def codes_within(code: CodeType) -> list[CodeType]:
     """What is defined in it, in order."""
-    return [each for each in code.co_consts if isinstance(each, CodeType)]
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def _is_text(each: dis.Instruction) -> bool:

@@ -49,7 +49,7 @@ def taken(tree: object) -> tuple[list[object], TreeSpec]:
     """What is in lists, tuples and dicts, as it is now, with what stands in for tensors."""
     plain = replaced(tree, lambda node: as_plain(node) if is_recorded(node) else None)
     leaves, spec = flatten_containers(plain)
-    return [_taken(each) for each in leaves], spec
+    return [_taken(leaf) for leaf in leaves], spec
 
 
 def _taken(leaf: object) -> object:
@@ -61,7 +61,7 @@ def _taken(leaf: object) -> object:
 
 
 def _has_stand_ins(leaves: Iterable[object]) -> bool:
-    return any(is_stand_in(each) or isinstance(each, Tensor) for each in leaves)
+    return any(is_stand_in(leaf) or isinstance(leaf, Tensor) for leaf in leaves)
 
 
 def made_by(function: Callable[..., object], *given: object) -> object:
