@@ -41,10 +41,12 @@ def with_decay(grad: Tensor, parameter: Tensor, shared: Values, group: Group) ->
 
 def read(group: Group, *names: str) -> dict[str, float]:
     """Hyper-parameters under their own names; both betas where there are two."""
-    found = {name: float(group[name]) for name in names}
+    hyper_parameters = {name: float(group[name]) for name in names}
     if "betas" in group:
-        found["beta1"], found["beta2"] = (float(beta) for beta in group["betas"])
-    return found
+        hyper_parameters["beta1"], hyper_parameters["beta2"] = (
+            float(beta) for beta in group["betas"]
+        )
+    return hyper_parameters
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class AdagradUpdate(ElementwiseUpdate):
         total = state["sum"]
         new = addcmul(total[at], grad, grad, shared["one"])
         total.index_copy_(0, at, new)
-        found = addcdiv(parameter[at], grad, new.sqrt() + shared["eps"], shared["rate"])
-        parameter.index_copy_(0, at, found)
+        updated = addcdiv(parameter[at], grad, new.sqrt() + shared["eps"], shared["rate"])
+        parameter.index_copy_(0, at, updated)
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class RMSpropUpdate(ElementwiseUpdate):
         return (decays(group), group["maximize"], group["centered"], group["momentum"] > 0)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        found = {"square_avg": ZEROS}
-        found |= {"momentum_buffer": ZEROS} if group["momentum"] > 0 else {}
-        return found | ({"grad_avg": ZEROS} if group["centered"] else {})
+        states = {"square_avg": ZEROS}
+        states |= {"momentum_buffer": ZEROS} if group["momentum"] > 0 else {}
+        return states | ({"grad_avg": ZEROS} if group["centered"] else {})
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "alpha", "eps", "momentum", "weight_decay")

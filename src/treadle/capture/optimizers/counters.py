@@ -35,12 +35,12 @@ class SharedCounters:
         self._dicts = watch_dicts(dicts)
         self._places = places
         self._numbers = {
-            name: Floats([counter.data_ptr() for counter in found])
-            for name, found in tensors.items()
+            name: Floats([counter.data_ptr() for counter in counters])
+            for name, counters in tensors.items()
         }
         self._first_other = comparison_of_floats()
-        found = [number.addresses for number in self._numbers.values()]
-        self._tables = [(addresses.ctypes.data, len(addresses)) for addresses in found]
+        tables = [numbers.addresses for numbers in self._numbers.values()]
+        self._tables = [(addresses.ctypes.data, len(addresses)) for addresses in tables]
 
     @staticmethod
     def of(
@@ -56,7 +56,7 @@ class SharedCounters:
         if not all(states):
             return None
         tensors = {name: [state.get(name) for state in states if state] for name in names}
-        flat = [counter for found in tensors.values() for counter in found]
+        flat = [counter for of_name in tensors.values() for counter in of_name]
         if not all(map(_is_float, flat)):
             return None
         places = watch_tensors(flat)
@@ -71,8 +71,8 @@ class SharedCounters:
         first = self._first_other
         if first is not None:
             return all(first(at, count) < 0 for at, count in self._tables)
-        found = [number.read() for number in self._numbers.values()]
-        return all(bool((counters == counters[0]).all()) for counters in found)
+        by_name = [number.read() for number in self._numbers.values()]
+        return all(bool((counters == counters[0]).all()) for counters in by_name)
 
     def join(self, watches: Watches) -> None:
         """That the counters are where they were, and agree."""

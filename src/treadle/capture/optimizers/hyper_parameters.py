@@ -89,8 +89,8 @@ class HyperParameters:
         }
 
     def _is_written(self, value: object) -> bool:
-        found = self._traced_for(value) if isinstance(value, Tensor) else None
-        return found is not None and found._version > 0
+        traced = self._traced_for(value) if isinstance(value, Tensor) else None
+        return traced is not None and traced._version > 0
 
     def at_update(self, optimizer: Optimizer, at: int, group: Mapping[str, object]) -> "SetGroup":
         """As an update reads them. ``group``: as it was before the run."""
@@ -120,49 +120,50 @@ class SetGroup:
     def values(self, form: OptimizerUpdate) -> Values:
         """As values of this run, and what they decide of the graph from now on: TR-139 where the
         update would be another one than that of the group before the run in its state."""
-        found = {key: _plain(value) for key, value in {**self.before, **self.set}.items()}
-        self._refuse_unfit(form, found)
+        values = {key: _plain(value) for key, value in {**self.before, **self.set}.items()}
+        self._refuse_unfit(form, values)
         for key in self._handed_on():
-            probed = [form.structure({**found, key: probe}) for probe in _PROBES]
+            probed = [form.structure({**values, key: probe}) for probe in _PROBES]
             if any(structure != probed[0] for structure in probed):
                 raise sets_hyper_parameter(self.optimizer, key)
-            found[key] = _PROBES[1]
+            values[key] = _PROBES[1]
         for parameter in self.optimizer.param_groups[self.at]["params"][:1]:
             kept, now = (
-                form.states(parameter, group_values).keys() for group_values in (self.before, found)
+                form.states(parameter, group_values).keys()
+                for group_values in (self.before, values)
             )
             if kept != now:
                 raise sets_hyper_parameter(self.optimizer, ", ".join(self.set))
-        self._refuse_counted(form, found)
-        self._decide(form, found)
-        return found
+        self._refuse_counted(form, values)
+        self._decide(form, values)
+        return values
 
-    def _refuse_unfit(self, form: OptimizerUpdate, found: Values) -> None:
+    def _refuse_unfit(self, form: OptimizerUpdate, values: Values) -> None:
         """TR-132 for what no update can be computed with, such as a text."""
-        known = {**found, **dict.fromkeys(self._handed_on(), _PROBES[1])}
+        known = {**values, **dict.fromkeys(self._handed_on(), _PROBES[1])}
         try:
             form.structure(known)
             form.scalars(known)
         except (TypeError, ValueError) as error:
-            shown = ", ".join(f"{key}={found[key]!r}" for key in self.set)
+            shown = ", ".join(f"{key}={values[key]!r}" for key in self.set)
             text = f"{type(self.optimizer).__name__} cannot step with {shown}: {error}"
             raise of_torch(TypeError(text), here()) from error
 
-    def _refuse_counted(self, form: OptimizerUpdate, found: Values) -> None:
+    def _refuse_counted(self, form: OptimizerUpdate, values: Values) -> None:
         """Counters advance by the group as it is at the beginning of a call, or at its end."""
-        asked = _RecordedGroup(found)
+        asked = _RecordedGroup(values)
         form.advanced({name: counter + 1.0 for name, counter in form.counters.items()}, asked)
         for key in sorted(asked.keys_asked & self.set.keys()):
             raise sets_hyper_parameter(self.optimizer, key)
 
-    def _decide(self, form: OptimizerUpdate, found: Values) -> None:
+    def _decide(self, form: OptimizerUpdate, values: Values) -> None:
         """The structure is the same at every call that the graph serves."""
         numbers = [n for value in self.set.values() for n in _items(value) if is_number(n)]
         roots = frozenset[object]().union(*(number.roots for number in numbers))
         if roots:
             keys = tuple((name, *map(id, _items(value))) for name, value in self.set.items())
             key = self.uses.decisions.key_of("structure", id(form), self.at, keys)
-            outcome = form.structure(found)
+            outcome = form.structure(values)
             compute = functools.partial(self._structure, form)
             self.uses.decisions.add(key, compute, outcome, roots)
 
@@ -174,8 +175,8 @@ class SetGroup:
 
     def _at_call(self) -> Values:
         """The group of a call as the update finds it, as far as that is known before the launch."""
-        found = {**self.optimizer.param_groups[self.at], **self.set}
-        known = {key: _now(value) for key, value in found.items() if key not in self._handed_on()}
+        values = {**self.optimizer.param_groups[self.at], **self.set}
+        known = {key: _now(value) for key, value in values.items() if key not in self._handed_on()}
         return known | dict.fromkeys(self._handed_on(), _PROBES[1])
 
     def scalars(
@@ -183,7 +184,7 @@ class SetGroup:
     ) -> dict[str, Tensor]:
         """What the form computes of them, as inputs of the graph."""
         group = {key: _plain(entry) for key, entry in {**self.before, **self.set}.items()}
-        found: dict[str, Tensor] = {}
+        inputs: dict[str, Tensor] = {}
         for key in self._handed_on():
             seen = [form.scalars({**group, key: probe}) for probe in _PROBES]
             others = [{**named, key: None} for named in seen]
@@ -193,15 +194,15 @@ class SetGroup:
             value = value.in_graph and value.in_graph() if is_deferred(value) else traced_for(value)
             if value is None:
                 raise sets_hyper_parameter(self.optimizer, key)
-            found[key] = value.detach().reshape(()).to(device=device, dtype=torch.float64)
+            inputs[key] = value.detach().reshape(()).to(device=device, dtype=torch.float64)
             group[key] = _PROBES[1]
         for name, value in form.scalars(group).items():
-            if name not in found:
+            if name not in inputs:
                 compute = functools.partial(self._scalar, form, name)
                 key = self.uses.decisions.key_of("scalar", id(self), name)
                 number = Number(value, compute, frozenset(), self.uses, scales=True, key=key)
-                found[name] = number.entry(device)
-        return found
+                inputs[name] = number.entry(device)
+        return inputs
 
     def _scalar(self, form: OptimizerUpdate, name: str) -> float:
         return form.scalars(self._at_call())[name]
@@ -244,13 +245,13 @@ def _now(value: object) -> object:
 def _plain(value: object) -> object:
     """What it is in this run; of a tensor that nobody writes to its number."""
 
-    def one(each: object) -> object:
-        if is_number(each):
-            return each.value
-        if isinstance(each, Tensor) and not is_traced(each):
+    def one(number: object) -> object:
+        if is_number(number):
+            return number.value
+        if isinstance(number, Tensor) and not is_traced(number):
             with outside_modes():
-                return each.item() if each.numel() == 1 else each
-        return each
+                return number.item() if number.numel() == 1 else number
+        return number
 
     return _each(one, value)
 

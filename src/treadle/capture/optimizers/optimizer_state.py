@@ -124,17 +124,17 @@ class TracedState(MutableMapping[object, object]):
                 if name not in names
             }
             self._known[id(parameter)] = parameter, own, TracedEntries(own, names)
-        found = self._known[id(parameter)][2]
-        found.renew(self._entries(parameter))
-        return self._assigned.get(id(parameter), found)
+        entries = self._known[id(parameter)][2]
+        entries.renew(self._entries(parameter))
+        return self._assigned.get(id(parameter), entries)
 
     def __getitem__(self, key: object) -> object:
         """What there is; an empty dict where there is nothing."""
         if _asked_by_us():
             return self._real[key]
-        found = self._found(key)
+        entries = self._found(key)
         self._got.add(id(self._key(key)))
-        return found
+        return entries
 
     def __contains__(self, key: object) -> bool:
         self._asks_there = True
@@ -171,8 +171,8 @@ class TracedState(MutableMapping[object, object]):
 
     def changes(self) -> Iterator[Changed]:
         """What the run left in entries of the user's own."""
-        for parameter, before, found in self._known.values():
-            now = self._assigned.get(id(parameter), found.own())
+        for parameter, before, entries in self._known.values():
+            now = self._assigned.get(id(parameter), entries.own())
             if not now and id(parameter) in self._got and not self._entries(parameter):
                 yield StateLocation(self._optimizer, parameter, MISSING), None
             for key in {**before, **now}:
@@ -188,24 +188,24 @@ class TracedState(MutableMapping[object, object]):
         keys and types, which of their tensors are one, and values beside numbers that stand in.
         ``needed``: of those that do, which count by their values."""
         state, tensors = self._optimizer.state, list[object]()
-        found: list[object] = [self.numbers.agree()]
+        facts: list[object] = [self.numbers.agree()]
         for parameter, _, _ in self._known.values():
             entries = state.get(parameter)
             names = self._names(parameter)
             if self._asks_there and not names:
-                found.append(entries is None)
+                facts.append(entries is None)
             for key, value in (entries or {}).items():
                 if key in names:
                     continue
                 if isinstance(value, Tensor):
                     tensors.append(value)
-                    found.append((key, self._parameter_at(value) or tensor_fact(value)))
+                    facts.append((key, self._parameter_at(value) or tensor_fact(value)))
                 elif self.numbers.is_free(parameter, key, value, needed):
-                    found.append((key, type(value)))
+                    facts.append((key, type(value)))
                 else:
-                    found.append((key, type(value), repr(value)))
+                    facts.append((key, type(value), repr(value)))
         tensors += [leaf.grad for leaf, _ in self._parameters.values() if leaf.grad is not None]
-        return *found, first_of_each(tensors)
+        return *facts, first_of_each(tensors)
 
     def _parameter_at(self, value: Tensor) -> int:
         return id(value) if id(value) in self._parameters else 0

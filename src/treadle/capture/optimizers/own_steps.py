@@ -50,11 +50,11 @@ class OwnSteps:
 
     def why_eager(self, optimizer: Optimizer) -> Reason | None:
         """Why it steps outside of the graph."""
-        found = why_eager(optimizer)
+        reason = why_eager(optimizer)
         why = self.refused.get(id(optimizer))
-        if found is None or why is None:
-            return found
-        return Reason(found.code, f"{found.words}, and its own step cannot be captured: {why}")
+        if reason is None or why is None:
+            return reason
+        return Reason(reason.code, f"{reason.words}, and its own step cannot be captured: {why}")
 
     def stepper(
         self, optimizer: Optimizer, recorder: TraceRecorder, update: list[Span], *, updates: bool

@@ -116,9 +116,9 @@ def has_update_rule(optimizer: Optimizer) -> bool:
 
 def update_rule(optimizer: Optimizer) -> OptimizerUpdate:
     """The functional form of an optimizer that has one."""
-    found = _find(type(optimizer))
-    assert found is not None, optimizer
-    return found
+    rule = _find(type(optimizer))
+    assert rule is not None, optimizer
+    return rule
 
 
 def _find(kind: type[Optimizer]) -> OptimizerUpdate | None:
@@ -154,9 +154,9 @@ def register_optimizer(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     subclasses that do not override ``step``. ``CaptureError`` TR-105 if ``kind`` is no optimizer
     class or has a form already.
     """
-    given: tuple[Any, Any] = kind, form  # users' code is not always typed
-    fits = isinstance(given[0], type) and issubclass(given[0], Optimizer)
-    if not fits or not isinstance(given[1], OptimizerUpdate) or kind in _UPDATE_RULES:
+    pair: tuple[Any, Any] = kind, form  # users' code is not always typed
+    fits = isinstance(pair[0], type) and issubclass(pair[0], Optimizer)
+    if not fits or not isinstance(pair[1], OptimizerUpdate) or kind in _UPDATE_RULES:
         raise CaptureError(
             f"{kind!r} is no optimizer class without an update, or {form!r} no update",
             code="TR-105",

@@ -39,11 +39,11 @@ class UpdatesOfGroup:
             update()
             self._known[key] = piece()
             return
-        found = self._known[key]
-        if found is None:
+        known = self._known[key]
+        if known is None:
             update()
         else:
-            found.again(tensors)
+            known.again(tensors)
 
 
 def _types(tensors: Sequence[Tensor]) -> Hashable | None:

@@ -79,8 +79,8 @@ def _binding(function: Callable[..., object]) -> "_Binding | None":
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # it has no first parameter that is the object
         return None
-    made = _Binding(list(signature.parameters.values()))
-    return made if made.names or made.by_name else None
+    binding = _Binding(list(signature.parameters.values()))
+    return binding if binding.names or binding.by_name else None
 
 
 @final
@@ -132,7 +132,7 @@ class _Binding:
     ) -> tuple[object, ...] | None:
         """Those by position. ``named`` gets those after one that is left out; ``left`` loses what
         is taken."""
-        found: list[object] = []
+        placed: list[object] = []
         has_gap = False
         for at, parameter in enumerate(self._by_position):
             only_placed = parameter.kind is Parameter.POSITIONAL_ONLY
@@ -150,12 +150,12 @@ class _Binding:
             if value is parameter.default and not _fills(parameter):
                 has_gap = True
             elif not has_gap:
-                found.append(value)
+                placed.append(value)
             elif not only_placed:
                 named[parameter.name] = value
             elif at < len(args):
                 return None  # there is no name to give it by
-        return tuple(found)
+        return tuple(placed)
 
     def _take_named(self, left: dict[str, object], named: dict[str, object]) -> bool:
         """``named`` gets those by name, in the order of the parameters; whether none is missing."""

@@ -174,8 +174,8 @@ class ExternalState:
             )
         if self._frames.asked is not None:
             raise asks(*self._frames.asked)
-        found = map(_of_real_name, self._kept.changes())
-        changed = [change for change in found if not are_equal(change.before, change.now)]
+        changes = map(_of_real_name, self._kept.changes())
+        changed = [change for change in changes if not are_equal(change.before, change.now)]
         return changed + self._kept.set_unread(self._watch.written, changed)
 
     def changed_containers(self) -> list[ChangedContainer]:
@@ -267,7 +267,8 @@ class ExternalState:
 
         return ReadNames(
             of=of,
-            whole_kinds=self._watch.whole_kinds | {type(each) for each in executed.whole.values()},
+            whole_kinds=self._watch.whole_kinds
+            | {type(owner) for owner in executed.whole.values()},
             mentioned=mentioned,
             of_library=frozenset(executed.names),
             ours=lambda value: ours(value) or is_machinery(value),

@@ -70,18 +70,18 @@ def _no_circles() -> Iterator[None]:
 def _open(tree: object, instead: Instead | None = None) -> object:
     """``tree`` with objects that hold tensors, and shapes that hold symbols, as nodes."""
 
-    def each(leaf: object) -> object:
+    def opened(leaf: object) -> object:
         if type(leaf) is torch.Size and not is_value(leaf):
             return Sized(tuple(leaf))
-        found = flattened(leaf, pytree.tree_leaves)
-        other = instead and instead(leaf, leaf if found is None else found.shell.blank)
+        parts = flattened(leaf, pytree.tree_leaves)
+        other = instead and instead(leaf, leaf if parts is None else parts.shell.blank)
         if other is not None:
             return other
-        if found is None:
+        if parts is None:
             return leaf
-        return Flattened(found.shell, tuple(_open(value, instead) for value in found.values))
+        return Flattened(parts.shell, tuple(_open(value, instead) for value in parts.values))
 
-    return pytree.tree_map(each, tree, is_leaf=_stays_whole)
+    return pytree.tree_map(opened, tree, is_leaf=_stays_whole)
 
 
 def _sizes_with_keys(node: Sized) -> tuple[list[tuple[pytree.KeyEntry, object]], None]:
@@ -213,12 +213,12 @@ def _taken_apart(tree: object) -> Iterator[tuple[object, Flattened | None]]:
 
 def containers_in(tree: object) -> list[Container]:
     """Those that may have more than their parts, in an order that their structure decides."""
-    found: list[Container] = []
+    containers: list[Container] = []
     for node, inside in _taken_apart(tree):
         if type(node) not in _ENTRIES:
             leaves = () if inside is not None else pytree.tree_leaves(node)
-            found.append(Container(node, names_of_parts(node, inside, leaves)))
-    return found
+            containers.append(Container(node, names_of_parts(node, inside, leaves)))
+    return containers
 
 
 def keys_in(tree: object) -> list[object]:
@@ -235,18 +235,18 @@ def keys_in(tree: object) -> list[object]:
 
 def nodes_in(tree: object) -> list[object]:
     """All containers, and the dicts that they keep their entries in."""
-    found: list[object] = []
+    nodes: list[object] = []
     for node, _ in _taken_apart(tree):
-        found.append(node)
+        nodes.append(node)
         if isinstance(node, UserDict):
-            found.append(node.data)
-    return found
+            nodes.append(node.data)
+    return nodes
 
 
 def replaced(tree: object, instead: Callable[[object], object]) -> object:
     """``tree`` with what ``instead`` gives for containers and leaves, but for ``None``."""
 
-    def each(node: object) -> object:
+    def put_in_place(node: object) -> object:
         other = instead(node)
         return node if other is None else other
 
@@ -254,7 +254,7 @@ def replaced(tree: object, instead: Callable[[object], object]) -> object:
         return instead(node) is not None or _stays_whole(node)
 
     with _no_circles():
-        return pytree.tree_map(each, tree, is_leaf=is_leaf)
+        return pytree.tree_map(put_in_place, tree, is_leaf=is_leaf)
 
 
 @dataclass(slots=True)
@@ -301,14 +301,16 @@ class FlatCalls:
                 return _stays_whole(node)
 
             tree = args, kwargs
-            found, structure = flatten_with_paths(tree, self._names, meet)
-            leaves = [value for _, value in found]
+            pairs, structure = flatten_with_paths(tree, self._names, meet)
+            leaves = [value for _, value in pairs]
             plain = kinds <= _PLAIN_NODES
-            given = FlatArguments(leaves, tree=tree) if plain else FlatArguments.of(leaves, tree)
-            facts = tuple(plain_fact(key) for key in given.keys if is_plain(key))
-            return given, tuple(path for path, _ in found), (structure, facts)
+            arguments = (
+                FlatArguments(leaves, tree=tree) if plain else FlatArguments.of(leaves, tree)
+            )
+            facts = tuple(plain_fact(key) for key in arguments.keys if is_plain(key))
+            return arguments, tuple(path for path, _ in pairs), (structure, facts)
         key = len(args), *kwargs
         if key not in self._known:
-            found, structure = flatten_with_paths((args, kwargs), self._names)
-            self._known[key] = tuple(path for path, _ in found), (structure, ())
+            pairs, structure = flatten_with_paths((args, kwargs), self._names)
+            self._known[key] = tuple(path for path, _ in pairs), (structure, ())
         return FlatArguments(leaves, tree=(args, kwargs)), *self._known[key]

@@ -135,10 +135,10 @@ def parts_of(value: object, label: str) -> ObjectLayout:
         case ModuleType():
             return ObjectLayout((Attributes(label, value.__dict__),))
         case type():
-            found: tuple[Part, ...] = (ClassAttributes(label, value),)
+            parts: tuple[Part, ...] = (ClassAttributes(label, value),)
             if isinstance(value, ABCMeta) and is_heap(value):
-                found += (Registered(label, partial(VirtualSubclasses, value)),)
-            return ObjectLayout(found)
+                parts += (Registered(label, partial(VirtualSubclasses, value)),)
+            return ObjectLayout(parts)
         case property():
             return ObjectLayout((Accessors(label, value),))
         case staticmethod() | classmethod():
@@ -174,35 +174,35 @@ def _advanced(generator: "GeneratorType[object, object, object]") -> int | None:
 
 def _of_object(value: object, label: str) -> ObjectLayout:
     """Contents, attributes and slots."""
-    found: list[Part] = []
+    parts: list[Part] = []
     match value:
         case dict():
-            found.append(Entries(label, value))
+            parts.append(Entries(label, value))
         case list() | tuple() | deque():
-            found.append(Sequenced(label, value))
+            parts.append(Sequenced(label, value))
         case set() | frozenset():
-            found.append(Members(label, value))
+            parts.append(Members(label, value))
         case _ if isinstance(value, _MUTABLE_BYTES) or has_buffer(value):
-            found.append(_of_array(value, label))
+            parts.append(_of_array(value, label))
         case _ if isinstance(value, _NUMBERS):
-            found.append(FixedAttributes(label, {"value": _base(value)}))
+            parts.append(FixedAttributes(label, {"value": _base(value)}))
         case _:
             pass
     if type(value) is OrderedDict:
-        found.append(OwnAttributes(label, value))
+        parts.append(OwnAttributes(label, value))
     elif (attributes := attributes_of(value)) is not None:
-        found.append(Attributes(label, attributes))
+        parts.append(Attributes(label, attributes))
     members = slots_of(type(value))
     if members:
-        found.append(Slots(label, value, members))
+        parts.append(Slots(label, value, members))
     base = _made_in_c(type(value))
     if base in _OPEN or issubclass(base, (BaseException, *ARRAYS)) or has_buffer(value):
-        return ObjectLayout(tuple(found))
+        return ObjectLayout(tuple(parts))
     if _reduced(value) is None:
-        return ObjectLayout(tuple(found), opaque=True)
-    found.append(Computed(label, partial(_reduced, value)))
-    found.append(Items(label, partial(_referents, value)))
-    return ObjectLayout(tuple(found))
+        return ObjectLayout(tuple(parts), opaque=True)
+    parts.append(Computed(label, partial(_reduced, value)))
+    parts.append(Items(label, partial(_referents, value)))
+    return ObjectLayout(tuple(parts))
 
 
 _OPEN = frozenset(
@@ -244,21 +244,21 @@ def attributes_of(value: object) -> dict[str, object] | None:
     """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
     own: Any = local if isinstance(value, local) else object
     try:
-        found: object = own.__getattribute__(value, "__dict__")
+        namespace: object = own.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return namespace if isinstance(namespace, dict) else None
 
 
 @lru_cache(maxsize=1 << 12)
 def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
     """By name, the slots of a class and its bases."""
-    found: dict[str, MemberDescriptorType] = {}
+    slots: dict[str, MemberDescriptorType] = {}
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, MemberDescriptorType) and "__slots__" in vars(base):
-                found[name] = value
-    return found
+                slots[name] = value
+    return slots
 
 
 def _of_array(value: object, label: str) -> Part:
@@ -304,8 +304,8 @@ def _base(value: object) -> str:
 
 def _referents(value: object) -> Reading:
     """What an object made in C holds."""
-    found = (referent for referent in gc.get_referents(value) if not isinstance(referent, type))
-    return dict(enumerate(found))
+    referents = (referent for referent in gc.get_referents(value) if not isinstance(referent, type))
+    return dict(enumerate(referents))
 
 
 _ITERATED = (list, tuple, dict, set, str, bytes, range)
@@ -320,10 +320,10 @@ def _reduced(value: object) -> object:
         return None
     try:
         reduce = copyreg.dispatch_table.get(type(value))
-        found: object = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        reduced: object = reduce(value) if reduce is not None else value.__reduce_ex__(4)
     except (TypeError, NotImplementedError, AttributeError):
         return None
-    return _frozen(found, 0)
+    return _frozen(reduced, 0)
 
 
 def _frozen(value: object, depth: int) -> object:
@@ -338,6 +338,6 @@ def _frozen(value: object, depth: int) -> object:
     if isinstance(value, type | BuiltinFunctionType):
         return value
     if not is_heap(type(value)) and depth < 8 and not callable(value):
-        found = _reduced(value)
-        return Identity(value) if found is None else found
+        reduced = _reduced(value)
+        return Identity(value) if reduced is None else reduced
     return Identity(value)

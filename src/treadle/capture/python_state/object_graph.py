@@ -67,8 +67,8 @@ class Location:
     @property
     def holder(self) -> object:
         """The object that has it; of variables the dict they are in."""
-        found = self.node.found() if self.rooted else self.node.current()
-        return found.__dict__ if type(found) is Space else found
+        owner = self.node.found() if self.rooted else self.node.current()
+        return owner.__dict__ if type(owner) is Space else owner
 
     @property
     def owner(self) -> int:
@@ -140,10 +140,10 @@ class Watched:
             or not isinstance(names, frozenset)
         ):
             return self.is_now_same()
-        found = self.part.values
-        if not all(found.get(k, MISSING) is v for k, v in zip(self.held, self.raw, strict=True)):
+        values = self.part.values
+        if not all(values.get(k, MISSING) is v for k, v in zip(self.held, self.raw, strict=True)):
             return False
-        return found.keys().isdisjoint(names - self.held.keys())
+        return values.keys().isdisjoint(names - self.held.keys())
 
 
 @final
@@ -175,11 +175,11 @@ _OF_PYTHON = OF_DECLARATION | {"__dict__", "__weakref__", "__doc__", "__module__
 Names = frozenset[object] | ClassNames | Without
 
 
-def of_names(found: Reading, names: Names | None) -> Reading:
+def of_names(reading: Reading, names: Names | None) -> Reading:
     """Of a reading what stands under one of ``names``; all of it for ``None``."""
     if names is None:
-        return found
-    return {name: value for name, value in found.items() if name in names}
+        return reading
+    return {name: value for name, value in reading.items() if name in names}
 
 
 @final
@@ -232,10 +232,10 @@ class Node:
         """The object that stands in its place now, from the root on; ``MISSING`` where there is
         one of another kind."""
         if self.getter is not None:
-            found = self.getter()
+            value = self.getter()
         else:
-            found = self.value if self.place is None else replace(self.place, rooted=True).get()
-        return found if type(found) is self.kind else MISSING
+            value = self.value if self.place is None else replace(self.place, rooted=True).get()
+        return value if type(value) is self.kind else MISSING
 
     def part(self, at: int) -> Part | None:
         """One of its parts now; ``None`` where there is an object of another kind."""

@@ -93,15 +93,17 @@ def has_own(value: object) -> bool:
 
 
 def names_of_parts(
-    value: object, found: Flattened | None, leaves: Sequence[object]
+    value: object, taken_apart: Flattened | None, leaves: Sequence[object]
 ) -> frozenset[object]:
     """Attributes of a container that are no more than its parts, and so are looked at already.
     ``leaves``: those of a class that took itself apart."""
     if isinstance(value, UserDict):
         return frozenset({"data"})
-    if found is not None:
+    if taken_apart is not None:
         return (
-            frozenset() if isinstance(value, dict | list | tuple) else frozenset(found.shell.names)
+            frozenset()
+            if isinstance(value, dict | list | tuple)
+            else frozenset(taken_apart.shell.names)
         )
     held = {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
     return frozenset(name for name, part in _vars(value).items() if id(part) in held)

@@ -125,8 +125,7 @@ class OwnAttributes(Attributes):
         if value is MISSING:
             self.values.pop(name, None)
         else:
-            own: dict[Any, Any] = self.owner.__dict__
-            own[name] = value
+            cast("Reading", self.owner.__dict__)[name] = value  # it takes any key
 
     def dictionary(self) -> Reading | None:
         return None
@@ -229,8 +228,8 @@ class Members(Part):
     def now(self) -> Reading:
         """In an order that every process has, as far as members have names."""
         values = self.values
-        found = set.__iter__(values) if isinstance(values, set) else frozenset.__iter__(values)
-        return {member(value): value for value in sorted(found, key=_name_of_member)}
+        members = set.__iter__(values) if isinstance(values, set) else frozenset.__iter__(values)
+        return {member(value): value for value in sorted(members, key=_name_of_member)}
 
     def is_same(self, one: Reading, other: Reading) -> bool:
         return one.keys() == other.keys()
@@ -295,13 +294,13 @@ class Slots(Part):
         self.members = cast("dict[object, types.MemberDescriptorType]", members)
 
     def now(self) -> Reading:
-        found: Reading = {}
+        reading: Reading = {}
         for name, member in self.members.items():
             try:
-                found[name] = member.__get__(self.owner)
+                reading[name] = member.__get__(self.owner)
             except (AttributeError, TypeError):  # empty; or the object has got another class
                 continue
-        return found
+        return reading
 
     def put(self, name: object, value: object) -> None:
         if value is MISSING:
@@ -350,13 +349,13 @@ class OfFunction(Part):
 
     def now(self) -> Reading:
         f = self.function
-        found: Reading = {
+        reading: Reading = {
             "__code__": f.__code__,
             "__defaults__": f.__defaults__,
             "__kwdefaults__": f.__kwdefaults__,
         }
         free = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
-        return found | {f"<{name}>": cell for name, cell in free}
+        return reading | {f"<{name}>": cell for name, cell in free}
 
     def put(self, name: Any, value: object) -> None:
         if name in self._NAMES:

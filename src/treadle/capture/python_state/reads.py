@@ -169,25 +169,25 @@ class Reads:
             self._expand(node)
 
     def _node(self, label: str, value: object, place: Location | None) -> Node:
-        found = self._nodes.get(id(value))
-        if found is None:
-            found = Node(type(value), label, value, place, read=self._read_of(value))
-            self._nodes[id(value)] = found
-            self._queue.append(found)
-            self._order.append(found)
-        return found
+        node = self._nodes.get(id(value))
+        if node is None:
+            node = Node(type(value), label, value, place, read=self._read_of(value))
+            self._nodes[id(value)] = node
+            self._queue.append(node)
+            self._order.append(node)
+        return node
 
     def _read_of(self, value: object) -> ObjectReads:
-        found = self._names.of(value)
-        self.of_objects.append(found)
-        return found
+        reads = self._names.of(value)
+        self.of_objects.append(reads)
+        return reads
 
     def _expand(self, node: Node) -> None:
         value = node.value
-        made = self._made(value, node.label)
-        if made.opaque and node.asked:
+        parts = self._made(value, node.label)
+        if parts.opaque and node.asked:
             self.opaque.append(f"{node.label}: {node.kind.__qualname__}")
-        for at, part in enumerate(made.parts):
+        for at, part in enumerate(parts.parts):
             names = self._names.of_part(value, part, node.read)
             if node.parts is not None:  # what was read of it was read of a copy
                 copied = self._names.of_copy(node.kind, node.parts)
@@ -242,13 +242,13 @@ class Reads:
         named = isinstance(value, type) and isinstance(place.node.value, ModuleType | Space)
         if not deep and not named and not self._names.is_state(place, value):
             return Same(value)  # functions of the library's are what they are
-        found = self._node(place.label, value, place)
+        node = self._node(place.label, value, place)
         kind = type(place.node.value)
         holder = place.node.value if isinstance(place.node.value, ModuleType) else kind
         theirs = not isinstance(holder, type) or is_heap(holder)
         if not place.node.asked or (theirs and self._names.owner(holder) < CodeOwner.USER):
-            found.asked = False
-        return found
+            node.asked = False
+        return node
 
     def settle(self) -> None:
         """After the last root: which objects are held, and what each call looks at."""
@@ -366,15 +366,15 @@ class Reads:
         """Where numbers stand that are others now, and arrays in which others are."""
         match = Match(self._nodes)
         list(self._differences(match))
-        found = match.numbers
+        locations = match.numbers
         for array in match.arrays:
             for node, at in self._places_of([(array, None)]):
                 watched = node.watched[at]
                 if watched.part.settable and node.parts is None:
                     names = [name for name, entry in watched.held.items() if entry is array]
                     where = watched.part.where
-                    found += [Location(node, at, name, where(name), True) for name in names]
-        return found
+                    locations += [Location(node, at, name, where(name), True) for name in names]
+        return locations
 
     def _differences(self, match: "Match") -> Iterator[str]:
         written: list[tuple[Node, int]] = []
@@ -453,10 +453,10 @@ class Reads:
 
     def places(self) -> dict[int, Location]:
         """By its id, where a tensor was found."""
-        found: dict[int, Location] = {}
+        places: dict[int, Location] = {}
         for fact in self._facts:
-            found.setdefault(id(fact.place.get()), fact.place)
-        return found
+            places.setdefault(id(fact.place.get()), fact.place)
+        return places
 
     def has_memory_in(self, start: int, end: int) -> bool:
         """Whether an array or another buffer of the snapshot has memory between two addresses."""

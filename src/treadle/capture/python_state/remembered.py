@@ -46,6 +46,6 @@ def _entries_of(function: "_LruCached[Any]") -> dict[object, object] | None:
     found there."""
     held = gc.get_referents(function)
     at = max((i for i, referent in enumerate(held) if referent is function.__wrapped__), default=0)
-    found = held[at - 1]
-    known = type(found) is dict and len(found) == function.cache_info().currsize
-    return cast("dict[object, object]", found) if known else None
+    entries = held[at - 1]
+    known = type(entries) is dict and len(entries) == function.cache_info().currsize
+    return cast("dict[object, object]", entries) if known else None

@@ -16,15 +16,17 @@ class VirtualSubclasses:
     when a run ended which this is part of; ``None``: there may have been any."""
 
     def __init__(self, kind: ABCMeta) -> None:
-        found = ((weak(), weak) for weak in get_dump(kind)[0])
+        pairs = ((weak(), weak) for weak in get_dump(kind)[0])
         self._found: dict[int, ReferenceType[type]] = {
-            id(subclass): reference for subclass, reference in found if subclass is not None
+            id(subclass): reference for subclass, reference in pairs if subclass is not None
         }
         self.existing: frozenset[int] | None = None
 
     def classes(self) -> list[type]:
         """Those that are still there."""
-        return [each for reference in self._found.values() if (each := reference()) is not None]
+        return [
+            subclass for reference in self._found.values() if (subclass := reference()) is not None
+        ]
 
     def __eq__(self, other: object) -> bool:
         """Nothing can be asked that has another answer now: nobody unregisters, what is gone has no
@@ -42,11 +44,11 @@ class VirtualSubclasses:
 
 def existing_classes() -> frozenset[int]:
     """The ids of all classes of the process: some 10,000, in 10 ms."""
-    found: set[int] = {id(object)}
+    classes: set[int] = {id(object)}
     left: list[type] = [object]
     while left:
         for subclass in type.__subclasses__(left.pop()):
-            if id(subclass) not in found:
-                found.add(id(subclass))
+            if id(subclass) not in classes:
+                classes.add(id(subclass))
                 left.append(subclass)
-    return frozenset(found)
+    return frozenset(classes)

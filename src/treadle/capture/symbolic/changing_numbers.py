@@ -76,23 +76,23 @@ class ChangingNumbers:
                 place.put(value)
 
     def _standing_in(self, place: Location, value: RealNumber | NdArray) -> "Number | ArrayLeaf":
-        found = _InPlace(place, place.holder, (place.owner, place.name))
-        self._found.append(found)
-        self._uses.decisions.labels[found.key] = place.label
+        in_place = _InPlace(place, place.holder, (place.owner, place.name))
+        self._found.append(in_place)
+        self._uses.decisions.labels[in_place.key] = place.label
         if is_numeric(value):
-            leaf = ArrayLeaf(value, found, frozenset(), self._uses)
+            leaf = ArrayLeaf(value, in_place, frozenset(), self._uses)
             leaf = self.arrays.setdefault(id(value), leaf)  # an array in two places is one
-            leaf.roots |= {found.key}
+            leaf.roots |= {in_place.key}
             return leaf
         assert is_real(value)
-        return Number(value, found, frozenset({found.key}), self._uses, scales=True)
+        return Number(value, in_place, frozenset({in_place.key}), self._uses, scales=True)
 
     def read(self, reads: Reads) -> None:
         """What has to be at a call as it is now: what arrays are, and which are the same."""
-        found = [in_place for in_place in self._found if is_numeric(in_place())]
-        if found:
-            label = ", ".join(in_place.place.label for in_place in found)
-            reads.add_computed(f"the kind of {label}", functools.partial(self._kinds, found))
+        arrays = [in_place for in_place in self._found if is_numeric(in_place())]
+        if arrays:
+            label = ", ".join(in_place.place.label for in_place in arrays)
+            reads.add_computed(f"the kind of {label}", functools.partial(self._kinds, arrays))
 
     def _kinds(self, places: Sequence[_InPlace]) -> object:
         values = [place() for place in places]

@@ -22,15 +22,19 @@ class Computation:
         known: dict[int, object] = {}
         waiting = [self]
         while waiting:
-            each = waiting[-1]
-            before = [p for p in each.parts if isinstance(p, Computation) and id(p) not in known]
+            computation = waiting[-1]
+            before = [
+                p for p in computation.parts if isinstance(p, Computation) and id(p) not in known
+            ]
             if before:
                 waiting += before
                 continue
             waiting.pop()
-            if id(each) not in known:
-                values = (known[id(p)] if isinstance(p, Computation) else p() for p in each.parts)
-                known[id(each)] = each.function(*values)
+            if id(computation) not in known:
+                values = (
+                    known[id(p)] if isinstance(p, Computation) else p() for p in computation.parts
+                )
+                known[id(computation)] = computation.function(*values)
         return known[id(self)]
 
 
@@ -48,19 +52,19 @@ class NumberDecision:
     def holds(self) -> bool:
         """Whether it comes out the same now; an exception of Python's is another outcome."""
         try:
-            found = self.compute()
+            outcome = self.compute()
         except Exception:
             return False
-        return type(found) is type(self.outcome) and bool(found == self.outcome)
+        return type(outcome) is type(self.outcome) and bool(outcome == self.outcome)
 
     @property
     def words(self) -> str:
         """That it came out otherwise."""
         try:
-            found = repr(self.compute())
+            outcome = repr(self.compute())
         except Exception as error:
-            found = type(error).__name__
-        return f"a decision on {self.label} was {self.outcome!r} and is {found}: {self.where}"
+            outcome = type(error).__name__
+        return f"a decision on {self.label} was {self.outcome!r} and is {outcome}: {self.where}"
 
 
 @final

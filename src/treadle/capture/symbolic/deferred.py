@@ -119,12 +119,12 @@ class NumbersOfCall:
         for each dtype and device."""
         groups: dict[tuple[torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
         for place in self.places:
-            each = next(tensors)
-            assert each is not None
+            returned = next(tensors)
+            assert returned is not None
             if place in self.whole:
-                self.known[place] = each
+                self.known[place] = returned
                 continue
-            groups.setdefault((each.dtype, each.device), []).append((place, each))
+            groups.setdefault((returned.dtype, returned.device), []).append((place, returned))
         for group in groups.values():
             values = torch.stack([tensor for _, tensor in group]).tolist()
             self.known.update(zip((place for place, _ in group), values, strict=True))
@@ -180,8 +180,8 @@ class DeferredNumbers:
         """The tensor as it is now, for a text of it."""
         with torch.no_grad():
             number, known = self.keep(tensor.clone()), self.known
-        found = functools.partial(operator.getitem, known, number)
-        return DeferredTensor(tensor, found, self, (number,))
+        compute = functools.partial(operator.getitem, known, number)
+        return DeferredTensor(tensor, compute, self, (number,))
 
     def keep(self, tensor: Tensor) -> int:
         """One that Python has when the step is done, as it is then."""
@@ -245,18 +245,20 @@ class DeferredNumber(Number):
             return self
         known = [operand for operand in operands if is_deferred(operand)]
         form = _usable_graph_form(function, operands)
-        made = DeferredNumber(
+        result = DeferredNumber(
             _kind_of_result(function, operands),
             computation(function, operands),
             self.deferred,
             tuple(dict.fromkeys(at for number in known for at in number.parts)),
             None if form is None else _graph_form(function, operands, self.deferred, form),
         )
-        made.is_exact = (form is None or form.is_exact) and all(number.is_exact for number in known)
+        result.is_exact = (form is None or form.is_exact) and all(
+            number.is_exact for number in known
+        )
         distance = _distance(function, operands)
         if distance is not None:
-            made.base, made.ahead = known[0].base, known[0].ahead + distance
-        return made
+            result.base, result.ahead = known[0].base, known[0].ahead + distance
+        return result
 
     def applied(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """A number again, whatever it is."""
@@ -400,12 +402,12 @@ def _graph_form(
 
     def compute() -> Tensor:
         with torch.no_grad():
-            made = [_as_tensor(operand, dtype, device) for operand in operands]
-            result = form.compute(*made)
+            tensors = [_as_tensor(operand, dtype, device) for operand in operands]
+            result = form.compute(*tensors)
             if form.holds is not None:
-                deferred.require(form.holds(result, *made))
+                deferred.require(form.holds(result, *tensors))
             if is_close:
-                deferred.require(is_apart(*made))
+                deferred.require(is_apart(*tensors))
             return result
 
     return compute

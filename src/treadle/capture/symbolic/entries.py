@@ -86,14 +86,14 @@ def entry(container: Any, key: object) -> object:
     if type(key) is not Number or type(container) not in _KINDS:
         return looked_up(container, key)
     try:
-        found = container[key.value]
+        value = container[key.value]
     except (LookupError, TypeError):
         return looked_up(container, key)  # it raises an error
-    if is_number(found):
-        return _among(container, key, type(found.value))
-    if not is_real(found):
+    if is_number(value):
+        return _among(container, key, type(value.value))
+    if not is_real(value):
         return looked_up(container, key)
-    lookup = _Lookup(container, type(found))
+    lookup = _Lookup(container, type(value))
     key.decided(_Has(lookup), (key,))  # a call in which it finds none is another variant's
     return key.derived(lookup)
 

@@ -87,13 +87,15 @@ class NumberCalls:
         self._codes.update(codes)
         # what a program has frozen, the collector does not find
         objects = [*known, *gc.get_referrers(*codes)]
-        found = {
+        asking_functions = {
             id(function): function
             for function in _functions(objects)
             if _has_any(function.__code__, codes)
         }
         new = [
-            function for function in found.values() if not any(function is f for f in self._asked)
+            function
+            for function in asking_functions.values()
+            if not any(function is f for f in self._asked)
         ]
         new = [function for function in new if _calls_any(function, self._places, asked=True)]
         self._asked += new
@@ -106,19 +108,19 @@ class NumberCalls:
     def rewritten(self) -> Iterator[None]:
         """While inside, functions of that code have the copy."""
         with contextlib.ExitStack() as undo:
-            given: dict[str, Callable[..., object]] = {}
+            by_name: dict[str, Callable[..., object]] = {}
             instead = _all_instead()
             others = [f for f in self._functions if not any(f is known for known in self._asked)]
             for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
                 scope = _Scope.of(function, instead, asked=function in self._asked)
                 code = rewritten_source(function.__code__, function.__globals__, self._places)
-                given |= called_functions() if code is not function.__code__ else {}
-                original, function.__code__ = function.__code__, _rewritten(code, scope, given)
+                by_name |= called_functions() if code is not function.__code__ else {}
+                original, function.__code__ = function.__code__, _rewritten(code, scope, by_name)
                 self.originals |= dict.fromkeys(
                     (function.__code__, *_within(function.__code__)), original
                 )
-            for name, call in given.items():
+            for name, call in by_name.items():
                 setattr(builtins, name, call)
                 undo.callback(delattr, builtins, name)
             undo.enter_context(instead_of(self._held.values(), OF_NUMBERS))
@@ -127,18 +129,18 @@ class NumberCalls:
 
 def _all_instead() -> dict[int, Callable[..., object]]:
     """What is called in the place of functions and types, by their ids."""
-    found: dict[int, Callable[..., object]] = {
+    instead_of_ids: dict[int, Callable[..., object]] = {
         id(conversion): _conversion(conversion) for conversion in CONVERSIONS
     }
     others = (*OF_NUMBERS.items(), *TEXTS.items(), *LEGACY.items())
-    found |= {id(original): instead for original, instead in others}
+    instead_of_ids |= {id(original): instead for original, instead in others}
 
     def mapped(
         function: Callable[..., object], *args: Iterable[object], **kwargs: object
     ) -> object:
-        return _MAP(found.get(id(function), function), *args, **kwargs)
+        return _MAP(instead_of_ids.get(id(function), function), *args, **kwargs)
 
-    return found | {id(map): mapped, id(type): _type}
+    return instead_of_ids | {id(map): mapped, id(type): _type}
 
 
 _TYPE: Callable[..., object] = type
@@ -224,33 +226,35 @@ def _content(cell: CellType) -> object:
         return None
 
 
-def _rewritten(code: CodeType, scope: _Scope, given: dict[str, Callable[..., object]]) -> CodeType:
-    """``code`` and what is defined in it, with our calls. ``given``: those that it finds by name,
+def _rewritten(
+    code: CodeType, scope: _Scope, by_name: dict[str, Callable[..., object]]
+) -> CodeType:
+    """``code`` and what is defined in it, with our calls. ``by_name``: those that it finds by name,
     which are added."""
     constants: list[object] = [
-        _rewritten(constant, scope.within(constant), given)
+        _rewritten(constant, scope.within(constant), by_name)
         if isinstance(constant, CodeType)
         else constant
         for constant in code.co_consts
     ]
     names = list(code.co_names)
-    made = bytearray(code.co_code)
+    bytecode = bytearray(code.co_code)
     for site in _call_sites(code):
         call = scope.called_in(site.name) if site.in_frame else scope.called(site.name)
         if call is None:
             continue
         if site.in_frame:
             if len(constants) < _MOST_CONSTANTS:
-                made[site.offset : site.offset + 2] = _LOAD_CONST, len(constants)
+                bytecode[site.offset : site.offset + 2] = _LOAD_CONST, len(constants)
                 constants.append(call)
             continue
         name = f"{site.name} ({id(call)})"
         if name not in names and len(names) < _MOST_NAMES:
             names.append(name)
         if name in names:
-            made[site.offset + 1] = names.index(name) << 1 | 1
-            given[name] = call
-    return code.replace(co_code=bytes(made), co_names=tuple(names), co_consts=tuple(constants))
+            bytecode[site.offset + 1] = names.index(name) << 1 | 1
+            by_name[name] = call
+    return code.replace(co_code=bytes(bytecode), co_names=tuple(names), co_consts=tuple(constants))
 
 
 _LOAD_CONST = dis.opmap["LOAD_CONST"]
@@ -292,10 +296,10 @@ def _name(step: dis.Instruction | None) -> str:
 def _calls_any(function: FunctionType, places: frozenset[SourcePosition], *, asked: bool) -> bool:
     """Whether it calls a function of real numbers, or may do so if it ``asked`` for one."""
     scope = _Scope.of(function, _all_instead(), asked=asked)
-    given: dict[str, Callable[..., object]] = {}
+    by_name: dict[str, Callable[..., object]] = {}
     if rewritten_source(function.__code__, function.__globals__, places) is not function.__code__:
         return True
-    return _rewritten(function.__code__, scope, given) != function.__code__
+    return _rewritten(function.__code__, scope, by_name) != function.__code__
 
 
 def _constants(code: CodeType) -> Iterable[CodeType]:
@@ -307,13 +311,13 @@ def _functions(objects: Iterable[object]) -> Iterator[FunctionType]:
     left = list(objects)
     seen: set[int] = set()
     while left:
-        each = left.pop()
-        if isinstance(each, type) and id(each) not in seen:
-            left += vars(each).values()
-        elif isinstance(each, FunctionType) and id(each) not in seen:
-            yield each
-            left += _held(each)
-        seen.add(id(each))
+        value = left.pop()
+        if isinstance(value, type) and id(value) not in seen:
+            left += vars(value).values()
+        elif isinstance(value, FunctionType) and id(value) not in seen:
+            yield value
+            left += _held(value)
+        seen.add(id(value))
 
 
 def _held(function: FunctionType) -> Iterator[object]:

@@ -81,7 +81,7 @@ def number_index(x: Tensor, entries: Sequence[object]) -> NumberIndex:
     depends."""
     entries = [_of_array(entry) for entry in entries]
     key = tuple(part.key if is_number(part) else id(part) for e in entries for part in _parts(e))
-    found: list[object] = []
+    fixed: list[object] = []
     moved: dict[int, Tensor] = {}
     for entry, dim in zip(entries, _dims(entries, x.ndim), strict=True):
         position = None
@@ -89,8 +89,8 @@ def number_index(x: Tensor, entries: Sequence[object]) -> NumberIndex:
             position, entry = _position(entry, x, dim)
         if position is not None and dim is not None:
             moved[dim] = position
-        found.append(_literal(entry))
-    return NumberIndex(tuple(found), moved, key)
+        fixed.append(_literal(entry))
+    return NumberIndex(tuple(fixed), moved, key)
 
 
 def _of_array(entry: object) -> object:
@@ -114,12 +114,12 @@ def _dims(entries: Sequence[object], ndim: int) -> list[int | None]:
     """Of a tensor of ``ndim`` dims, which one each entry is about."""
     taken = [_dims_taken(entry) for entry in entries]
     rest = max(ndim - sum(taken), 0)
-    found: list[int | None] = []
+    dims: list[int | None] = []
     dim = 0
     for entry, count in zip(entries, taken, strict=True):
-        found.append(dim if count else None)
+        dims.append(dim if count else None)
         dim += rest if entry is ... else count
-    return found
+    return dims
 
 
 def _dims_taken(entry: object) -> int:
@@ -176,8 +176,8 @@ def _of_slice(
         return None, entry
 
     def places(*values: int) -> range:
-        given = iter(values)
-        ends = [next(given) if is_number(end) else end for end in (start, stop)]
+        remaining = iter(values)
+        ends = [next(remaining) if is_number(end) else end for end in (start, stop)]
         return range(*slice(ends[0], ends[1], step).indices(size))
 
     count = lead_of(numbers).decided(lambda *values: len(places(*values)), numbers)

@@ -193,10 +193,10 @@ class Number:
 
     def applied(self, function: Callable[..., object], operands: Sequence[object]) -> object:
         """``function``, which may give anything, of numbers, of which this is one."""
-        found = function(*map(value_now, operands))
-        if is_real(found):
+        result = function(*map(value_now, operands))
+        if is_real(result):
             return self.combined(cast(Callable[..., PlainNumber], function), operands)
-        if isinstance(found, bool | np.bool_):
+        if isinstance(result, bool | np.bool_):
             return self.decided(function, operands)
         return function(*map(_value, operands))
 
@@ -227,10 +227,10 @@ class Number:
         if known is not None:
             return known
         with outside_modes():
-            made = torch.tensor(self.value, dtype=torch.float64, device=device)
-        self._uses.inputs[id(made)] = self
-        self._uses.entries[self.key, device] = made
-        return made
+            tensor = torch.tensor(self.value, dtype=torch.float64, device=device)
+        self._uses.inputs[id(tensor)] = self
+        self._uses.entries[self.key, device] = tensor
+        return tensor
 
     @classmethod
     def __torch_function__(
@@ -488,12 +488,12 @@ def combined_text(
     function: Callable[..., object], operands: Sequence[object], uses: Uses
 ) -> object:
     """``function`` of values, of which some stand in: a text that stands in, if it gives one."""
-    found = made_now(function, operands)
-    if type(found) is not str:
+    text = made_now(function, operands)
+    if type(text) is not str:
         return function(*map(_value, operands))
-    given = [operand for operand in operands if is_stand_in(operand)]
-    roots = frozenset[Key]().union(*(stand_in.roots for stand_in in given))
-    return Text(found, computation(function, operands), roots, uses)
+    stand_ins = [operand for operand in operands if is_stand_in(operand)]
+    roots = frozenset[Key]().union(*(stand_in.roots for stand_in in stand_ins))
+    return Text(text, computation(function, operands), roots, uses)
 
 
 def made_now(function: Callable[..., object], operands: Sequence[object]) -> object:

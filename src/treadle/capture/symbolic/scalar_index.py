@@ -80,26 +80,26 @@ class ScalarIndices:
     def _selected(
         self, x: Tensor, entries: tuple[Any, ...], dims: Sequence[int], place: tuple[object, ...]
     ) -> Tensor:
-        found = x
+        selected = x
         for dim, entry in reversed([*zip(dims, entries, strict=True)]):
             if _is_scalar(entry):
-                found = found[(slice(None),) * dim + (entry[None],)].squeeze(dim)
-        found = found[tuple(entry for entry in entries if not _is_scalar(entry))]
-        self._copies.append((found, found._version, here(), place))
-        return found
+                selected = selected[(slice(None),) * dim + (entry[None],)].squeeze(dim)
+        selected = selected[tuple(entry for entry in entries if not _is_scalar(entry))]
+        self._copies.append((selected, selected._version, here(), place))
+        return selected
 
     def _get_numbers(self, x: Tensor, entries: object) -> Tensor:
         index = number_index(x, entries if isinstance(entries, tuple) else (entries,))
-        found = index.get(x)
+        copied = index.get(x)
         if index.moved:
-            self._copies.append((found, found._version, here(), (id(x), *index.key)))
-        return found
+            self._copies.append((copied, copied._version, here(), (id(x), *index.key)))
+        return copied
 
     def _set_numbers(self, x: Tensor, entries: object, value: Any) -> None:
         index = number_index(x, entries if isinstance(entries, tuple) else (entries,))
         if is_number(value):
-            made: object = value.tensor(x, copied=True)
-            value = made.to(x.dtype) if isinstance(made, Tensor) else made
+            tensor: object = value.tensor(x, copied=True)
+            value = tensor.to(x.dtype) if isinstance(tensor, Tensor) else tensor
         value = plain(value)
         if not index.moved:
             x[index.entries] = value
@@ -123,9 +123,9 @@ class ScalarIndices:
     def _get(
         self, x: Tensor, index: tuple[Any, ...], dim: int, place: tuple[object, ...]
     ) -> Tensor:
-        found = x[index].squeeze(dim)
-        self._copies.append((found, found._version, here(), place))
-        return found
+        copied = x[index].squeeze(dim)
+        self._copies.append((copied, copied._version, here(), place))
+        return copied
 
     def _set(
         self,
@@ -188,11 +188,11 @@ def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
                 taken.append(entry.ndim if entry.dtype in (torch.bool, torch.uint8) else 1)
             case _:
                 return None
-    found, dim = list[int](), 0
+    dims, dim = list[int](), 0
     for entry, many in zip(entries, taken, strict=True):
-        found.append(dim)
+        dims.append(dim)
         dim += count - sum(taken) if entry is ... else many
-    return found
+    return dims
 
 
 def _is_scalar(value: object) -> bool:

@@ -102,8 +102,10 @@ def _masked_fill(input: Tensor, mask: Tensor, value: Operand) -> Tensor:
 
 def fill(input: Tensor, value: Operand) -> Tensor:
     """A number in the shape and the dtype of a tensor."""
-    made: Any = value.tensor(input, copied=True) if is_number(value) else value
-    return made.expand(input.shape) if isinstance(made, Tensor) else torch.full_like(input, made)
+    number: Any = value.tensor(input, copied=True) if is_number(value) else value
+    return (
+        number.expand(input.shape) if isinstance(number, Tensor) else torch.full_like(input, number)
+    )
 
 
 def _leaky_relu(input: Tensor, negative_slope: Operand = 0.01) -> Tensor:
@@ -183,10 +185,10 @@ def _added(product: Callable[[Tensor, Tensor], Tensor]) -> ScaledFunction:
     def form(
         input: Tensor, one: Tensor, other: Tensor, *, beta: Operand = 1, alpha: Operand = 1
     ) -> Tensor:
-        made = product(one, other) * beside(one, alpha)
+        term = product(one, other) * beside(one, alpha)
         if not is_number(beta) and beta == 0:
-            return made  # whatever is in ``input``, as in PyTorch
-        return input * beside(input, beta) + made
+            return term  # whatever is in ``input``, as in PyTorch
+        return input * beside(input, beta) + term
 
     return form
 

@@ -145,8 +145,8 @@ def split_name(name: str) -> tuple[str, ...]:
     starts = [at for at, part in enumerate(parts) if part in ("LOAD", "STORE")]
     if "FAST" not in parts or not starts:
         return (name,)
-    found = ["_".join(parts[a:b][:2]) for a, b in pairwise([*starts, len(parts)])]
-    return tuple(found)
+    names = ["_".join(parts[a:b][:2]) for a, b in pairwise([*starts, len(parts)])]
+    return tuple(names)
 
 
 @final
@@ -167,8 +167,8 @@ class ReflectiveRead:
 
 def sites(steps: Instructions) -> tuple[ReflectiveRead, ...]:
     """All of a piece of code."""
-    found = (_site(steps, at) for at in range(len(steps.all)))
-    return tuple(site for site in found if site is not None)
+    all_sites = (_site(steps, at) for at in range(len(steps.all)))
+    return tuple(site for site in all_sites if site is not None)
 
 
 def _site(steps: Instructions, at: int) -> ReflectiveRead | None:
@@ -205,9 +205,9 @@ def _known(steps: Instructions, load: Instruction) -> Instruction | None:
 
 
 def _past(steps: Instructions, at: int) -> ReflectiveRead | None:
-    given = steps.all[at + 1 : at + 3]
-    known = [_known(steps, load) for load in given]
-    simple = all(load.op in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST") for load in given)
+    loads = steps.all[at + 1 : at + 3]
+    known = [_known(steps, load) for load in loads]
+    simple = all(load.op in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST") for load in loads)
     if simple and steps.op(at + 3) == "CALL" and steps.all[at + 3].arg == 2:
         return ReflectiveRead("past", known[0], known[1])
     name = known[0] if steps.op(at + 2) == "CALL" and steps.all[at + 2].arg == 1 else None
@@ -236,8 +236,8 @@ def _second_constant(steps: Instructions, at: int) -> Instruction | None:
         if step.is_jump_target or step.opcode in dis.hasjrel:
             return None
         if depth == 2 and step.arg == 2 and step.opname == _CALL:
-            found = Instruction(before.offset, "LOAD_CONST", before.argval)
-            return found if before.opname == "LOAD_CONST" else None
+            constant = Instruction(before.offset, "LOAD_CONST", before.argval)
+            return constant if before.opname == "LOAD_CONST" else None
         depth += dis.stack_effect(step.opcode, step.arg)
         if depth < 0:
             return None
@@ -263,12 +263,12 @@ def _is_plain_name(value: object) -> bool:
 
 
 def value_of(
-    load: Instruction, given: Mapping[str, object], variables: Mapping[str, object]
+    load: Instruction, arguments: Mapping[str, object], variables: Mapping[str, object]
 ) -> object:
     """What it loads in a frame that begins: of its parameters, or of its globals and what stands
     for those that are missing."""
     if load.op == "LOAD_CONST":
         return load.arg
     if load.op == "LOAD_FAST":
-        return given.get(load.arg)
+        return arguments.get(load.arg)
     return variables.get(load.arg, vars(builtins).get(load.arg))

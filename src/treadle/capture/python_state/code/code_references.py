@@ -59,18 +59,18 @@ _NAMING = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME")
 def _typed(steps: Instructions) -> tuple[frozenset[str], bool]:
     """The parameters ``p`` of each ``type(p)``, as far as they stay what they were; and whether
     ``type`` is used in another way. What it answers no object can decide."""
-    found: set[str] = set()
+    names: set[str] = set()
     asks = False
     for at, step in enumerate(steps.all[:-2]):
         if step.op not in ("LOAD_GLOBAL", "LOAD_DEREF") or plain_name(step.arg) != "type":
             continue
-        given, call = steps.all[at + 1 : at + 3]
-        simple = given.op == "LOAD_FAST" and given.arg in steps.fixed
+        argument, call = steps.all[at + 1 : at + 3]
+        simple = argument.op == "LOAD_FAST" and argument.arg in steps.fixed
         if simple and call.op == "CALL" and call.arg == 1:
-            found.add(given.arg)
+            names.add(argument.arg)
         else:
             asks = True
-    return frozenset(found), asks
+    return frozenset(names), asks
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -24,8 +24,8 @@ def is_installed(filename: str) -> bool:
 @functools.cache
 def _installed_in(folder: str) -> frozenset[str]:
     """The folders and modules at its top that are in a record."""
-    found: set[str] = set()
+    names: set[str] = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
         lines = record.read_text(encoding="utf-8").splitlines()
-        found |= {line.partition("/")[0].partition(",")[0] for line in lines}
-    return frozenset(found)
+        names |= {line.partition("/")[0].partition(",")[0] for line in lines}
+    return frozenset(names)

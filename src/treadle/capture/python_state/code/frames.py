@@ -105,14 +105,14 @@ class ExecutionRecord:
         if self.knows(code, space):
             return
         self.codes[id(code), id(space)] = code
-        found = references_in(code)
-        self.names |= found.names
+        references = references_in(code)
+        self.names |= references.names
         if owner >= CodeOwner.INSTALLED:
-            self.theirs |= found.names
+            self.theirs |= references.names
         if owner >= CodeOwner.INSTALLED:
-            self.modules |= found.modules
+            self.modules |= references.modules
         _, known, _ = self.spaces.setdefault(id(space), (space, set(), owner))
-        known |= found.reads - frozenset(code.co_freevars)
+        known |= references.reads - frozenset(code.co_freevars)
 
 
 class HearsReflection(Protocol):
@@ -122,8 +122,8 @@ class HearsReflection(Protocol):
         """Any code begins."""
         ...
 
-    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
-        """Code of the user's or of what they installed begins, which may read so at ``found``."""
+    def looks(self, frame: FrameType, sites: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
+        """Code of the user's or of what they installed begins, which may read so at ``sites``."""
         ...
 
     def calls(self, frame: FrameType, function: object) -> None:
@@ -210,19 +210,19 @@ class FrameRecorder:
         if resumable:
             self._resumes(frame)
         if owner >= CodeOwner.INSTALLED:
-            given = variables(frame)
-            found = self._mentioned(code)
-            self._asks_types(found, given, owner)
-            if found.calls_type and id(code) not in self.executed.calls_type:
+            arguments = variables(frame)
+            references = self._mentioned(code)
+            self._asks_types(references, arguments, owner)
+            if references.calls_type and id(code) not in self.executed.calls_type:
                 self._calls_type(frame, owner)
-            texts = {value for value in given.values() if type(value) is str}
+            texts = {value for value in arguments.values() if type(value) is str}
             new = not texts <= self.executed.names
             self.executed.names |= texts
             if not known or new:
                 self.executed.note(code, frame.f_globals, owner)
                 self._meets(frame)
-            if found.sites:
-                self._reflection.looks(frame, found.sites, owner)
+            if references.sites:
+                self._reflection.looks(frame, references.sites, owner)
             return True
         if not known:
             self.executed.note(code, frame.f_globals, owner)
@@ -232,19 +232,21 @@ class FrameRecorder:
 
     def _mentioned(self, code: CodeType) -> CodeReferences:
         """``references_in`` without the hash of the code, for what is entered again and again."""
-        found = self._mentions.get(id(code))
-        if found is None:
-            found = self._mentions[id(code)] = code, references_in(code)
-        return found[1]
+        known = self._mentions.get(id(code))
+        if known is None:
+            known = self._mentions[id(code)] = code, references_in(code)
+        return known[1]
 
     def _asks_types(
-        self, found: CodeReferences, given: Mapping[str, object], owner: CodeOwner
+        self, references: CodeReferences, arguments: Mapping[str, object], owner: CodeOwner
     ) -> None:
         """Whether ``type`` is asked of a number that stands in: of an argument, which can be
         seen; or of something that users' code got in other ways, or installed code was given."""
-        asked = any(is_stand_in(given.get(name)) for name in found.typed)
-        if not asked and (found.asks_types or any(value is type for value in given.values())):
-            asked = owner is CodeOwner.USER or any(map(is_stand_in, given.values()))
+        asked = any(is_stand_in(arguments.get(name)) for name in references.typed)
+        if not asked and (
+            references.asks_types or any(value is type for value in arguments.values())
+        ):
+            asked = owner is CodeOwner.USER or any(map(is_stand_in, arguments.values()))
         self.executed.asks_types |= asked
 
     def _calls_type(self, frame: FrameType, owner: CodeOwner) -> None:

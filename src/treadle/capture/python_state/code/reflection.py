@@ -111,15 +111,15 @@ class Reflection:
     def enters(self, frame: FrameType) -> None:
         """Functions of Python's library that read an attribute past what hears it."""
         if frame.f_code is _STATIC:
-            given = variables(frame)
-            self._attribute(given["obj"], given["attr"])
+            arguments = variables(frame)
+            self._attribute(arguments["obj"], arguments["attr"])
 
-    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
+    def looks(self, frame: FrameType, sites: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
         """Code begins that takes a ``__dict__`` as a whole, say."""
-        given, globals_ = variables(frame), frame.f_globals
-        for site in found:
-            of = site.owner and value_of(site.owner, given, globals_)
-            name = site.name and value_of(site.name, given, globals_)
+        arguments, globals_ = variables(frame), frame.f_globals
+        for site in sites:
+            of = site.owner and value_of(site.owner, arguments, globals_)
+            name = site.name and value_of(site.name, arguments, globals_)
             match site.kind:
                 case "dict" if site.owner is not None:
                     if not self._watch.hears(of):
@@ -223,9 +223,9 @@ class Reflection:
                     self._all(base)
             return names_of(*owner)
 
-        made = (get, is_there, attributes, names)
-        self._watch.between = frozenset(function.__code__ for function in made)
-        return dict(zip(_REPLACED, made, strict=True))
+        replacements = (get, is_there, attributes, names)
+        self._watch.between = frozenset(function.__code__ for function in replacements)
+        return dict(zip(_REPLACED, replacements, strict=True))
 
     def _is_ours(self, frame: FrameType) -> bool:
         return code_owner(file_of(frame)) is CodeOwner.OURS

@@ -51,11 +51,11 @@ def recorded(containers: Sequence[ChangedContainer], log: OperationLog) -> Itera
         for container in _outside_in(containers):
             inside = [(owner, name) for owner, _, name in container.places if id(owner) in known]
             parent = (known[id(inside[0][0])], inside[0][1]) if inside else None
-            made = log.stand_in(container.value, container.label, parent)
-            known[id(container.value)] = made.recorder
+            stand_in = log.stand_in(container.value, container.label, parent)
+            known[id(container.value)] = stand_in.recorder
             for _, part, name in container.places:
                 undo.append((part, name, container.value))
-                part.put(name, made)
+                part.put(name, stand_in)
         log.settle()
         yield
     finally:
@@ -65,13 +65,13 @@ def recorded(containers: Sequence[ChangedContainer], log: OperationLog) -> Itera
 
 def _outside_in(containers: Sequence[ChangedContainer]) -> list[ChangedContainer]:
     """Those that are in others come after them."""
-    left, found = list(containers), list[ChangedContainer]()
+    left, ordered = list(containers), list[ChangedContainer]()
     while left:
         inner = {id(container.value) for container in left}
         free = [c for c in left if not any(id(owner) in inner for owner, _, _ in c.places)]
-        found += free or left
-        left = [c for c in left if c not in found]
-    return found
+        ordered += free or left
+        left = [c for c in left if c not in ordered]
+    return ordered
 
 
 @final
@@ -115,10 +115,10 @@ class ContainerChanges:
 
     def _changed(self) -> list[ContainerRecorder]:
         recorders = self.log.recorders
-        found = dict.fromkeys(
+        places = dict.fromkeys(
             operation.at for operation in self.log.operations if operation.name != TOUCH
         )
-        return [recorders[at] for at in found]
+        return [recorders[at] for at in places]
 
     def roots(self) -> list[Callable[[], object]]:
         """Where the containers are found."""
@@ -133,17 +133,17 @@ class ContainerChanges:
 
     def get(self) -> Any:
         """What is in the containers now."""
-        found = [recorder.get() for recorder in self._changed() if not recorder.is_made]
+        containers = [recorder.get() for recorder in self._changed() if not recorder.is_made]
         return [
             list(contents.values() if isinstance(contents, dict) else contents)
-            for contents in found
+            for contents in containers
         ]
 
     def put(self, value: tuple[Sequence[Any], Sequence[tuple[Any, ...]]]) -> None:
         """Do them again, in order."""
-        roots, given = value
+        roots, arguments = value
         targets = dict(enumerate(roots))
-        for operation, args in zip(self.log.operations, given, strict=True):
+        for operation, args in zip(self.log.operations, arguments, strict=True):
             if operation.name == TOUCH:
                 targets[operation.args[1].recorder.at] = targets[operation.at][args[0]]
             else:
@@ -151,8 +151,8 @@ class ContainerChanges:
 
     def kept(self) -> Callable[[], None]:
         """A function that makes everything as it is now."""
-        found = [recorder.get() for recorder in self._changed() if not recorder.is_made]
-        parts = [part for contents in found for part in parts_of(contents, "").parts]
+        containers = [recorder.get() for recorder in self._changed() if not recorder.is_made]
+        parts = [part for contents in containers for part in parts_of(contents, "").parts]
         before = [(part, dict(part.now())) for part in parts]
 
         def restore() -> None:

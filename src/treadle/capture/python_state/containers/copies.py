@@ -24,9 +24,9 @@ _MEMORIES = "tensors by their memory"
 
 def shallow_copied(tensor: Tensor) -> Tensor:
     """``copy.copy(tensor)``. A leaf, wherever the tensor came from, as PyTorch makes it."""
-    made = _like(tensor, tensor.detach())
-    vars(made).update(_attributes_beside(made, tensor))
-    return made
+    copied = _like(tensor, tensor.detach())
+    vars(copied).update(_attributes_beside(copied, tensor))
+    return copied
 
 
 def deep_copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
@@ -36,13 +36,13 @@ def deep_copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
         return memo[id(tensor)]
     with torch.no_grad():
         copied = _in_copied_memory(tensor, memo.setdefault(_MEMORIES, {}))
-    made = memo[id(tensor)] = stand_in_for(_like(tensor, copied), class_of(tensor))
+    stand_in = memo[id(tensor)] = stand_in_for(_like(tensor, copied), class_of(tensor))
     if issubclass(class_of(tensor), nn.Parameter):
-        return made
+        return stand_in
     if tensor.grad is not None:
-        made.grad = deepcopy(tensor.grad, memo)
-    vars(made).update(deepcopy(_attributes_beside(made, tensor), memo))
-    return made
+        stand_in.grad = deepcopy(tensor.grad, memo)
+    vars(stand_in).update(deepcopy(_attributes_beside(stand_in, tensor), memo))
+    return stand_in
 
 
 def _like(tensor: Tensor, values: Tensor) -> Tensor:
@@ -52,9 +52,9 @@ def _like(tensor: Tensor, values: Tensor) -> Tensor:
     return values.requires_grad_(tensor.requires_grad)
 
 
-def _attributes_beside(made: Tensor, tensor: Tensor) -> dict[str, object]:
+def _attributes_beside(copied: Tensor, tensor: Tensor) -> dict[str, object]:
     """Those of ``tensor`` that are the user's: one that was just made has no others."""
-    known = vars(made).keys() | MEMOS
+    known = vars(copied).keys() | MEMOS
     return {name: value for name, value in vars(tensor).items() if name not in known}
 
 

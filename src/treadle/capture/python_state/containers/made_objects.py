@@ -36,22 +36,22 @@ def objects_inside(value: object, known: Mapping[int, object]) -> frozenset[int]
 
 
 def _inside(value: object, known: Mapping[int, object]) -> tuple[list[object], frozenset[int]]:
-    found: dict[int, object] = {}
+    inside: dict[int, object] = {}
     met: dict[int, object] = {}
     left = [value]
     while left:
-        each = left.pop()
-        if is_traced(each) or is_stand_in(each):
-            found[id(each)] = each
+        current = left.pop()
+        if is_traced(current) or is_stand_in(current):
+            inside[id(current)] = current
             continue
-        if is_plain(each) or id(each) in known or id(each) in met or is_machinery(each):
+        if is_plain(current) or id(current) in known or id(current) in met or is_machinery(current):
             continue
-        met[id(each)] = each
-        if not isinstance(each, type | ModuleType):
-            readings = [part.now() for part in parts_of(each, "").parts]
+        met[id(current)] = current
+        if not isinstance(current, type | ModuleType):
+            readings = [part.now() for part in parts_of(current, "").parts]
             left += [held for reading in readings for held in reading.values()]
             left += [key for reading in readings for key in reading if type(key) is not str]
-    return list(found.values()), frozenset(met)
+    return list(inside.values()), frozenset(met)
 
 
 class _Placeholder:
@@ -99,14 +99,14 @@ def _beside(
     return {**known, **{id(e): o for e, o in zip(these, others, strict=True)}}
 
 
-def _keys(made: MadeObject) -> tuple[list[tuple[Any, Any]], ObjectTemplate]:
+def _keys(made_object: MadeObject) -> tuple[list[tuple[Any, Any]], ObjectTemplate]:
     key: object = pytree.SequenceKey
-    return [(key(at), value) for at, value in enumerate(made.values)], made.template
+    return [(key(at), value) for at, value in enumerate(made_object.values)], made_object.template
 
 
 pytree.register_pytree_node(
     MadeObject,
-    lambda made: (list(made.values), made.template),
+    lambda made_object: (list(made_object.values), made_object.template),
     lambda values, template: template.filled(list(values)),
     flatten_with_keys_fn=_keys,
 )

@@ -89,18 +89,18 @@ class KeptState:
         return [*self._changed_variables(), *self._changed_parts()]
 
     def _changed_variables(self) -> list[Change]:
-        found: list[Change] = []
+        changes: list[Change] = []
         for at, known in self.variables.items():
             space, _, _ = self._executed.spaces[at]
             part = Attributes("", space)
             for name, before in known.items():
                 now = space.get(name, MISSING)
                 if now is not before:
-                    found.append(Change(space, 0, part, name, before, now))
-        return found
+                    changes.append(Change(space, 0, part, name, before, now))
+        return changes
 
     def _changed_parts(self) -> list[Change]:
-        found: list[Change] = []
+        changes: list[Change] = []
         for kept in self.parts.values():
             if isinstance(kept.owner, functools._lru_cache_wrapper) or stays(kept.owner):
                 continue  # no more than a cache; what a step sets there is not looked after
@@ -113,8 +113,8 @@ class KeptState:
                 changed = [n for n in changed if not is_cache(n)]
             if not changed and not kept.part.entries:
                 continue
-            found += self._of_part(kept, now, changed)
-        return found
+            changes += self._of_part(kept, now, changed)
+        return changes
 
     def _of_part(self, kept: Kept, now: Reading, changed: list[object]) -> list[Change]:
         label, kind = kept.part.label, type(kept.owner).__name__
@@ -146,7 +146,7 @@ class KeptState:
         """What the run set before it read it (``written``: the names, of an object), to what
         happened to be there: a later call may find something else there, and leaves this."""
         known = {(id(change.owner), change.name) for change in changed}
-        found: list[Change] = []
+        unread: list[Change] = []
         for kept in self.parts.values():
             if kept.part.entries or not kept.part.settable or isinstance(kept.owner, type):
                 continue
@@ -154,13 +154,13 @@ class KeptState:
                 now = kept.part.get(name)
                 same = now is not MISSING and (id(kept.owner), name) not in known
                 if same and not stays(kept.owner):
-                    found.append(Change(kept.owner, kept.at, kept.part, name, now, now))
-        return found
+                    unread.append(Change(kept.owner, kept.at, kept.part, name, now, now))
+        return unread
 
     def changed_containers(self) -> list[ChangedContainer]:
         """Containers in which the run put, or from which it took, and which others can stand in
         for: all the places where they are can be set."""
-        found: list[ChangedContainer] = []
+        containers: list[ChangedContainer] = []
         for kept in self.parts.values():
             if type(kept.owner) not in RECORDED or not kept.part.entries:
                 continue
@@ -172,8 +172,8 @@ class KeptState:
             places = [*self._places_of(kept.owner)]
             if places and all(map(self._may_stand_in, places)):
                 value = cast("Contents", kept.owner)
-                found.append(ChangedContainer(value, kept.part.label, tuple(places)))
-        return found
+                containers.append(ChangedContainer(value, kept.part.label, tuple(places)))
+        return containers
 
     def _may_stand_in(self, place: tuple[object, Part, object]) -> bool:
         """Whether something else may stand there during a run: nothing of what PyTorch's and

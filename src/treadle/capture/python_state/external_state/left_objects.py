@@ -49,12 +49,12 @@ class LeftObjects:
             raise refused(f"{label} and a second place, in both", type(value).__name__)
         self._apart[id(value)] = inside
         try:
-            found = MadeObject.of(value, dict(self.known))
+            made_object = MadeObject.of(value, dict(self.known))
         except Exception as error:
             raise refused(label, type(value).__name__) from error
-        if found is None:
+        if made_object is None:
             raise refused(label, type(value).__name__)
-        return found
+        return made_object
 
     def again(self, value: object, label: str) -> object:
         """What the run made, for every call anew; what was there before is that object."""

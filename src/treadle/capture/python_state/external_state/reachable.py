@@ -49,10 +49,10 @@ class ReachableObjects:
     def enters(self, frame: FrameType) -> None:
         """Code of the user's, or of what they installed, begins."""
         code, space = frame.f_code, frame.f_globals
-        found = references_in(code)
+        references = references_in(code)
         self.learn_names()
         known = self._kept.variables.setdefault(id(space), {})
-        used = (found.reads | found.assigns) - frozenset(code.co_freevars)
+        used = (references.reads | references.assigns) - frozenset(code.co_freevars)
         new = used - known.keys()
         self.meet_variables(space, new)
         if (
@@ -60,7 +60,7 @@ class ReachableObjects:
             and code_owner(code.co_filename) is CodeOwner.USER
         ):
             self._executed.asks_types = True  # by another name
-        for name in found.modules & LOADED.keys():
+        for name in references.modules & LOADED.keys():
             self.meet(LOADED[name], name)
 
     def meet_variables(self, space: dict[str, object], names: Iterable[str]) -> None:
@@ -105,20 +105,20 @@ class ReachableObjects:
         """Keep what ``value`` holds, and what can be got from it, before anything changes it."""
         left = [(value, label)]
         while left:
-            each, name = left.pop()
-            if is_plain(each) or id(each) in self._kept.objects or is_machinery(each):
+            current, name = left.pop()
+            if is_plain(current) or id(current) in self._kept.objects or is_machinery(current):
                 continue
-            self._kept.objects[id(each)] = each
-            left += self._open(each, name)
+            self._kept.objects[id(current)] = current
+            left += self._open(current, name)
 
     def _open(self, value: object, label: str) -> list[tuple[object, str]]:
-        found: list[tuple[object, str]] = []
+        inside: list[tuple[object, str]] = []
         if isinstance(value, type | ModuleType) and owner_of(value) < (
             CodeOwner.INSTALLED if isinstance(value, type) else CodeOwner.STDLIB
         ):
-            return found  # what a step sets there is not looked after
+            return inside  # what a step sets there is not looked after
         if is_sealed(value):
-            return found
+            return inside
         self._rng.meet(value, label)
         self.reflection.meets(value)
         if isinstance(value, torch.Generator):
@@ -131,22 +131,22 @@ class ReachableObjects:
             named = isinstance(part, Attributes) or isinstance(value, type)
             if named and watched and not self._past and not isinstance(value, type):
                 read = self.watch.of_object(value) | self._past_names
-                found += [(before[name], part.where(name)) for name in read & before.keys()]
+                inside += [(before[name], part.where(name)) for name in read & before.keys()]
                 continue  # met when it is read
             for name, held in before.items():
                 if part.entries and not is_plain(name):
-                    found.append((name, part.where(name)))
+                    inside.append((name, part.where(name)))
                 if is_plain(held) or id(held) in self._kept.objects:
                     continue
                 if not named or whole or self._is_named(name):
-                    found.append((held, part.where(name)))
+                    inside.append((held, part.where(name)))
                 else:
                     self._waiting.setdefault(name, []).append((part, held))
         if not isinstance(value, Tensor) and is_heap(type(value)):
-            found.append((type(value), type(value).__qualname__))  # of a class its metaclass
+            inside.append((type(value), type(value).__qualname__))  # of a class its metaclass
         if isinstance(value, type):
-            found += [(base, base.__qualname__) for base in value.__mro__[1:-1]]
-        return found
+            inside += [(base, base.__qualname__) for base in value.__mro__[1:-1]]
+        return inside
 
     def _is_named(self, name: object) -> bool:
         if self._executed.any_name or name in self._known_names:

@@ -99,9 +99,9 @@ def of_nests(
 def makers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
     """In the places of NumPy's functions, which ask no item of a list, and of those that make
     arrays, which ask nothing."""
-    found: list[tuple[ModuleType, str]] = [(np, name) for name in (*_MAKERS, *_NAMES)]
-    found += [(np.linalg, name) for name in _OF_ALGEBRA]
-    return [(module, name, _maker(getattr(module, name))) for module, name in found]
+    places: list[tuple[ModuleType, str]] = [(np, name) for name in (*_MAKERS, *_NAMES)]
+    places += [(np.linalg, name) for name in _OF_ALGEBRA]
+    return [(module, name, _maker(getattr(module, name))) for module, name in places]
 
 
 def _maker(original: Callable[..., object]) -> Callable[..., object]:
@@ -124,8 +124,8 @@ def array_of(nest: object) -> ArrayLeaf | None:
     leaves = list(_stand_ins(nest))
     if type(nest) not in (list, tuple) or not leaves or not _is_nest(nest):
         return None
-    made = of_nests(np.array, (nest,), {})
-    return made if type(made) is ArrayLeaf else None
+    array = of_nests(np.array, (nest,), {})
+    return array if type(array) is ArrayLeaf else None
 
 
 def _asked(

@@ -164,10 +164,10 @@ class ArrayLeaf:
         """Of the same memory; what is traced is another input."""
         if self._made is None:
             with outside_modes():
-                made = torch.from_numpy(self.value)
-            self._uses.arrays[id(made)] = self
-            self._uses.tensors.append(made)
-            self._made = held_input(made)
+                tensor = torch.from_numpy(self.value)
+            self._uses.arrays[id(tensor)] = self
+            self._uses.tensors.append(tensor)
+            self._made = held_input(tensor)
         return self._made.detach()
 
     def astype(self, *args: object, **kwargs: object) -> object:
@@ -287,20 +287,20 @@ def computed(function: Callable[..., object], *operands: object) -> object:
         return function(*map(plain, operands))
     for array in arrays:
         array.refuse_written()
-    found = function(*(e.value if is_stand_in(e) else e for e in operands))
+    result = function(*(e.value if is_stand_in(e) else e for e in operands))
     parts = [e.compute if is_stand_in(e) else functools.partial(_same, e) for e in operands]
     compute = Computation(function, parts)
-    if is_numeric(found):
-        return ArrayLeaf(found, compute, roots, uses)
+    if is_numeric(result):
+        return ArrayLeaf(result, compute, roots, uses)
     uses.looked |= roots
     uses.looked_at += [array.value for array in arrays]
     key = uses.decisions.key_of(compute)
-    if is_real(found):
-        return Number(found, compute, roots, uses, scales=True, key=key)
-    if isinstance(found, bool | np.bool_):
+    if is_real(result):
+        return Number(result, compute, roots, uses, scales=True, key=key)
+    if isinstance(result, bool | np.bool_):
         if not uses.ours:
-            uses.decisions.add(key, compute, found, roots)
-        return found
+            uses.decisions.add(key, compute, result, roots)
+        return result
     return function(*map(plain, operands))
 
 
@@ -368,8 +368,8 @@ def _give_answers() -> None:
         dunder = f"__{name}__"
 
         def call(self: ArrayLeaf, *args: object, _name: str = dunder, **kwargs: object) -> object:
-            given = (arg.plain() if type(arg) is ArrayLeaf else arg for arg in args)
-            return getattr(self.plain(), _name)(*given, **kwargs)
+            plain_args = (arg.plain() if type(arg) is ArrayLeaf else arg for arg in args)
+            return getattr(self.plain(), _name)(*plain_args, **kwargs)
 
         if hasattr(np.ndarray, dunder):
             setattr(ArrayLeaf, dunder, call)
@@ -393,8 +393,8 @@ def converted(
         return None
     tensor = args[0].tensor()
     how = {name: value for name, value in kwargs.items() if value is not None}
-    made = tensor.to(**how) if how else tensor
-    return tensor.clone() if function is torch.tensor and made is tensor else made
+    moved = tensor.to(**how) if how else tensor
+    return tensor.clone() if function is torch.tensor and moved is tensor else moved
 
 
 def from_numpy(original: Callable[[NdArray], Tensor]) -> Callable[[NdArray], Tensor]:

@@ -73,21 +73,21 @@ class DeferredArray:
         """``function`` of operands, of which this is one, and whose kinds say the kind of the
         result: an array or a number that is known later."""
         with np.errstate(all="ignore"):
-            found = function(*map(value_now, operands))
+            result = function(*map(value_now, operands))
         compute = computation(function, operands)
         parts = [at for operand in operands if is_known_later(operand) for at in operand.parts]
         known = tuple(dict.fromkeys(parts))
-        if is_numeric(found):
-            return DeferredArray(found, compute, self.deferred, known)
-        if is_real(found) or isinstance(found, bool | np.bool_):
-            return DeferredNumber(type(found), compute, self.deferred, known, None)
+        if is_numeric(result):
+            return DeferredArray(result, compute, self.deferred, known)
+        if is_real(result) or isinstance(result, bool | np.bool_):
+            return DeferredNumber(type(result), compute, self.deferred, known, None)
         return self.plain()
 
     def tolist(self) -> object:
         """Nested lists of its numbers."""
         if self.value.ndim < 2:
-            found = [self.item(at) for at in range(self.value.size)]
-            return found if self.value.ndim else found[0]
+            items = [self.item(at) for at in range(self.value.size)]
+            return items if self.value.ndim else items[0]
         return [part.tolist() for part in self]
 
     def item(self, *at: int) -> object:

@@ -34,8 +34,8 @@ def _device_of(kind: object) -> str:
 def _classes() -> dict[Any, Callable[..., object]]:
     names = ("Half", "BFloat16", "Float", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
     kinds = [getattr(m, f"{name}Tensor", None) for m in (torch, torch.cuda) for name in names]
-    found = [torch.Tensor, *(kind for kind in kinds if kind is not None)]
-    return {kind: functools.partial(_made, kind) for kind in found}
+    classes = [torch.Tensor, *(kind for kind in kinds if kind is not None)]
+    return {kind: functools.partial(_made, kind) for kind in classes}
 
 
 LEGACY: Mapping[Any, Callable[..., object]] = _classes()

@@ -127,15 +127,15 @@ class KnownMasks:
         if nodes is None:
             return None
         with outside_modes():
-            found: dict[fx.Node, Any] = {}
+            results: dict[fx.Node, Any] = {}
             for step in nodes:
                 if step in known:
-                    found[step] = known[step].clone()
+                    results[step] = known[step].clone()
                 elif step.op == "get_attr":
-                    found[step] = trace.held(step)
+                    results[step] = trace.held(step)
                 else:
-                    found[step] = _run(step, found)
-        return found[node]
+                    results[step] = _run(step, results)
+        return results[node]
 
     def _needed(
         self, trace: TraceInProgress, node: fx.Node, known: Mapping[fx.Node | None, Tensor]
@@ -145,14 +145,16 @@ class KnownMasks:
         needed: set[fx.Node] = set()
         waiting, memory = [node], set[int | None]()
         while waiting:
-            each = waiting.pop()
-            if each in needed:
+            source = waiting.pop()
+            if source in needed:
                 continue
-            if len(needed) > _MOST_NODES or not (each in known or self._is_constant(trace, each)):
+            if len(needed) > _MOST_NODES or not (
+                source in known or self._is_constant(trace, source)
+            ):
                 return None
-            needed.add(each)
-            waiting += each.all_input_nodes
-            memory |= _memory(each)
+            needed.add(source)
+            waiting += source.all_input_nodes
+            memory |= _memory(source)
             if not waiting:
                 waiting += [w for w in _writers(trace.graph, memory) if w not in needed]
         return [candidate for candidate in trace.graph.nodes if candidate in needed]
@@ -180,20 +182,20 @@ def _memory(node: fx.Node) -> set[int | None]:
 
 
 def _writers(graph: fx.Graph, memory: set[int | None]) -> list[fx.Node]:
-    found: list[fx.Node] = []
+    writers: list[fx.Node] = []
     for node in graph.nodes:
         for at, name in written_arguments(node.target) if node.op == "call_function" else ():
             target = node.args[at] if at < len(node.args) else node.kwargs.get(name)
             if isinstance(target, fx.Node) and _memory(target) & memory:
-                found.append(node)
-    return found
+                writers.append(node)
+    return writers
 
 
-def _run(node: fx.Node, found: dict[fx.Node, object]) -> object:
+def _run(node: fx.Node, results: dict[fx.Node, object]) -> object:
     """A node's operation on the CPU."""
-    given, spec = flatten((node.args, node.kwargs))
-    given = [found[arg] if isinstance(arg, fx.Node) else arg for arg in given]
-    given = [_CPU if isinstance(arg, torch.device) else arg for arg in given]
-    args, kwargs = unflatten(given, spec)
+    leaves, spec = flatten((node.args, node.kwargs))
+    leaves = [results[arg] if isinstance(arg, fx.Node) else arg for arg in leaves]
+    leaves = [_CPU if isinstance(arg, torch.device) else arg for arg in leaves]
+    args, kwargs = unflatten(leaves, spec)
     assert callable(node.target)
     return node.target(*args, **kwargs)

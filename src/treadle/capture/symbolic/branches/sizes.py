@@ -88,8 +88,8 @@ def _sizes(value: object) -> Iterator[Symbolic]:
 
 def _symbols(value: object) -> list[object]:
     """Their symbols."""
-    found = {symbol for size in _sizes(value) for symbol in size.node.expr.free_symbols}
-    return sorted(found, key=str)
+    symbols = {symbol for size in _sizes(value) for symbol in size.node.expr.free_symbols}
+    return sorted(symbols, key=str)
 
 
 def _bound(bounds: Bounds, value: object, node: fx.Node) -> None:

@@ -69,20 +69,20 @@ def _of_index_bounds(unproved: Iterable[IndexBound]) -> Iterator[Requirement]:
 
 
 def _of_operands(node: fx.Node) -> Iterator[Requirement]:
-    packet, given = node.target.overloadpacket, arguments(node)  # type: ignore[union-attr]
+    packet, operands = node.target.overloadpacket, arguments(node)  # type: ignore[union-attr]
     if packet is aten.binary_cross_entropy:
         for name in ("self", "target"):
-            value = given[name]
+            value = operands[name]
             bounds = range_of(value)
             if bounds is not None and bounds[0] >= 0 and bounds[1] <= 1:
                 continue
             yield (value, 0, 1), lambda to, x=value: to.inside(x, 0, 1)
     elif packet in _DIVIDES and _is_whole(node):
-        divisor = given["other"]
+        divisor = operands["other"]
         if isinstance(divisor, fx.Node):
             yield (divisor, "no zero"), lambda to: to.all(to.call(aten.ne.Scalar, divisor, 0))
         elif divisor == 0:
-            yield (node, "never"), lambda to: to.never(given["self"])
+            yield (node, "never"), lambda to: to.never(operands["self"])
 
 
 class _Writer:
@@ -115,10 +115,10 @@ class _Writer:
 
 def one_hot(require: Callable[[Tensor], None], input: Tensor, num_classes: int = -1) -> Tensor:
     """``F.one_hot``, whose classes are looked at as eager looks at them."""
-    found = F.one_hot(input, num_classes)
+    encoded = F.one_hot(input, num_classes)
     if type(num_classes) is int and num_classes > 0 and target_for(input.device).on_host:
         require(((input >= 0) & (input < num_classes)).all())
-    return found
+    return encoded
 
 
 def _value(argument: object) -> object:
@@ -177,44 +177,44 @@ def _of_part(node: fx.Node) -> Range | None:
     parent, at = node.args
     if not isinstance(parent, fx.Node) or not isinstance(parent.target, OpOverload):
         return None
-    packet, given = parent.target.overloadpacket, arguments(parent)
+    packet, operands = parent.target.overloadpacket, arguments(parent)
     if packet in _PLACES_BESIDE and at == 1:
-        shape = tensor_of(given["self"]).shape
-        return _below(shape[given["dim"]] if shape and "dim" in given else 1)
-    return range_of(given["self"]) if packet in _KEEPS else None
+        shape = tensor_of(operands["self"]).shape
+        return _below(shape[operands["dim"]] if shape and "dim" in operands else 1)
+    return range_of(operands["self"]) if packet in _KEEPS else None
 
 
 def _of_operation(node: fx.Node, packet: object) -> Range | None:
-    given = arguments(node)
+    operands = arguments(node)
     if packet in _FILLED:
-        return range_of(given["fill_value"]) if "fill_value" in given else _FILLED[packet]
+        return range_of(operands["fill_value"]) if "fill_value" in operands else _FILLED[packet]
     if packet in _PLACES:
-        operand = tensor_of(given["self"])
-        dim = given["dim"]
+        operand = tensor_of(operands["self"])
+        dim = operands["dim"]
         return _below(operand.numel() if dim is None else (*operand.shape, 1)[dim])
     if packet is aten.multinomial:
-        return _below(tensor_of(given["self"]).shape[-1])
+        return _below(tensor_of(operands["self"]).shape[-1])
     if packet is aten.randperm:
-        return _below(given["n"])
+        return _below(operands["n"])
     if packet is aten.randint:
-        return given.get("low", 0), given["high"] - 1
+        return operands.get("low", 0), operands["high"] - 1
     if packet in (aten.bucketize, aten.searchsorted):
-        edges = given["boundaries" if packet is aten.bucketize else "sorted_sequence"]
+        edges = operands["boundaries" if packet is aten.bucketize else "sorted_sequence"]
         return 0, tensor_of(edges).shape[-1]
     if packet is aten.nonzero:
-        return _below(max(tensor_of(given["self"]).shape, default=1))
+        return _below(max(tensor_of(operands["self"]).shape, default=1))
     if packet in (aten.clamp, aten.clamp_min, aten.clamp_max):
-        return _clamped(given)
+        return _clamped(operands)
     if packet is aten._to_copy and not _is_whole(node.all_input_nodes[0]):
         return None
     if packet in _KEEPS or packet is aten._to_copy:
-        return range_of(given["self"])
+        return range_of(operands["self"])
     return None
 
 
-def _clamped(given: Mapping[str, Argument]) -> Range | None:
-    low, high = given.get("min"), given.get("max")
-    inner = range_of(given["self"])
+def _clamped(operands: Mapping[str, Argument]) -> Range | None:
+    low, high = operands.get("min"), operands.get("max")
+    inner = range_of(operands["self"])
     low = low if type(low) is int else None if inner is None else inner[0]
     high = high if type(high) is int else None if inner is None else inner[1]
     return None if low is None or high is None else (low, high)

@@ -33,5 +33,7 @@ def codes_within(code: CodeType) -> list[CodeType]:
     return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
-def _is_text(each: dis.Instruction) -> bool:
-    return each.opname in _MAKES or (each.opname == "BINARY_OP" and each.argrepr == "%")
+def _is_text(instruction: dis.Instruction) -> bool:
+    return instruction.opname in _MAKES or (
+        instruction.opname == "BINARY_OP" and instruction.argrepr == "%"
+    )

@@ -64,11 +64,11 @@ def _has_stand_ins(leaves: Iterable[object]) -> bool:
     return any(is_stand_in(leaf) or isinstance(leaf, Tensor) for leaf in leaves)
 
 
-def made_by(function: Callable[..., object], *given: object) -> object:
+def made_by(function: Callable[..., object], *args: object) -> object:
     """``function``, which makes a text, of what may stand in."""
-    if not _has_stand_ins(flatten_containers(given)[0]):
-        return function(*given)
-    leaves, spec = taken(given)
+    if not _has_stand_ins(flatten_containers(args)[0]):
+        return function(*args)
+    leaves, spec = taken(args)
     return text_of(_Rebuilt(function, spec), leaves)
 
 
@@ -99,8 +99,8 @@ def shown(value: object) -> object:
     """``str(value)``."""
     if isinstance(value, Text):
         return value
-    made = value.grad_fn if isinstance(value, Tensor) else None
-    return made_by(str if made is None else _OfTensor(made.name()), value)
+    operation = value.grad_fn if isinstance(value, Tensor) else None
+    return made_by(str if operation is None else _OfTensor(operation.name()), value)
 
 
 @final
