@@ -115,7 +115,7 @@ class RepeatedRuns:
             case ScalerBegins():
                 error.begin()
             case ContainersChanged():
-                self._containers = error.found
+                self._containers = error.containers
             case Counted():
                 self._count(error, run)
             case AsksNumber():

@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -24,7 +23,10 @@ def all_reduce_in_place(original: Callable[..., object]) -> Callable[..., object
     refused when the trace ends, and so does a reduction that needs more than its name."""
 
     def all_reduce(
-        tensor: Tensor, op: object = None, group: Any = None, async_op: bool = False
+        tensor: Tensor,
+        op: object = None,
+        group: distributed.ProcessGroup | None = None,
+        async_op: bool = False,
     ) -> object:
         kind = distributed.ReduceOp.SUM if op is None else op
         reduction = name_of_reduction(kind)

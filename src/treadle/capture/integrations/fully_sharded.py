@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 
 from treadle.capture.distributed.gradient_sync import RankGroup
@@ -143,7 +143,7 @@ def _reduce(grad: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -
     return _divided(grad, divided.after)
 
 
-def group_of_ranks(group: Any) -> RankGroup | None:
+def group_of_ranks(group: distributed.ProcessGroup | None) -> RankGroup | None:
     """A process group of a plan; ``None`` where there is no other rank."""
     if group is None or group.size() == 1:
         return None
@@ -321,7 +321,7 @@ def fully_sharded(
             raise _accumulates()
 
 
-def _put(undo: ExitStack, target: Any, key: Any, value: object) -> None:
+def _put(undo: ExitStack, target: Any, key: object, value: object) -> None:
     if key in target:
         undo.callback(target.__setitem__, key, target[key])
     else:

@@ -56,7 +56,7 @@ class SharedCounters:
         if not all(states):
             return None
         tensors = {name: [state.get(name) for state in states if state] for name in names}
-        flat = [counter for of_name in tensors.values() for counter in of_name]
+        flat = [counter for counters in tensors.values() for counter in counters]
         if not all(map(_is_float, flat)):
             return None
         places = watch_tensors(flat)

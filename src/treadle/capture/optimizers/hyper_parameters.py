@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from treadle.capture.explain_errors import here
 from treadle.capture.failures import of_torch
 from treadle.capture.optimizers.registry import OptimizerUpdate
-from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.python_state.plain_values import RealNumber, is_real
 from treadle.capture.symbolic.deferred import is_deferred
 from treadle.capture.symbolic.numbers import Number, Uses, is_number
 from treadle.compat.fake import is_traced
@@ -42,7 +42,7 @@ def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Us
     uses.decisions.labels[owner, key] = f"a parameter group's {key}"
     if is_real(value):
         return Number(value, lambda: optimizer.param_groups[at][key], roots, uses, scales=True)
-    if type(value) is tuple and all(map(is_real, cast(Any, value))):
+    if type(value) is tuple and all(map(is_real, cast("tuple[object, ...]", value))):
         return tuple(
             Number(
                 number,
@@ -52,7 +52,7 @@ def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Us
                 scales=True,
                 key=uses.decisions.key_of(roots, n),
             )
-            for n, number in enumerate(cast(Any, value))
+            for n, number in enumerate(cast("tuple[RealNumber, ...]", value))
         )
     return value
 
@@ -225,12 +225,14 @@ class _RecordedGroup(dict[str, object]):
         return super().get(key, default)
 
 
-def _items(value: Any) -> Sequence[object]:
-    return value if type(value) in (tuple, list) else (value,)
+def _items(value: object) -> Sequence[object]:
+    return value if type(value) is tuple or type(value) is list else (value,)
 
 
-def _each(function: Callable[[Any], Any], value: Any) -> object:
-    return type(value)(map(function, value)) if type(value) in (tuple, list) else function(value)
+def _each(function: Callable[[object], object], value: object) -> object:
+    if type(value) is tuple:
+        return tuple(map(function, value))
+    return list(map(function, value)) if type(value) is list else function(value)
 
 
 def _is_tensor(value: object) -> bool:

@@ -63,7 +63,7 @@ class OwnSteps:
         gets the nodes that it makes."""
         original: Callable[..., Any] = optimizer.step
 
-        def step(*args: object, **named: object) -> Any:
+        def step(*args: object, **named: object) -> object:
             closure = next(filter(callable, (*args, *named.values())), None)
             if not updates:
                 return None if closure is None else closure()

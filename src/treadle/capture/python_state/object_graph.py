@@ -67,7 +67,7 @@ class Location:
     @property
     def holder(self) -> object:
         """The object that has it; of variables the dict they are in."""
-        owner = self.node.found() if self.rooted else self.node.current()
+        owner = self.node.from_root() if self.rooted else self.node.current()
         return owner.__dict__ if type(owner) is Space else owner
 
     @property
@@ -83,7 +83,7 @@ class Location:
     def _part(self) -> Part | None:
         if not self.rooted:
             return self.node.part(self.at)
-        parts = parts_of(self.node.found(), self.node.label).parts
+        parts = parts_of(self.node.from_root(), self.node.label).parts
         return parts[self.at] if self.at < len(parts) else None
 
     def put(self, value: object) -> None:
@@ -228,7 +228,7 @@ class Node:
             return self.place.get()
         return self.value
 
-    def found(self) -> Any:
+    def from_root(self) -> Any:
         """The object that stands in its place now, from the root on; ``MISSING`` where there is
         one of another kind."""
         if self.getter is not None:

@@ -357,7 +357,7 @@ class OfFunction(Part):
         free = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
         return reading | {f"<{name}>": cell for name, cell in free}
 
-    def put(self, name: Any, value: object) -> None:
+    def put(self, name: object, value: object) -> None:
         if name in self._NAMES:
             setattr(self.function, name, None if value is MISSING else value)
 

@@ -77,7 +77,8 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
         bases[at] = value
     results = [*(parts[:own] if own else [None]), *bases]
     for user in list(node.users):
-        index: Any = user.args[1]
+        index = user.args[1]
+        assert isinstance(index, int)
         written_result = results[index]
         if written_result is not None:
             user.replace_all_uses_with(written_result)

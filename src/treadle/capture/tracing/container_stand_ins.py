@@ -61,7 +61,7 @@ class ContainerStandIns:
         for recorder in self.log.recorders:
             node = reads.node_of(recorder.real)
             if node is not None:
-                recorder.found = node.current
+                recorder.current = node.current
             elif not self.log.is_got(recorder):
                 raise refused(recorder.label, type(recorder.real).__name__)
 

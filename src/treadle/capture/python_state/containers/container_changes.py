@@ -37,9 +37,9 @@ class ChangedContainer:
 class ContainersChanged(Exception):
     """A run changed containers that nobody had stood in for: it is to be run again."""
 
-    def __init__(self, found: Sequence[ChangedContainer]) -> None:
+    def __init__(self, containers: Sequence[ChangedContainer]) -> None:
         super().__init__()
-        self.found = found
+        self.containers = containers
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ TOUCH = "touch"
 
 @dataclass(slots=True, eq=False)
 class ContainerRecorder:
-    """What is known of one container. ``real``: the user's own; ``found``: where it is at a call;
+    """What is known of one container. ``real``: the user's own; ``current``: gives it at a call;
     ``parent``: of a container that a dict made or has, the dict and the key."""
 
     log: "OperationLog"
@@ -59,7 +59,7 @@ class ContainerRecorder:
     written: set[object] = field(default_factory=set[object])  # keys that the run has set
     is_own: bool = False  # whether all that is in it was put there by the run
     is_made: bool = False  # whether the parent made it during the run
-    found: Callable[[], object] | None = None
+    current: Callable[[], object] | None = None
 
     def note(self, name: str, *args: object) -> None:
         """An operation that changes it."""
@@ -88,7 +88,7 @@ class ContainerRecorder:
 
     def get(self) -> Any:
         """The user's own, at a call."""
-        return self.real if self.found is None else self.found()
+        return self.real if self.current is None else self.current()
 
 
 @dataclass(slots=True)

@@ -65,10 +65,12 @@ def _stand_ins(value: object) -> Iterator[object]:
         yield value
 
 
-def _filled(value: Any, values: Iterator[object]) -> Any:
+def _filled(value: object, values: Iterator[object]) -> Any:
     """A nest with others in the places of what stands in."""
-    if type(value) in (list, tuple):
-        return type(value)([_filled(item, values) for item in value])
+    if type(value) is list:
+        return [_filled(item, values) for item in value]
+    if type(value) is tuple:
+        return tuple([_filled(item, values) for item in value])
     return next(values) if is_stand_in(value) else value
 
 

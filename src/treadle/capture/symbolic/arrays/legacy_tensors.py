@@ -31,7 +31,7 @@ def _device_of(kind: object) -> str:
     return "cuda" if kind.__module__ == "torch.cuda" else "cpu"
 
 
-def _classes() -> dict[Any, Callable[..., object]]:
+def _classes() -> dict[type, Callable[..., object]]:
     names = ("Half", "BFloat16", "Float", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
     kinds = [getattr(m, f"{name}Tensor", None) for m in (torch, torch.cuda) for name in names]
     classes = [torch.Tensor, *(kind for kind in kinds if kind is not None)]

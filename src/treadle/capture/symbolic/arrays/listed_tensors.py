@@ -7,7 +7,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -31,11 +31,11 @@ def of_listed(args: Sequence[object], kwargs: Mapping[str, Any]) -> Tensor | Non
         return _stacked(args[0], dtype, device)
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
     return type(value) in (list, tuple)
 
 
-def _leaves(nest: Any) -> Iterator[object]:
+def _leaves(nest: object) -> Iterator[object]:
     if not _is_list(nest):
         yield nest
         return

@@ -163,7 +163,7 @@ def method(owner: object, name: str) -> object:
     return functools.partial(_called, owner, name)
 
 
-def _write(stream: io.TextIOBase, text: Any) -> object:
+def _write(stream: io.TextIOBase, text: str | Text) -> object:
     print(text, end="", file=stream)
     return number_of(len, text) if isinstance(text, Text) else len(text)
 
