@@ -429,5 +429,5 @@ def _retype(graph: fx.Graph) -> None:
 def _run_fake(node: fx.Node) -> Value:
     """The type of a node, by running its operation on the types of its operands."""
     args, kwargs = types_of(node)
-    target: Any = node.target
-    return target(*args, **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)

@@ -49,7 +49,7 @@ def _means(
     return [a + (m - a) / (count.to(a.device) + 1).to(a.dtype) for a, m in pairs]
 
 
-def _is_mean(fn: Any) -> bool:
+def _is_mean(fn: Callable[..., object]) -> bool:
     """PyTorch's own mean of all models, which turns the count into a number."""
     made_by = get_swa_multi_avg_fn.__qualname__
     is_torch_s = fn.__module__ == get_swa_multi_avg_fn.__module__
@@ -78,7 +78,7 @@ def averaged_batch_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     averages: tuple[Tensor, Tensor],
-    share: Any,
+    share: Tensor | float,
     eps: float,
 ) -> Tensor:
     """A batch norm in training. ``averages``: of means and variances, in which this batch gets

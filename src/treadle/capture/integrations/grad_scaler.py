@@ -14,7 +14,7 @@ call whether it advances. One that is disabled does what it does by itself.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class LossScaling:
             raise refused_scaling("a GradScaler unscales gradients, and is not updated in the step")
 
     def _scale(
-        self, original: Callable[..., object], scaler: GradScaler, outputs: object
+        self, original: Callable[..., object], scaler: GradScaler, outputs: "Outputs"
     ) -> object:
         if is_begun(scaler):
             return original(scaler, outputs)
@@ -238,7 +238,10 @@ def _if_enabled(
     return call
 
 
-def _device_of(outputs: Any) -> torch.device:
+Outputs = Tensor | Iterable["Outputs"]
+
+
+def _device_of(outputs: Outputs) -> torch.device:
     while not isinstance(outputs, Tensor):
         outputs = next(iter(outputs))
     return outputs.device

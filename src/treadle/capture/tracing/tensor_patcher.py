@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, TypeGuard, cast, final
+from typing import Any, TypeGuard, TypeVar, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,7 @@ _SQUEEZES = frozenset({torch.squeeze, Tensor.squeeze})
 _OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 """What makes tensors of numbers that it looks at."""
 
+T = TypeVar("T")
 _GRAD = cast(Any, Tensor.grad)
 _READ_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
 _SETTERS = frozenset(
@@ -118,7 +119,7 @@ class _Call:
         return any(map(is_one, self.leaves))
 
     def replaced(
-        self, is_one: Callable[[object], bool], instead: Callable[[Any], object]
+        self, is_one: Callable[[object], TypeGuard[T]], instead: Callable[[T], object]
     ) -> "_Call":
         """With others in the places of such leaves."""
         if not self.has(is_one):
@@ -282,7 +283,7 @@ class TensorPatcher(TorchFunctionMode):
 
         return call
 
-    def _is_outside(self, leaf: object) -> bool:
+    def _is_outside(self, leaf: object) -> TypeGuard[Tensor]:
         # the user's own may be fake, when a step is only planned
         return isinstance(leaf, Tensor) and (
             id(leaf) in self._table or not is_traced(unwrapped(leaf))
