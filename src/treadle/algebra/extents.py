@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, Self, final
+from typing import Any, NoReturn, Self, final
 
 from treadle.algebra.polynomial import (
     Atom,
@@ -77,8 +77,8 @@ def _require_whole(size: "Size", other: object) -> None:
         raise VerifyError(f"{size.formula.text} with {other!r} would lose the formula")
 
 
-def _unable(name: str) -> Callable[..., Any]:
-    def call(self: "Size", *_: object) -> Any:
+def _unable(name: str) -> Callable[..., NoReturn]:
+    def call(self: "Size", *_: object) -> NoReturn:
         raise VerifyError(f"{self.formula.text}: {name} would lose the formula")
 
     return call
@@ -106,7 +106,7 @@ class Size(int):
         require(0 <= low <= sample <= high, VerifyError, f"{name}: {sample} not in {low}..{high}")
         return Size(Polynomial((((Dim(name, low, high, sample),), 1),)))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type["Size"], tuple[Polynomial]]:
         return Size, (self.formula,)
 
     def __add__(self, other: int) -> int:

@@ -297,7 +297,7 @@ def is_of_values(symbol: Any) -> bool:
 
 
 def fake_result(
-    operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    operation: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> object:
     """``operation(*args, **kwargs)`` of fake tensors, in whatever mode is on: also where this
     PyTorch has a kernel and cannot say what it gives, or says another dtype."""

@@ -137,7 +137,7 @@ class _Engine:
         self.queue_callback = engine.queue_callback
         self.is_checkpoint_valid = engine.is_checkpoint_valid
 
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(self, *args: object, **kwargs: object) -> object:
         """A backward pass, hooks and all."""
         with self._inside():
             return self._engine.run_backward(*args, **kwargs)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -75,7 +76,7 @@ def trace(
 
 def traced(
     function: Callable[..., object],
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     instead: Mapping[Any, Callable[..., object]] | None = None,
     *,
     symbolic: bool = False,
@@ -208,7 +209,7 @@ METHOD_FILES = frozenset(
 """Where methods of tensors are written in Python."""
 
 
-def masks_as_given() -> tuple[Any, str, Any]:
+def masks_as_given() -> tuple[ModuleType, str, Callable[..., bool]]:
     """What to put where (owner, name, value) while a step is traced: transformers of torch.nn look
     at the values of a mask, to see whether a kernel may do without it. Here it is just used."""
 
@@ -218,11 +219,11 @@ def masks_as_given() -> tuple[Any, str, Any]:
     return transformer, "_detect_is_causal_mask", detect
 
 
-def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, list[Any]]:
+def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, list[object]]:
     """A recurrent layer's own lists of its weights, with the tensors of ``table`` (by the id of the
     user's) in the place of the user's."""
-    weights = [table.get(id(each), each) for each in module._flat_weights]
-    refs = [None if each is None else weakref.ref(each) for each in weights]
+    weights: list[object] = [table.get(id(each), each) for each in module._flat_weights]
+    refs: list[object] = [None if each is None else weakref.ref(each) for each in weights]
     return {"_flat_weights": weights, "_flat_weight_refs": refs}
 
 

@@ -51,7 +51,7 @@ def of_dict(value: dict[Any, Any]) -> MemoryFingerprint | None:
     return _of_contents(value) if kinds.contents else None
 
 
-def of_own_space(value: Any) -> MemoryFingerprint | None:
+def of_own_space(value: object) -> MemoryFingerprint | None:
     """Of an object that makes its ``__dict__`` when somebody asks for it: that it has none; or
     which one, and that nobody has written to it."""
     found = layout()

@@ -20,6 +20,7 @@ from types import CellType, FunctionType
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 WORD = ctypes.sizeof(ctypes.c_uint64)
 _FLOAT = ctypes.sizeof(ctypes.c_float)
@@ -39,7 +40,7 @@ class MemoryFingerprint:
 
     at: tuple[int, ...]
     expected: tuple[int, ...]
-    held: tuple[Any, ...]
+    held: tuple[object, ...]
     direct: bool = True
 
 
@@ -63,7 +64,7 @@ def of_space(value: object, held: Mapping[str, object]) -> MemoryFingerprint | N
     return _referring([(id(value) + offset, held)], value)
 
 
-def has_space(value: Any) -> bool:
+def has_space(value: object) -> bool:
     """Whether it has a ``__dict__``, of a kind that makes it when somebody asks for it; where that
     cannot be said, it will have."""
     found = layout()
@@ -95,7 +96,7 @@ def of_property(value: property) -> MemoryFingerprint | None:
     return found and _referring_at(found.of_property, (value.fget, value.fset, value.fdel), value)
 
 
-def of_slots(value: Any, members: Iterable[Any]) -> MemoryFingerprint | None:
+def of_slots(value: object, members: Iterable[Any]) -> MemoryFingerprint | None:
     """The values in its slots; of ``members`` as classes have them."""
     found = layout()
     if found is None:
@@ -117,7 +118,7 @@ def of_slots(value: Any, members: Iterable[Any]) -> MemoryFingerprint | None:
     return made(at, expected, (value, held))
 
 
-def of_list(value: list[Any]) -> MemoryFingerprint | None:
+def of_list(value: list[object]) -> MemoryFingerprint | None:
     """How long it is, and which objects are in it."""
     found = layout()
     if found is None:
@@ -129,7 +130,7 @@ def of_list(value: list[Any]) -> MemoryFingerprint | None:
     return made(at, (len(held), items, *map(id, held)), (value, held), direct=False)
 
 
-def of_set(value: set[Any]) -> MemoryFingerprint | None:
+def of_set(value: set[object]) -> MemoryFingerprint | None:
     """Its table: which objects are in it, by their hashes."""
     found = layout()
     if found is None:
@@ -183,7 +184,7 @@ class Floats:
         self._window = np.ctypeslib.as_array((ctypes.c_float * length).from_address(first))
         self._at = (places - first) // _FLOAT
 
-    def read(self) -> Any:
+    def read(self) -> NDArray[np.float32]:
         """The numbers now."""
         return self._window.take(self._at)
 
@@ -192,7 +193,7 @@ class Floats:
         self._window[self._at] = value
 
 
-def gathered(addresses: Sequence[int]) -> Callable[[], Any]:
+def gathered(addresses: Sequence[int]) -> Callable[[], NDArray[np.uint64]]:
     """Reads the words at these addresses, in objects that the caller keeps alive, all at once."""
     places = np.array(addresses, dtype=np.int64)
     if not len(places):
@@ -206,7 +207,7 @@ def gathered(addresses: Sequence[int]) -> Callable[[], Any]:
 
 class _Slotted:
     __slots__ = ("first", "second")
-    first: Any
+    first: object
     second: object
 
 
@@ -224,7 +225,7 @@ class _Layout:
         cell = next(iter(function.__closure__ or ()))
         called = property(lambda _: 1, lambda _, __: None, lambda _: None)
         parts = function.__code__, function.__defaults__, function.__kwdefaults__
-        self.spaces = {type(each): _space(each) for each in (function, ordered)}
+        self.spaces: dict[type, int] = {type(each): _space(each) for each in (function, ordered)}
         self.kind = find(own, id(list))
         self.cell = find(cell, id(own))
         self.function = tuple(find(function, id(each)) for each in parts)

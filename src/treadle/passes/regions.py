@@ -132,7 +132,7 @@ def _fits(node: fx.Node) -> bool:
     )
 
 
-def _values(value: Any) -> list[object]:
+def _values(value: object) -> list[object]:
     return list(value) if isinstance(value, tuple | list) else [value]
 
 

@@ -12,7 +12,7 @@ reaches its memory otherwise needs a second holder of the storage: such memory i
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -95,7 +95,13 @@ class AwaitedTensors:
 def _awaiting(own: type, awaited: AwaitedTensors) -> type:
     """The class of a watched tensor whose class is ``own``."""
 
-    def function(cls: type, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+    def function(
+        cls: type,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if func in _WITHOUT_VALUES or not awaited.is_attached:
             with without_classes():
                 return func(*args, **kwargs or {})

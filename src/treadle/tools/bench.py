@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -82,7 +81,7 @@ class Contestant:
 
     name: str
     job: TrainingJob
-    run: Callable[..., Any]
+    run: Callable[..., object]
     random: tuple[Tensor, list[Tensor]]
     seconds: list[float] = field(default_factory=list[float])
     losses: list[float | None] = field(default_factory=list[float | None])

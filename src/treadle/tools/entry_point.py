@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from treadle.api import Models, Optimizers
 from treadle.capture.explain_errors import OURS, show_line
 from treadle.compat.fake import fake_mode_of
 from treadle.util.errors import PlanError, TreadleError
@@ -31,9 +32,9 @@ class TrainingJob:
     """A step, what it trains, and one batch for it."""
 
     step: Callable[..., Any]
-    model: Any
-    optimizer: Any
-    batch: tuple[Any, ...]
+    model: Models
+    optimizer: Optimizers
+    batch: tuple[object, ...]
 
 
 class EntryPoint:

@@ -3,9 +3,11 @@
 import ast
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from treadle.util.errors import ParseError
+
+T = TypeVar("T")
 
 _BLANKS = re.compile(r"[ \t]*")
 _REST = re.compile(r"[^\n]*")
@@ -99,9 +101,9 @@ class Scanner:
             raise self.error("a whole number is expected here", at)
         return value
 
-    def several(self, close: str, item: Callable[[], object]) -> list[Any]:
+    def several(self, close: str, item: Callable[[], T]) -> list[T]:
         """``item, item, ... close``; a comma may follow the last."""
-        values: list[Any] = []
+        values: list[T] = []
         while not self.take(close):
             if values:
                 self.need(",")
@@ -110,10 +112,10 @@ class Scanner:
             values.append(item())
         return values
 
-    def arguments(self, value: Callable[[], object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, value: Callable[[], T]) -> tuple[tuple[T, ...], dict[str, T]]:
         """``value, name=value, ...)``: what is given by position, and by name."""
 
-        def operand() -> tuple[str, object]:
+        def operand() -> tuple[str, T]:
             key = self.match(_KEY)
             return (key or "").rstrip("= "), value()
 

@@ -9,15 +9,20 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from treadle.compat.distributed.collectives import AVAILABLE
 
+if TYPE_CHECKING:
+    from torch.distributed import DeviceMesh
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
 
-def _kinds() -> tuple[tuple[type[Any], ...], tuple[type[Any], ...]]:
+
+def _kinds() -> tuple[tuple[type["DTensor"], ...], tuple[type["AsyncCollectiveTensor"], ...]]:
     """DTensors, and results of collectives that are under way."""
     if not AVAILABLE:
         return (), ()
@@ -79,8 +84,7 @@ def layout_of(value: object) -> ShardedLayout | None:
     """``None`` for what is no DTensor."""
     if not isinstance(value, _KINDS):
         return None
-    sharded: Any = value
-    return ShardedLayout(sharded._spec)
+    return ShardedLayout(value._spec)
 
 
 def local_of(value: Tensor) -> Tensor:
@@ -88,12 +92,11 @@ def local_of(value: Tensor) -> Tensor:
     tensor itself."""
     if not isinstance(value, _KINDS):
         return value
-    sharded: Any = value
-    local = sharded._local_tensor
+    local = value._local_tensor
     return local.wait() if isinstance(local, _UNDER_WAY) else local
 
 
-def rows_of(local: Tensor, mesh: object, whole: Tensor) -> Tensor:
+def rows_of(local: Tensor, mesh: "DeviceMesh", whole: Tensor) -> Tensor:
     """A DTensor of the shape of ``whole`` whose rows are divided along a mesh of one dim; ``local``
     are those of this rank. Nothing is sent."""
     from torch.distributed.tensor import Shard
@@ -105,16 +108,16 @@ def rows_of(local: Tensor, mesh: object, whole: Tensor) -> Tensor:
 
 def gathered(value: Tensor) -> Tensor:
     """All of a DTensor; a collective of the ranks of its mesh."""
-    sharded: Any = value
-    return sharded.full_tensor()
+    assert isinstance(value, _KINDS)
+    return value.full_tensor()
 
 
 def placed_like(whole: Tensor, like: Tensor) -> Tensor:
     """``whole``, which every rank has, as a DTensor placed like another; nothing is sent."""
     from torch.distributed.tensor import distribute_tensor
 
-    sharded: Any = like
-    return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    assert isinstance(like, _KINDS)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def sharded_entries() -> tuple[tuple[type, str], ...]:
@@ -135,8 +138,8 @@ def draw_methods() -> tuple[tuple[type, str], ...]:
 
 def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     """``value``, a DTensor, with other placements on its mesh: sums and gathers are collectives."""
-    sharded: Any = value
+    assert isinstance(value, _KINDS)
     spec = layout.spec
-    if (sharded.placements, sharded.device_mesh) == (spec.placements, spec.mesh):
+    if (value.placements, value.device_mesh) == (spec.placements, spec.mesh):
         return value
-    return sharded.redistribute(spec.mesh, spec.placements)
+    return value.redistribute(spec.mesh, spec.placements)

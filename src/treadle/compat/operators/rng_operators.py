@@ -11,8 +11,7 @@ of other strides than what was written in place, so that they put the same numbe
 """
 
 import keyword
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,12 +50,19 @@ def _defined(op: OpOverload) -> OpOverload:
     layout = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 
     def draw(
-        size: Any, stride: Any, dtype: Any, device: Any, *rest: object, **named: object
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *rest: object,
+        **named: object,
     ) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype, device=device)
         return op(made, *rest, **named)
 
-    def fake(size: Any, stride: Any, dtype: Any, device: Any) -> Tensor:
+    def fake(
+        size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     schema = f"{dotted}({layout}{rest}) -> Tensor"
@@ -89,7 +95,7 @@ FUNCTIONAL: Mapping[OpOverload, OpOverload] = {
 """Our operator for each of PyTorch's that only functionalization calls, never a user."""
 
 
-def _written(in_place: OpOverload) -> Any:
+def _written(in_place: OpOverload) -> Callable[..., Tensor]:
     draw = DRAWS[in_place]
 
     def write(tensor: Tensor, *args: object, **kwargs: object) -> Tensor:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.types import same_types, tensors_in
 
 
-def compute(node: fx.Node, mode: object = None) -> Any:
+def compute(node: fx.Node, mode: AbstractContextManager[object] | None = None) -> Any:
     """What ``node`` gives for the fake values of its operands. Draws no random numbers. ``mode``:
     what makes them, for a graph that may have none yet."""
     value = _sample(node, mode)
@@ -47,7 +48,7 @@ def _apart(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty_strided(value.shape, value.stride())
 
 
-def _sample(node: fx.Node, mode: Any) -> object:
+def _sample(node: fx.Node, mode: AbstractContextManager[object] | None) -> object:
     args, kwargs = types_of(node)
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
@@ -56,7 +57,7 @@ def _sample(node: fx.Node, mode: Any) -> object:
         return fake_result(node.target, args, kwargs)
 
 
-def _fake_mode(graph: fx.Graph) -> Any:
+def _fake_mode(graph: fx.Graph) -> AbstractContextManager[object]:
     """The fake mode of the graph's values: new values must be of the same mode."""
     for node in graph.nodes:
         for tensor in tensors_in(known_value(node)):

@@ -37,8 +37,8 @@ def traced_program(
     ``operands``, the nodes among them."""
     symbols = symbols_of([value_of(operand) for operand in operands])
 
-    def run(*tensors: torch.Tensor) -> Any:
-        values: dict[fx.Node, Any] = dict(zip(operands, tensors, strict=True))
+    def run(*tensors: torch.Tensor) -> object:
+        values: dict[fx.Node, object] = dict(zip(operands, tensors, strict=True))
 
         def plain(leaf: Any) -> Any:
             if isinstance(leaf, fx.Node):

@@ -238,7 +238,7 @@ def _has_node(value: object) -> bool:
 
 def _unify_each(match: PatternMatch, pattern: Each, value: Any) -> None:
     require(isinstance(value, list | tuple), NoMatch, f"{value} is not a list")
-    found: dict[str, list[Any]] = {outer: [] for _, outer in pattern.names}
+    found: dict[str, list[object]] = {outer: [] for _, outer in pattern.names}
     for operand in value:
         one = PatternMatch(match.anchor, covered=match.covered, open=match.open)
         unify(one, pattern.item, operand)

@@ -276,7 +276,7 @@ def _constant(made: Constant, variable: object) -> Any:
     return made if variable is None else made(variable)
 
 
-def _marked(mark: Any, *values: object) -> fx.Proxy:
+def _marked(mark: Callable[..., object], *values: object) -> fx.Proxy:
     proxy = next((each for each in values if isinstance(each, fx.Proxy)), None)
     require(proxy is not None, VerifyError, f"{mark} marks no value of a pattern")
     assert proxy is not None
@@ -317,7 +317,7 @@ def returned_by(program: Program) -> object:
     return result_of(traced(program))
 
 
-def result_of(graph: fx.Graph) -> Any:
+def result_of(graph: fx.Graph) -> Argument:
     """What a traced program returns."""
     (output,) = graph.find_nodes(op="output")
     return output.args[0]
@@ -357,7 +357,7 @@ class _Compiler:
         self._plain = plain
         self._made: dict[fx.Node, Pattern] = {}
 
-    def pattern(self, leaf: Any) -> Pattern:
+    def pattern(self, leaf: object) -> Pattern:
         match leaf:
             case fx.Node():
                 if leaf not in self._made:
@@ -425,7 +425,8 @@ class _Compiler:
         """By the names of the schema of ``target``; with ``rest`` what is not said is ignored."""
         kwargs = node.kwargs
         if not isinstance(target, OpOverload):
-            given: dict[str, Any] = {str(i): each for i, each in enumerate(args)} | dict(kwargs)
+            given: dict[str, Argument] = {str(i): each for i, each in enumerate(args)}
+            given |= kwargs
         else:
             names = [each.name for each in schema_of(target).arguments]
             known = len(args) <= len(names) and set(kwargs) <= set(names)

@@ -10,10 +10,11 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from treadle.compat.tracing import traced
 from treadle.graph.rewrite.inline import traced_program
@@ -43,7 +44,7 @@ class TorchProgram:
     is to be found in; their numbers must differ from all other constants of the function.
     ``shared``: whether others may read the values inside."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     examples: tuple[tuple[object, ...], ...]
     shared: bool = False
 
@@ -73,16 +74,16 @@ class TorchProgram:
         for pattern, node in zip(exact.patterns, match.roots, strict=True):
             unify(again, pattern, node)
 
-    def _traced_like(self, example: tuple[Any, ...], gradients: bool) -> fx.Graph:
+    def _traced_like(self, example: tuple[object, ...], gradients: bool) -> fx.Graph:
         given = dict(zip(self.names, example, strict=True))
-        names = [name for name, each in given.items() if isinstance(each, Tensor)]
+        own = {name: each for name, each in given.items() if isinstance(each, Tensor)}
 
-        def run(*tensors: Tensor) -> Any:
-            now = given | dict(zip(names, tensors, strict=True))
+        def run(*tensors: Tensor) -> object:
+            now = given | dict(zip(own, tensors, strict=True))
             return _called(self.function, gradients)(*now.values())
 
-        module = traced(run, [given[name].clone() for name in names])
-        return _plain(module.graph, names)
+        module = traced(run, [each.clone() for each in own.values()])
+        return _plain(module.graph, list(own))
 
     def _roots(self, graph: fx.Graph, example: tuple[object, ...]) -> Roots:
         numbers = {
@@ -92,7 +93,7 @@ class TorchProgram:
         }
         missing = set(self.names)
 
-        def plain(leaf: Any) -> Pattern:
+        def plain(leaf: object) -> Pattern:
             for name, each in numbers.items():
                 if type(each) is type(leaf) and each == leaf:
                     missing.discard(name)
@@ -111,15 +112,15 @@ class TorchProgram:
 class TorchReplacement:
     """A function of tensors and numbers as what is put there: traced for the types it meets."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
 
-    def graph_for(self, bindings: Mapping[str, object]) -> fx.Graph:
+    def graph_for(self, bindings: Mapping[str, Argument]) -> fx.Graph:
         """The function's operations for these values; placeholders are named as its parameters."""
         names = tuple(inspect.signature(self.function).parameters)
         return traced_with(_called(self.function, False), {name: bindings[name] for name in names})
 
 
-def traced_with(function: Callable[..., object], given: Mapping[str, Any]) -> fx.Graph:
+def traced_with(function: Callable[..., object], given: Mapping[str, Argument]) -> fx.Graph:
     """``function`` of nodes and numbers as a graph, placeholders named as in ``given``; a value
     that is given twice is one of them."""
     operands: dict[fx.Node, str] = {}
@@ -131,7 +132,7 @@ def traced_with(function: Callable[..., object], given: Mapping[str, Any]) -> fx
 
 
 def _called(function: Callable[..., object], gradients: bool) -> Callable[..., object]:
-    def call(*args: object) -> Any:
+    def call(*args: object) -> object:
         if not gradients:
             with torch.no_grad():
                 return function(*args)
@@ -141,9 +142,10 @@ def _called(function: Callable[..., object], gradients: bool) -> Callable[..., o
     return call
 
 
-def _leaf(argument: Any) -> object:
-    real = isinstance(argument, Tensor) and argument.is_floating_point()
-    return argument.detach().requires_grad_() if real else argument
+def _leaf(argument: object) -> object:
+    if isinstance(argument, Tensor) and argument.is_floating_point():
+        return argument.detach().requires_grad_()
+    return argument
 
 
 def _plain(graph: fx.Graph, names: Sequence[str]) -> fx.Graph:

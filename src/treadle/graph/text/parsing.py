@@ -58,14 +58,14 @@ class _Reader:
     """A step that is being made, line by line."""
 
     scanner: Scanner
-    mode: Any = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
     owner: Any = field(default_factory=nn.Module)
     values: dict[str, fx.Node] = field(default_factory=dict[str, fx.Node])
     inputs: list[Input] = field(default_factory=list[Input])
     outputs: list[Output] = field(default_factory=list[Output])
     returned: list[fx.Node | None] = field(default_factory=list[fx.Node | None])
     ended: bool = False  # whether results were said
-    constants: dict[str, Any] = field(default_factory=dict[str, Any])
+    constants: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def __post_init__(self) -> None:
         self.graph = fx.Graph(owning_module=self.owner)

@@ -5,7 +5,7 @@ strides of our buffer, and the strides that come back are the answer. Sizes that
 are replayed as PyTorch's symbols.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,9 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
 
 
-def _replayed(context: LoweringContext, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def _replayed(
+    context: LoweringContext, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Any:
     """The layout of what ``op`` gives, or one for each piece, from the layouts of its operands."""
     symbols = context.builder.symbols
     numbers = map_leaves(_numbers, args)
@@ -65,7 +67,7 @@ def _replayed(context: LoweringContext, op: OpOverload, args: Any, kwargs: Any) 
         ghosts = [map_leaves(partial(_ghost, _itself), value) for value in args]
         return _layouts(op(*ghosts, **kwargs), int)
 
-    def replay() -> Any:
+    def replay() -> object:
         with symbols.replaying():
             ghosts = [map_leaves(partial(_ghost, symbols.symint), value) for value in args]
             return _layouts(op(*ghosts, **kwargs), symbols.size)

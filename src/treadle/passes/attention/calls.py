@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from treadle.algebra.extents import same_sizes
 from treadle.graph.core.operators import may_drop
@@ -22,7 +23,7 @@ from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
-_View: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+_View: TypeAlias = tuple[Callable[..., torch.Tensor], tuple[Argument, ...]]
 
 
 @final
@@ -195,7 +196,7 @@ def _copies_of(old: fx.Node, new: fx.Node) -> Iterator[tuple[fx.Node, list[_View
                 worklist.append((reader, following, beyond, [*views, step]))
 
 
-def _view_target(node: fx.Node) -> Callable[..., Any]:
+def _view_target(node: fx.Node) -> Callable[..., torch.Tensor]:
     assert callable(node.target), node
     return aten.view.default if node.target is aten._unsafe_view.default else node.target
 

@@ -1,7 +1,7 @@
 """From a softmax to the attention around it: back to the scores' product, on to that of values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -284,7 +284,7 @@ def is_derivative(node: fx.Node) -> bool:
     return node.target is aten._softmax_backward_data.default
 
 
-def _multiplies(weights: fx.Node) -> Any:
+def _multiplies(weights: fx.Node) -> Callable[[fx.Node], bool]:
     """Whether a node multiplies ``weights`` with values."""
 
     def test(node: fx.Node) -> bool:

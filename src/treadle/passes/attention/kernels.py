@@ -9,12 +9,13 @@
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx
 
 from treadle.compat.switches import uses_cudnn_attention
+from treadle.graph.core.arguments import Argument
 from treadle.graph.core.types import TensorType, type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.passes.attention.forward import Forward
@@ -38,7 +39,7 @@ class FusedCall:
     mask: fx.Node | None
     scale: float | None
     result: fx.Node
-    saved: tuple[Any, ...]
+    saved: tuple[Argument, ...]
     causal: bool = False
 
 
@@ -113,7 +114,7 @@ class HostFlash(FusedKernel):
         return make.items(make.call(target, *args, **_options(call.scale, call.mask)), 3)
 
 
-def _options(scale: float | None, mask: fx.Node | None) -> dict[str, Any]:
+def _options(scale: float | None, mask: fx.Node | None) -> dict[str, Argument]:
     return {"scale": scale} if mask is None else {"scale": scale, "attn_mask": mask}
 
 

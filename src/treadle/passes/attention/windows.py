@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import fx
 
+from treadle.graph.core.arguments import Argument
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
@@ -50,7 +51,7 @@ class WindowedCall:
     right: int
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Argument]:
         """What the kernels are given by name, forward and backward."""
         sides = {"window_size_left": self.left, "window_size_right": self.right}
         return {"scale": arguments(self.forward)["scale"], **sides}

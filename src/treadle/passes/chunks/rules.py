@@ -67,7 +67,7 @@ class RowContext:
     grid: Grid
     fetch: Fetch
 
-    def rows_of_call(self, args: dict[str, Any]) -> MadeRows:
+    def rows_of_call(self, args: Mapping[str, object]) -> MadeRows:
         """The operation of the node in the chunk, with arguments by name."""
         assert isinstance(self.node.target, OpOverload)
         return rows_of_call(self.node.target, args)
@@ -167,10 +167,10 @@ def _for(*targets: object) -> Callable[[Rule], Rule]:
     return register
 
 
-def rows_of_call(target: OpOverload, named_args: dict[str, Any]) -> MadeRows:
+def rows_of_call(target: OpOverload, named_args: Mapping[str, object]) -> MadeRows:
     """A call with arguments by name, each where the schema has it; defaults are left out."""
-    args: list[Any] = []
-    kwargs: list[tuple[str, Any]] = []
+    args: list[object] = []
+    kwargs: list[tuple[str, object]] = []
     for argument in schema_of(target).arguments:
         value = named_args[argument.name]
         if not argument.kwarg_only:
@@ -180,7 +180,7 @@ def rows_of_call(target: OpOverload, named_args: dict[str, Any]) -> MadeRows:
     return MadeRows(target, tuple(args), tuple(kwargs))
 
 
-def _mapped(args: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, object]:
+def _mapped(args: Mapping[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, object]:
     """The arguments with other operands."""
     return {
         name: map_argument(lambda leaf: f(leaf) if isinstance(leaf, fx.Node) else leaf, value)

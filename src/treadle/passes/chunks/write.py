@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.graph.core.arguments import map_argument
+from treadle.graph.core.arguments import Argument, map_argument
 from treadle.graph.core.node_info import info, tensor_of, with_info
 from treadle.graph.core.operators import is_item
 from treadle.graph.core.signature import StepGraph
@@ -234,7 +234,7 @@ class _Writer:
     ) -> fx.Node:
         """``before + left @ right``; factors of 16 bits give products of 32."""
         dtype, kept = type_of(left).dtype, wide_dtype(type_of(left).dtype)
-        named: dict[str, Any] = {}
+        named: dict[str, torch.dtype] = {}
         one, more = aten.mm.default, aten.addmm.default
         if kept != dtype and self.wide_products:
             one, more, named = aten.mm.dtype, aten.addmm.dtype, {"out_dtype": kept}
@@ -321,7 +321,7 @@ class _Writer:
             if any(info(operand).phase == "backward" for operand in node.all_input_nodes):
                 with_info(node, phase="backward")
 
-    def _call(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def _call(self, root: fx.Node, target: Any, *args: Argument, **kwargs: Argument) -> fx.Node:
         node = emit(root, target, *args, **kwargs)
         with_info(node, phase=self.phase, chunk=self.chunk)
         return node

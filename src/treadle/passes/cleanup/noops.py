@@ -1,9 +1,8 @@
 """Remove operations that return what they were given."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -16,6 +15,7 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import TensorType
 from treadle.graph.rewrite.passes import Contract
 from treadle.graph.rewrite.rules import (
+    Program,
     ReplacementBuilder,
     Rule,
     RulePass,
@@ -31,7 +31,7 @@ from treadle.util.refusals import NoMatch
 aten = torch.ops.aten
 
 
-def _equals(name: str, pattern: Any, check: Any = None) -> Rule:
+def _equals(name: str, pattern: Program, check: Callable[..., None] | None = None) -> Rule:
     """Calls like ``pattern`` equal ``x``, where ``x`` is of their type."""
     return Rule(name, pattern, lambda x: x, check) if check else Rule(name, pattern, lambda x: x)
 
@@ -50,14 +50,15 @@ def _is_view(x: object) -> object:
     )(x, ...)
 
 
-def _viewed_before(build: ReplacementBuilder, x: Any, size: Sequence[int]) -> object:
+def _viewed_before(build: ReplacementBuilder, x: object, size: Sequence[int]) -> object:
     """What a view of a view shows again: ``view(view(x))`` of the shape of ``x``."""
     while isinstance(x, fx.Node) and x.target in RESHAPES:
-        x = arguments(x)["self"]
-        shape = build.type_of(x).shape
+        source: fx.Node = arguments(x)["self"]
+        shape = build.type_of(source).shape
         pairs = zip(size, shape, strict=False)
         if len(size) == len(shape) and all(same(n, -1) or same(n, e) for n, e in pairs):
-            return x
+            return source
+        x = source
     raise NoMatch(f"{x} has another shape")
 
 
@@ -73,7 +74,7 @@ def _written_over(x: object) -> object:
     return any_of(aten.slice_scatter.default, aten.copy.default)(anything, x, ...)
 
 
-def _pads_nothing(x: object, pad: Any) -> None:
+def _pads_nothing(x: object, pad: Sequence[int]) -> None:
     require(not any(pad), NoMatch, f"pads by {list(pad)}")
 
 
@@ -86,27 +87,24 @@ def _is_first(x: TensorType, exponent: object) -> None:
     _require_real(x)
 
 
-def _is_one(x: Any, one: complex) -> None:
+def _is_one(x: object, one: complex) -> None:
     require(one == 1, NoMatch, f"{one} is not 1")
-    _require_tensor(x)
-    _require_real(x)
+    _require_real(_tensor(x))
 
 
-def _takes_zero(x: Any, zero: complex, alpha: object) -> None:
+def _takes_zero(x: object, zero: complex, alpha: object) -> None:
     """``x - 0.0`` is ``x``; ``x - (-0.0)`` turns ``-0.0`` into ``0.0``."""
     require(alpha == 1, NoMatch, f"alpha is {alpha}")
     require(zero == 0, NoMatch, f"{zero} is not 0")
-    _require_tensor(x)
-    exact = _is_whole(x) or not _is_negative(zero)
+    exact = _is_whole(_tensor(x)) or not _is_negative(zero)
     require(exact, NoMatch, "-0.0 - (-0.0) is 0.0")
 
 
-def _adds_zero(x: Any, zero: complex, alpha: object) -> None:
+def _adds_zero(x: object, zero: complex, alpha: object) -> None:
     """``x + (-0.0)`` is ``x``; ``x + 0.0`` turns ``-0.0`` into ``0.0``."""
     require(alpha == 1, NoMatch, f"alpha is {alpha}")
     require(zero == 0, NoMatch, f"{zero} is not 0")
-    _require_tensor(x)
-    require(_is_whole(x) or _is_negative(zero), NoMatch, "-0.0 + 0.0 is 0.0")
+    require(_is_whole(_tensor(x)) or _is_negative(zero), NoMatch, "-0.0 + 0.0 is 0.0")
 
 
 _ADD = any_of(aten.add.Tensor, aten.add.Scalar)
@@ -139,8 +137,10 @@ NO_OPS = (
 """What is no work, and the conditions for it besides an equal type."""
 
 
-def _require_tensor(x: object) -> None:
-    require(isinstance(x, TensorType), NoMatch, f"{x} is a number")
+def _tensor(x: object) -> TensorType:
+    if not isinstance(x, TensorType):
+        raise NoMatch(f"{x} is a number")
+    return x
 
 
 def _require_real(x: TensorType) -> None:

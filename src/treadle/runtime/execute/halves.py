@@ -16,12 +16,16 @@ from treadle.targets.registry import target_for
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def _forward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[object, ...]:
+def _forward(
+    op: Callable[..., Any], args: tuple[Tensor, *tuple[object, ...]]
+) -> tuple[object, ...]:
     out, *statistics = op(*map(_wide, args))
     return out.to(args[0].dtype), *statistics
 
 
-def _backward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[object, ...]:
+def _backward(
+    op: Callable[..., Any], args: tuple[Tensor, *tuple[object, ...]]
+) -> tuple[object, ...]:
     gradient, *others = op(*map(_wide, args))
     return (None if gradient is None else gradient.to(args[0].dtype)), *others
 
@@ -41,9 +45,9 @@ def widened(name: str, op: Callable[..., object]) -> Callable[..., object]:
     if wide is None:
         return op
 
-    def call(*args: Any) -> object:
-        is_half = target_for(args[0].device).on_host and args[0].dtype in _HALVES
-        return wide(op, args) if is_half else op(*args)
+    def call(x: Tensor, *others: object) -> object:
+        is_half = target_for(x.device).on_host and x.dtype in _HALVES
+        return wide(op, (x, *others)) if is_half else op(x, *others)
 
     return call
 

@@ -11,7 +11,8 @@ import functools
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol, SupportsInt
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device, clear: Callable[[], None]) -> None:
         self._device = device
         self._clear = clear
-        self._pool: Any = None
+        self._pool = None
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float]:
         """Seconds until everything was launched, and until it was done."""
@@ -103,7 +104,17 @@ class CudaRecorder:
             empty.add_(0)
 
 
-def memsets_as_kernels(graph: int, driver: Any) -> int:
+class _Memset(Protocol):
+    """The parameters of a memset, as the driver names them."""
+
+    dst: SupportsInt
+    elementSize: SupportsInt
+    height: SupportsInt
+    value: SupportsInt
+    width: SupportsInt
+
+
+def memsets_as_kernels(graph: int, driver: ModuleType) -> int:
     """Make small memsets of a graph that is not yet instantiated kernels; how many.
 
     ``graph``: its address. ``driver``: ``cuda.bindings.driver``. Kernels wait for what the memsets
@@ -127,7 +138,7 @@ def memsets_as_kernels(graph: int, driver: Any) -> int:
     return replaced
 
 
-def _kernel_for(params: Any, driver: Any) -> Any | None:
+def _kernel_for(params: _Memset, driver: ModuleType) -> object:
     """The parameters of a kernel that does what this memset does, if it is small and of words."""
     size, first = int(params.elementSize) * int(params.width), int(params.dst)
     if int(params.height) != 1 or size > _MOST or size % _WORD or first % _WORD:
@@ -144,7 +155,7 @@ def _kernel_for(params: Any, driver: Any) -> Any | None:
     return kernel
 
 
-def _replace(graph: Any, node: Any, kernel: Any, driver: Any) -> None:
+def _replace(graph: object, node: object, kernel: object, driver: ModuleType) -> None:
     """``kernel`` instead of ``node``, with its edges and what they carry."""
     before, how_before = _neighbours(driver, "cuGraphNodeGetDependencies", node)
     after, how_after = _neighbours(driver, "cuGraphNodeGetDependentNodes", node)
@@ -157,7 +168,7 @@ def _replace(graph: Any, node: Any, kernel: Any, driver: Any) -> None:
     _ask(driver.cuGraphDestroyNode, node)
 
 
-def _neighbours(driver: Any, name: str, node: Any) -> tuple[list[Any], list[Any]]:
+def _neighbours(driver: ModuleType, name: str, node: object) -> tuple[list[object], list[object]]:
     function = _with_edges(driver, name)
     *_, count = _ask(function, node)
     if not count:
@@ -166,13 +177,13 @@ def _neighbours(driver: Any, name: str, node: Any) -> tuple[list[Any], list[Any]
     return list(nodes), list(edges)
 
 
-def _with_edges(driver: Any, name: str) -> Callable[..., Any]:
+def _with_edges(driver: ModuleType, name: str) -> Callable[..., Sequence[Any]]:
     """The function that takes the data of edges. Bindings of CUDA 13 have only this one; those of
     CUDA 12 have it beside a function without edge data."""
     return getattr(driver, f"{name}_v2", None) or getattr(driver, name)
 
 
-def _ask(function: Callable[..., Any], *args: Any) -> Sequence[Any]:
+def _ask(function: Callable[..., Sequence[Any]], *args: object) -> Sequence[Any]:
     """What the driver answers."""
     status, *values = function(*args)
     if int(status):
@@ -181,7 +192,7 @@ def _ask(function: Callable[..., Any], *args: Any) -> Sequence[Any]:
 
 
 @functools.cache
-def _fill_function(driver: Any, device: int) -> Any:
+def _fill_function(driver: ModuleType, device: int) -> object:
     """The kernel ``to[:words] = with``, loaded once for each ``device`` (which is current)."""
     (module,) = _ask(driver.cuModuleLoadData, _FILL)
     (function,) = _ask(driver.cuModuleGetFunction, module, b"fill")
@@ -189,7 +200,7 @@ def _fill_function(driver: Any, device: int) -> Any:
 
 
 @functools.cache
-def _driver() -> Any | None:
+def _driver() -> ModuleType | None:
     """``cuda.bindings.driver``, which PyTorch requires where it is built for CUDA on Linux. Without
     it, or with a driver that does not tell what edges carry, memsets stay as they are."""
     try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
@@ -13,7 +12,7 @@ from treadle.graph.analysis.update_blocks import (
     made_of_scalars,
     update_blocks,
 )
-from treadle.graph.core.arguments import map_nodes
+from treadle.graph.core.arguments import Argument, map_nodes
 from treadle.graph.core.node_info import copy_notes, info, set_value
 from treadle.graph.core.operators import may_recompute, operation_name
 from treadle.graph.core.signature import StepGraph
@@ -116,8 +115,7 @@ def _elements(blocks: Iterable[UpdateBlock]) -> dict[fx.Node, set[int]]:
     for node in ancestors(roots, is_late):
         for operand in node.all_input_nodes:
             if is_list_call(operand) and is_late(operand):
-                at: Any = node.args[1]
-                elements.setdefault(operand, set()).add(at)
+                elements.setdefault(operand, set()).add(_number(node))
     return elements
 
 
@@ -145,7 +143,8 @@ def _split_list(call: fx.Node, chosen: list[int]) -> None:
 
 
 def _number(item: fx.Node) -> int:
-    at: Any = item.args[1]
+    at = item.args[1]
+    assert isinstance(at, int), item
     return at
 
 
@@ -155,10 +154,10 @@ def _behind(item: fx.Node, call: fx.Node) -> None:
         call.append(item)
 
 
-def _some(call: fx.Node, places: list[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _some(call: fx.Node, places: list[int]) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """The arguments of ``call`` with these elements of its lists."""
 
-    def part(value: object) -> object:
+    def part(value: Argument) -> Argument:
         return [value[at] for at in places] if isinstance(value, list | tuple) else value
 
     return tuple(map(part, call.args)), {

@@ -1,13 +1,14 @@
 """A collective and the products beside it, computed in pieces of their rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx
 
 from treadle.compat.distributed.collectives import collective_op
+from treadle.graph.core.arguments import Argument
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.operators import arguments, set_argument
 from treadle.graph.core.types import type_of
@@ -61,7 +62,9 @@ class _Calls:
         self._place = place
         self._split: dict[fx.Node, fx.Node] = {}  # matrices by the factors of their rows
 
-    def call(self, target: Any, root: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    def call(
+        self, target: Callable[..., object], root: fx.Node, *args: Argument, **kwargs: Argument
+    ) -> fx.Node:
         """``target(*args)``, which belongs where ``root`` does."""
         return emit_ahead(self._place, root, target, *args, **kwargs)
 
