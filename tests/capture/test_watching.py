@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from treadle.capture.identity_guards import IdentityGuards
 from treadle.capture.python_state.introspect import parts_of, slots_of
 from treadle.capture.python_state.parts import OfFunction, Sequenced, Slots, Variable
+from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.guards import dict_fingerprint, watching
 from treadle.guards import memory_fingerprint as words
 from treadle.guards.dict_fingerprint import DictLayout, dict_layout

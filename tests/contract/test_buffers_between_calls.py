@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import treadle
 from contract.contract_help import training
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 
 OPTIONS = treadle.Options(codegen=False)
 

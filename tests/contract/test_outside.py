@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import treadle
 from treadle.capture.python_state.external_state import reachable
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 
 
 class Stateful(nn.Module):

@@ -16,7 +16,7 @@ from treadle.capture.python_state.flatten import Container, FlatArguments, nodes
 from treadle.capture.python_state.introspect import parts_of
 from treadle.capture.python_state.parts import MISSING, Part, Reading, Sequenced
 from treadle.capture.python_state.plain_values import is_plain, is_same_value
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 
 
 @dataclass(slots=True)

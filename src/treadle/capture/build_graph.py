@@ -20,8 +20,8 @@ from treadle.capture.explain_errors import looks_at_value
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.input_sources import SourcedInput
 from treadle.capture.optimizers.optimizer_state import StateLocation
-from treadle.capture.python_state.object_graph import Location
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.sources import (
     ClosedOverTensor,
     Grad,

@@ -9,8 +9,8 @@ from torch import Tensor
 from treadle.algebra.guards import GuardSet
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.eager import EagerStep
-from treadle.capture.python_state.object_graph import Location
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.sources import Inputs, ParamGroup, ParamGroups, Pending, Scalars, Source
 from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.branches.decisions import Path

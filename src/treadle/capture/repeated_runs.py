@@ -20,7 +20,7 @@ from treadle.capture.python_state.containers.container_changes import (
     ChangedContainer,
     ContainersChanged,
 )
-from treadle.capture.python_state.object_graph import Location
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.symbolic.changing_numbers import Counted
 from treadle.capture.symbolic.computations import Key
 from treadle.capture.symbolic.deferred import AsksNumber

@@ -12,8 +12,8 @@ from treadle.capture.distributed.row_shards import RowShards
 from treadle.capture.optimizers.counters import SharedCounters
 from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.optimizers.registry import Start, update_rule
-from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.plain_values import is_real, is_whole
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.stored.names import NOT_STORED
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
 from treadle.capture.symbolic.numbers import Number, is_exact

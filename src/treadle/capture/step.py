@@ -29,7 +29,7 @@ from treadle.capture.failures import raise_told
 from treadle.capture.input_sources import SourcedInput, input_sources
 from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.python_state.flatten import FlatArguments, flatten
-from treadle.capture.python_state.object_graph import Location
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.repeated_runs import RepeatedRuns
 from treadle.capture.sources import Batch, Parameter, RunTimeArray, Source, State, param_groups_of

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from treadle.capture.python_state.containers.container_changes import ContainerChanges
 from treadle.capture.python_state.flatten import flatten, unflatten
-from treadle.capture.python_state.object_graph import Location
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.snapshot import Snapshot
 from treadle.compiler.compiled import Compiled
 from treadle.session.bind import named_state

@@ -24,9 +24,9 @@ from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
-from treadle.capture.python_state.object_graph import first_of_each, tensor_fact
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.plain_values import is_plain, is_real
+from treadle.capture.python_state.reads.object_graph import first_of_each, tensor_fact
 from treadle.capture.symbolic.numbers import Number, Uses, is_number
 from treadle.util.errors import CaptureError
 

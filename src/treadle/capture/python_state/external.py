@@ -30,11 +30,11 @@ from treadle.capture.python_state.containers.container_changes import ChangedCon
 from treadle.capture.python_state.external_state.kept_state import KeptState
 from treadle.capture.python_state.external_state.left_objects import LeftObjects
 from treadle.capture.python_state.external_state.reachable import ReachableObjects
-from treadle.capture.python_state.object_graph import ObjectReads
 from treadle.capture.python_state.ownership import SHARED_KINDS, is_machinery, owner_of
 from treadle.capture.python_state.parts import Attributes, Reading
-from treadle.capture.python_state.read_names import ReadNames
-from treadle.capture.python_state.roots import Globals, ReadRoots
+from treadle.capture.python_state.reads.object_graph import ObjectReads
+from treadle.capture.python_state.reads.read_names import ReadNames
+from treadle.capture.python_state.reads.roots import Globals, ReadRoots
 from treadle.capture.python_state.system import asks
 from treadle.capture.python_state.threads import Threads
 from treadle.capture.symbolic.host_draws import HostDraws

@@ -11,7 +11,7 @@ from treadle.capture.captured import (
     OptimizerEffects,
     StepDependencies,
 )
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.sources import Inputs, ParamGroups, Pending, Scalars, Source
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
 from treadle.capture.stored.names import NotStored

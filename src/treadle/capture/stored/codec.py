@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from treadle.capture.python_state.code.frames import CodeOwner
-from treadle.capture.python_state.object_graph import Node
 from treadle.capture.python_state.ownership import is_machinery, owner_of
 from treadle.capture.python_state.parts import MISSING
+from treadle.capture.python_state.reads.object_graph import Node
 from treadle.capture.stored.names import NotStored, kind_text
 from treadle.capture.stored.origin import StepObjects
 from treadle.compat.distributed.sharded_tensors import layout_of

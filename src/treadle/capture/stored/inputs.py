@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.input_sources import SourcedInput
-from treadle.capture.python_state.object_graph import tensor_fact
+from treadle.capture.python_state.reads.object_graph import tensor_fact
 from treadle.capture.sources import Scalar, Source, State
 from treadle.capture.stored.names import value_text
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.argument_containers import ServedCall
-from treadle.capture.python_state.read_names import ReadNames
-from treadle.capture.python_state.reads import Reads
-from treadle.capture.python_state.roots import ReadRoots
+from treadle.capture.python_state.reads.read_names import ReadNames
+from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.roots import ReadRoots
 from treadle.capture.tensors.tensor_effects import read_attributes
 
 

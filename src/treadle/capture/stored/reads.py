@@ -14,12 +14,12 @@ from typing import cast, final
 
 from treadle.capture.integrations.registry import SHARED_OBJECTS
 from treadle.capture.python_state.external import process_questions
-from treadle.capture.python_state.object_graph import ObjectReads
 from treadle.capture.python_state.ownership import is_machinery, owner_of
 from treadle.capture.python_state.parts import Reading
-from treadle.capture.python_state.read_names import ReadNames
-from treadle.capture.python_state.reads import Reads
-from treadle.capture.python_state.roots import Globals, ReadRoots
+from treadle.capture.python_state.reads.object_graph import ObjectReads
+from treadle.capture.python_state.reads.read_names import ReadNames
+from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.roots import Globals, ReadRoots
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
 from treadle.capture.stored.names import NotStored, codes_within, module_of, variables_of
 from treadle.capture.stored.origin import ReadsOrigin, StepObjects

@@ -31,7 +31,10 @@ from torch import Tensor
 
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import Identity, is_heap
-from treadle.capture.python_state.object_graph import (
+from treadle.capture.python_state.ownership import is_machinery, owner_of
+from treadle.capture.python_state.parts import MISSING, Computed, Members, Reading
+from treadle.capture.python_state.plain_values import is_plain
+from treadle.capture.python_state.reads.object_graph import (
     Contents,
     Entry,
     Fact,
@@ -42,10 +45,7 @@ from treadle.capture.python_state.object_graph import (
     Space,
     Watched,
 )
-from treadle.capture.python_state.ownership import is_machinery, owner_of
-from treadle.capture.python_state.parts import MISSING, Computed, Members, Reading
-from treadle.capture.python_state.plain_values import is_plain
-from treadle.capture.python_state.reads import IDENTITIES
+from treadle.capture.python_state.reads.reads import IDENTITIES
 from treadle.capture.python_state.remembered import RememberedResults
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
 from treadle.capture.stored.names import (

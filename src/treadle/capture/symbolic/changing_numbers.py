@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from treadle.capture.python_state.changes import Change
-from treadle.capture.python_state.object_graph import Location, Node, Watched, first_of_each
 from treadle.capture.python_state.plain_values import RealNumber, is_real
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.object_graph import Location, Node, Watched, first_of_each
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.symbolic.arrays.arrays import (
     ArrayLeaf,
     NdArray,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from treadle.capture.functionalize import Functionalizer
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.sources import ClosedOverTensor, Held, Source
 from treadle.capture.symbolic.arrays.arrays import NdArray, overlaps
 from treadle.capture.tensors.sparse_gradients import is_sparse

@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from treadle.capture.optimizers.optimizer_state import StateLocation
-from treadle.capture.python_state.object_graph import Location
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.tensors.tensor_effects import GivenTensor, HeldTensor
 from treadle.compat.tracing import held_input
 

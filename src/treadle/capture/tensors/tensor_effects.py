@@ -23,9 +23,9 @@ from torch import Tensor
 from treadle.capture.explain_errors import here
 from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.python_state.changes import refused
-from treadle.capture.python_state.object_graph import Location
 from treadle.capture.python_state.parts import MISSING
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.tensors.tensor_uses import TensorUses
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import MEMOS

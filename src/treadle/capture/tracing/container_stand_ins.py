@@ -17,7 +17,7 @@ from treadle.capture.python_state.containers.container_recorders import (
     OperationLog,
 )
 from treadle.capture.python_state.external import ExternalState
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 
 
 @final

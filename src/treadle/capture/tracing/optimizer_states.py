@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from treadle.capture.eager import why_eager
 from treadle.capture.optimizers.optimizer_state import StateLocation, TracedState, refused_state
 from treadle.capture.optimizers.registry import update_rule
-from treadle.capture.python_state.reads import Location, Reads
+from treadle.capture.python_state.reads.reads import Location, Reads
 from treadle.capture.sources import ParamGroup
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers
 from treadle.capture.symbolic.numbers import Uses

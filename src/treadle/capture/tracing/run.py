@@ -21,7 +21,7 @@ from treadle.capture.python_state.containers.container_changes import ContainerC
 from treadle.capture.python_state.containers.outputs import OutputLog
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
-from treadle.capture.python_state.reads import Location, Reads
+from treadle.capture.python_state.reads.reads import Location, Reads
 from treadle.capture.stored.inputs import input_texts
 from treadle.capture.stored.origin import ReadsOrigin
 from treadle.capture.stored.reads import StoredReads

@@ -17,7 +17,7 @@ from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import MISSING, is_plain
-from treadle.capture.python_state.reads import Location, Reads
+from treadle.capture.python_state.reads.reads import Location, Reads
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers, counted, direct_place
 from treadle.capture.tensors.own_tensors import KeptView
 from treadle.capture.tensors.tensor_effects import MadeGradient, TensorLocation, made_gradient

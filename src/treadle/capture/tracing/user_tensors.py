@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from treadle.capture.optimizers.optimizer_state import refused_state
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.sources import Pending, State
 from treadle.capture.tensors.own_tensors import KeptView, OwnTensors
 from treadle.capture.tensors.tensor_effects import (

@@ -13,7 +13,7 @@ from treadle.capture.captured import Captured
 from treadle.capture.dynamic import Dims
 from treadle.capture.explain_errors import branches
 from treadle.capture.failures import raise_told
-from treadle.capture.python_state.object_graph import Location, argument_place
+from treadle.capture.python_state.reads.object_graph import Location, argument_place
 from treadle.capture.step import capture
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled

@@ -11,9 +11,13 @@ from torch.optim import Optimizer
 from treadle.capture.captured import Captured
 from treadle.capture.optimizers.registry import has_update_rule, update_rule
 from treadle.capture.python_state.flatten import FlatArguments, FlatCalls, Structure
-from treadle.capture.python_state.object_graph import first_of_each, place_of_tensor, tensor_fact
 from treadle.capture.python_state.plain_values import NUMBERS, is_plain, plain_fact
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.object_graph import (
+    first_of_each,
+    place_of_tensor,
+    tensor_fact,
+)
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.capture.symbolic.arrays.arrays import array_fact, is_numeric, overlaps
 from treadle.compat.distributed.fully_sharded import sharded_facts
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks

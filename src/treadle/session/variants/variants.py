@@ -7,7 +7,7 @@ from typing import final
 
 from torch import nn
 
-from treadle.capture.python_state.object_graph import Location
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
 from treadle.guards.watching import Watches

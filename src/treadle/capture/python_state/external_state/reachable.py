@@ -21,7 +21,7 @@ from treadle.capture.python_state.introspect import is_heap, parts_of
 from treadle.capture.python_state.ownership import BUILTINS, LOADED, is_machinery, owner_of
 from treadle.capture.python_state.parts import MISSING, OF_DECLARATION, Attributes, Part
 from treadle.capture.python_state.plain_values import is_plain
-from treadle.capture.python_state.read_names import is_sealed
+from treadle.capture.python_state.reads.read_names import is_sealed
 from treadle.capture.tensors.rng_guard import PythonRngGuard
 
 

@@ -25,10 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.identity_guards import IdentityGuards
 from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.introspect import ObjectLayout, is_heap, parts_of
-from treadle.capture.python_state.object_graph import (
+from treadle.capture.python_state.parts import (
+    Computed,
+    Members,
+    Part,
+    Referent,
+)
+from treadle.capture.python_state.plain_values import is_plain, plain_fact
+from treadle.capture.python_state.reads.identity_guards import IdentityGuards
+from treadle.capture.python_state.reads.object_graph import (
     Contents,
     Entry,
     Fact,
@@ -47,15 +54,13 @@ from treadle.capture.python_state.object_graph import (
     words_of,
     words_of_value,
 )
-from treadle.capture.python_state.object_match import ONLY_ITSELF, AlikePart, Match, comes_and_goes
-from treadle.capture.python_state.parts import (
-    Computed,
-    Members,
-    Part,
-    Referent,
+from treadle.capture.python_state.reads.object_match import (
+    ONLY_ITSELF,
+    AlikePart,
+    Match,
+    comes_and_goes,
 )
-from treadle.capture.python_state.plain_values import is_plain, plain_fact
-from treadle.capture.python_state.read_names import ReadNames, is_memory, is_sealed
+from treadle.capture.python_state.reads.read_names import ReadNames, is_memory, is_sealed
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses, existing_classes
 from treadle.capture.symbolic.arrays.arrays import span_of
 from treadle.compat.distributed.collectives import HANDLES

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.ownership import BUILTINS, LOADED, owner_of
-from treadle.capture.python_state.reads import Reads
+from treadle.capture.python_state.reads.reads import Reads
 from treadle.compat.hooks import tensor_hooks
 from treadle.compat.switches import getters_named
 

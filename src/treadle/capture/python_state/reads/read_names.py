@@ -13,7 +13,9 @@ from torch.optim import Optimizer
 from treadle.capture.integrations.registry import SHARED_OBJECTS, table_of
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
-from treadle.capture.python_state.object_graph import (
+from treadle.capture.python_state.parts import Computed, OfFunction, Part
+from treadle.capture.python_state.plain_values import is_plain
+from treadle.capture.python_state.reads.object_graph import (
     ClassNames,
     Location,
     Names,
@@ -21,8 +23,6 @@ from treadle.capture.python_state.object_graph import (
     Space,
     Without,
 )
-from treadle.capture.python_state.parts import Computed, OfFunction, Part
-from treadle.capture.python_state.plain_values import is_plain
 
 _CACHES = table_of(lambda integration: integration.caches)
 _CONTAINERS = (OrderedDict, ContextVar, threading.local)

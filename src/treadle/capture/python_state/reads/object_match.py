@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from treadle.capture.python_state.introspect import ARRAYS, parts_of
-from treadle.capture.python_state.object_graph import (
+from treadle.capture.python_state.parts import MISSING, Members, Part, Reading, Sequenced
+from treadle.capture.python_state.plain_values import (
+    NUMBERS,
+    is_plain,
+    is_real,
+    is_same_value,
+    plain_fact,
+)
+from treadle.capture.python_state.reads.object_graph import (
     Contents,
     Entry,
     Fact,
@@ -25,14 +33,6 @@ from treadle.capture.python_state.object_graph import (
     tensor_fact,
     words_of,
     words_of_value,
-)
-from treadle.capture.python_state.parts import MISSING, Members, Part, Reading, Sequenced
-from treadle.capture.python_state.plain_values import (
-    NUMBERS,
-    is_plain,
-    is_real,
-    is_same_value,
-    plain_fact,
 )
 
 _PARTED = "an object that stood in several places is another one in some of them"
