@@ -1,17 +1,16 @@
 """``torch.compile(model, backend="treadle")``: the reduced form, without the optimizer.
 
-Dynamo gives a graph, AOTAutograd a joint forward and backward; the same planner as for whole
-steps decides what to keep, and each half goes through the same pipeline. Results and what is kept
-for the backward are tensors of their own; each half has an arena for the rest.
+Dynamo gives a graph, AOTAutograd a joint forward and backward, which goes through the pipeline of
+whole steps as one graph (``session/joint.py``). A graph with symbols, or with effects, is cut in
+two, and each half goes through the pipeline; what is kept for the backward is tensors of their own
+then.
 """
 
 import itertools
-import operator
-import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,18 +20,20 @@ import torch
 from torch import SymInt, Tensor, fx
 
 from treadle.capture.tensors.written import expand_written
-from treadle.compat.dynamo import boxed, checkpoint_of, mutated_inputs, stack_of, through_autograd
+from treadle.compat.dynamo import (
+    boxed,
+    has_saved_tensor_hooks,
+    keeps_graph,
+    mutated_inputs,
+    note_on,
+    noted_on,
+    through_autograd,
+)
 from treadle.compat.tracing import outside_modes, retraced
 from treadle.compiler.compiled import Built
 from treadle.compiler.pipeline import compile_step, plan_graph
 from treadle.graph.core.effects import remove_tokens
-from treadle.graph.core.node_info import (
-    NodeInfo,
-    describe,
-    info,
-    known_value,
-    value_of,
-)
+from treadle.graph.core.node_info import copy_notes, info, known_value, set_value, value_of
 from treadle.graph.core.operators import has_effect
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.rewrite.passes import run_passes
@@ -46,12 +47,13 @@ from treadle.report.step_report import Observed, StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
 from treadle.report.watch import watcher_for
+from treadle.runtime.execute.interrupted import InterruptedCalls, OpenCall
 from treadle.runtime.store.cache import Cache
+from treadle.session.joint import JointGraph, annotate
 from treadle.targets.registry import device_of_kinds
 from treadle.util.errors import LoweringError, TreadleError
 from treadle.util.files import write_output
 
-_FRAME = re.compile(r'File "(.*)", line (\d+)')
 _NUMBERS = itertools.count()
 _PROFILING = threading.Event()
 """Set while kernels are to be timed: autograd runs backward graphs in threads of its own."""
@@ -76,10 +78,12 @@ def treadle(
 
 
 class CompiledGraph:
-    """One graph that the backend has compiled, for one set of sizes: a forward, or a backward.
+    """One graph that the backend has compiled, for one set of sizes: a forward and its backward, or
+    one of them.
 
-    ``name``: the order of compiles and the phase, ``"0 forward"``. Times are known once it has run
-    inside ``profiling()``; its measured peak is not, since it is part of a step that is not ours.
+    ``name``: the order of compiles and the phases, ``"0 forward and backward"``. Times are known
+    once it has run inside ``profiling()``; its measured peak is not, since it is part of a step
+    that is not ours.
     """
 
     def __init__(self, phase: str, step: StepGraph, built: Built, options: Options) -> None:
@@ -94,15 +98,25 @@ class CompiledGraph:
 
     def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """The graph's results, as the backend calls it."""
+        with self.timed() as seconds:
+            return self._built.executable.run(self.checked(tensors), seconds)
+
+    def checked(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Inputs of a call, in which every index is one."""
         self._built.checks.require(tensors)
-        executable = self._built.executable
+        return tensors
+
+    @contextmanager
+    def timed(self) -> Iterator[list[float] | None]:
+        """Around a call, or a part of one: where times of its steps go, if they are wanted."""
         self._has_run = True
         if not _PROFILING.is_set():
-            return executable.run(tensors)
+            yield None
+            return
         seconds = [0.0] * len(self._built.artifact.steps)
-        results = executable.run(tensors, seconds)
-        self._seconds = tuple(seconds)
-        return results
+        yield seconds
+        known = self._seconds or [0.0] * len(seconds)
+        self._seconds = tuple(new or old for new, old in zip(seconds, known, strict=True))
 
     def explain(self) -> str:
         """As ``Step.explain``: why the graph takes what it takes."""
@@ -147,7 +161,7 @@ _GRAPHS: "weakref.WeakSet[CompiledGraph]" = weakref.WeakSet()
 def compiled() -> tuple[CompiledGraph, ...]:
     """What the backend has compiled in this process and is still in use, in the order of compiles.
 
-    A model whose gradients are asked for is a forward and, once ``backward`` has run, a backward;
+    A model whose gradients are asked for is one graph of a forward and a backward, or one of each;
     each graph break and each set of sizes adds its own. ``torch._dynamo.reset()`` forgets them.
     """
     return tuple(sorted(_GRAPHS, key=lambda graph: graph.number))
@@ -208,19 +222,35 @@ class _Partition:
         places = _inputs_first(graph)
         first, last = places[: len(primals)], places[len(primals) :]
         written = mutated_inputs(graph)
-        if not _has_symbols(graph):
-            step = _joint_step(graph, last, num_fwd_outputs)
-            with outside_modes():
-                step = _planned(step, self.options)
-            graph, places = step.graph, step.placeholders
-            first, last = places[: len(first)], places[len(first) :]
+        if _has_symbols(graph):
+            old = copy_overwritten(graph, [first[at] for at in written], last)
+            return _in_two(joint, first, last, num_fwd_outputs, old)
+        parts = JointGraph.of(graph, first, last, num_fwd_outputs, written)
+        with outside_modes():
+            if not parts.why_apart():
+                return _Joined(parts, joint, self.options).modules(joint)
+            step = _planned(parts.step(), self.options)
+        graph, places = step.graph, step.placeholders
+        first, last = places[: len(first)], places[len(first) :]
         old = copy_overwritten(graph, [first[at] for at in written], last)
-        halves = split(graph, first, last, num_fwd_outputs, old)
-        sizes = [node for node in halves.kept if isinstance(value_of(node), SymInt)]
-        if sizes:  # AOTAutograd takes them after the tensors, and gives them before
-            order = [*(n for n in halves.kept if n not in sizes), *sizes]
-            halves = reordered(graph, first, last, num_fwd_outputs, order, sizes)
-        return fx.GraphModule(joint, halves.forward), fx.GraphModule(joint, halves.backward)
+        return _in_two(joint, first, last, num_fwd_outputs, old)
+
+
+def _in_two(
+    joint: fx.GraphModule,
+    first: Sequence[fx.Node],
+    last: Sequence[fx.Node],
+    results: int,
+    old: Sequence[fx.Node],
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Two graphs, each compiled by itself."""
+    graph = first[0].graph if first else joint.graph
+    halves = split(graph, first, last, results, old)
+    sizes = [node for node in halves.kept if isinstance(value_of(node), SymInt)]
+    if sizes:  # AOTAutograd takes them after the tensors, and gives them before
+        order = [*(n for n in halves.kept if n not in sizes), *sizes]
+        halves = reordered(graph, first, last, results, order, sizes)
+    return fx.GraphModule(joint, halves.forward), fx.GraphModule(joint, halves.backward)
 
 
 def _has_symbols(graph: fx.Graph) -> bool:
@@ -228,34 +258,6 @@ def _has_symbols(graph: fx.Graph) -> bool:
     return any(isinstance(val, SymInt) for val in vals) or any(
         isinstance(size, SymInt) for val in vals if isinstance(val, Tensor) for size in val.shape
     )
-
-
-def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> StepGraph:
-    """The joint graph with roles and phases: what depends on a tangent is backward, and so is what
-    the forward does not need."""
-    (output,) = graph.find_nodes(op="output")
-    returned: Any = output.args[0]
-    output.args = (tuple(returned),)
-    needed: set[fx.Node] = set()
-    pending = [node for node in returned[:results] if node is not None]
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending.extend(node.all_input_nodes)
-    for node in graph.nodes:
-        if node.target is operator.getitem and node.args[0] in needed:
-            needed.add(node)  # one result of a forward operation is made with the others
-        _annotate(node, "forward" if node in needed else "backward")
-    remove_tokens(graph)
-    expand_written(graph)
-    roles = [Role.BATCH if node in tangents else Role.PARAMETER for node in _places(graph)]
-    names = [node.name for node in _places(graph)]
-    signature = Signature(
-        tuple(Input(role, name) for role, name in zip(roles, names, strict=True)),
-        tuple(Output(f"result {at}") for at in range(len(returned))),
-    )
-    return StepGraph(graph, signature)
 
 
 def _inputs_first(graph: fx.Graph) -> list[fx.Node]:
@@ -270,26 +272,6 @@ def _inputs_first(graph: fx.Graph) -> list[fx.Node]:
 
 def _places(graph: fx.Graph) -> list[fx.Node]:
     return graph.find_nodes(op="placeholder")
-
-
-def _annotate(node: fx.Node, phase: str) -> None:
-    known = NodeInfo(phase, _user_line(stack_of(node)))
-    marked = checkpoint_of(node)
-    if marked is not None:
-        policy, region = marked
-        known = replace(known, asked=policy.name.lower(), checkpoint=region)
-    describe(node, known_value(node), known)
-
-
-def _user_line(stack: str) -> str:
-    """The innermost line of a stack as text, as ``file:line: text``."""
-    lines = stack.splitlines()
-    frames = [at for at, line in enumerate(lines) if _FRAME.search(line)]
-    frame = _FRAME.search(lines[frames[-1]]) if frames else None
-    if frame is None:
-        return ""
-    text = lines[frames[-1] + 1].strip() if frames[-1] + 1 < len(lines) else ""
-    return f"{frame[1]}:{frame[2]}: {text}"
 
 
 def _planned(step: StepGraph, options: Options) -> StepGraph:
@@ -334,11 +316,14 @@ class _Half:
 
     def _compiled(self, module: fx.GraphModule) -> Callable[..., object]:
         _TALLY.graphs += 1
-        run = (
-            _Sized(module, self.options, self.phase)
-            if _has_symbols(module.graph)
-            else _FixedSizes(module, self.options, self.phase)
-        )
+        joined = noted_on(module)
+        run: Callable[[list[Any]], list[object]]
+        if isinstance(joined, _Joined):
+            run = joined.forward if self.phase == "forward" else joined.backward
+        elif _has_symbols(module.graph):
+            run = _Sized(module, self.options, self.phase)
+        else:
+            run = _FixedSizes(module, self.options, self.phase)
 
         def call(args: list[object]) -> list[object]:
             """Runs the graph, and lets go of its arguments, which belong to it."""
@@ -347,6 +332,135 @@ class _Half:
             return run(inputs)
 
         return boxed(call)
+
+
+class _Joined:
+    """A forward and a backward that are one graph, compiled at once."""
+
+    def __init__(self, parts: JointGraph, module: fx.GraphModule, options: Options) -> None:
+        self._parts = parts
+        self._saved = parts.saved()
+        number = {node: at for at, node in enumerate((*parts.inputs, *parts.gradients))}
+        self._results = [_Return.of(node, number) for node in parts.results]
+        self._wanted = [_Return.of(node, number) for node in parts.wanted]
+        computed = parts.computed_results
+        self._result_at = [_place(node, computed) for node in parts.results]
+        self._wanted_at = [_place(node, parts.computed_gradients) for node in parts.wanted]
+        self._saved_at = [_place(node, computed) for node in self._saved]
+        self._saved_inputs = [number.get(node, -1) for node in self._saved]
+        step = parts.joined(module)
+        cache = Cache(options.cache_dir)
+        chosen = replace(options, replay=False)
+        with _watched("joint", options) as clock:
+            run_passes(step, _FIRST, clock.watcher)
+            built = compile_step(step, _device(step.graph), chosen, cache=cache, clock=clock)
+        _require_strict(built, options)
+        self._graph = CompiledGraph("forward and backward", step, built, options)
+        self._calls = InterruptedCalls(built.executable, len(computed))
+        self._open: dict[int, OpenCall] = {}
+        self._numbers = itertools.count()
+
+    def __deepcopy__(self, _: object) -> "_Joined":
+        """AOTAutograd copies modules, each with what is noted of it."""
+        return self
+
+    def modules(self, joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """What AOTAutograd takes for the two graphs: their inputs and results, and nothing
+        between. The forward gives what autograd has to look after, and the number of its call."""
+        parts = self._parts
+        forward, backward = fx.Graph(joint), fx.Graph(joint)
+        inputs = {node: _placeholder(forward, node) for node in parts.inputs}
+        made = {node: _stand_in(forward, inputs.values(), node) for node in parts.computed_results}
+        number = forward.call_function(_result, tuple(inputs.values()))
+        number_value = value_of(parts.inputs[0]).new_empty((), dtype=torch.int64, device="cpu")
+        set_value(number, number_value)
+        known = inputs | made
+        returned = [None if node is None else known[node] for node in parts.results]
+        forward.output((*returned, *(known[node] for node in self._saved), number))
+        taken = [_placeholder(backward, node) for node in self._saved]
+        taken.append(_placeholder(backward, number))
+        gradients = {node: _placeholder(backward, node) for node in parts.gradients}
+        operands = [*taken, *gradients.values()]
+        wanted = dict(zip(self._saved, taken, strict=False)) | gradients
+        wanted |= {
+            node: _stand_in(backward, operands, node)
+            for node in (*parts.computed_gradients, *parts.inputs)
+            if node not in wanted and node in parts.wanted
+        }
+        backward.output(tuple(None if node is None else wanted[node] for node in parts.wanted))
+        modules = fx.GraphModule(joint, forward), fx.GraphModule(joint, backward)
+        for module in modules:
+            note_on(module, self)
+        return modules
+
+    def forward(self, args: list[Any]) -> list[object]:
+        """The results, what autograd has to look after, and the number of the call."""
+        tensors = [tensor.resolve_conj().resolve_neg() for tensor in args]
+        with self._graph.timed() as seconds:
+            values, call = self._calls.forward(self._graph.checked(tensors), seconds)
+        key = next(self._numbers)
+        number = torch.tensor(key)
+        self._open[key] = call
+        if not has_saved_tensor_hooks():  # which may keep a copy of the number alone
+            weakref.finalize(number, self._end, key)
+        returned = _filled(self._results, self._result_at, args, values)
+        places = zip(self._saved_inputs, self._saved_at, strict=True)
+        saved = (args[place] if at < 0 else values[at] for place, at in places)
+        return [*returned, *saved, number]
+
+    def backward(self, args: list[Any]) -> list[object]:
+        """The gradients of the inputs, of what the forward gave and those of its results."""
+        count = len(self._saved)
+        number, gradients = args[count].item(), args[count + 1 :]
+        inputs = [None] * len(self._parts.inputs)
+        for place, tensor in zip(self._saved_inputs, args[:count], strict=True):
+            if place >= 0:
+                inputs[place] = tensor
+        again = keeps_graph()
+        call = self._open[number] if again else self._open.pop(number)
+        args.clear()  # what autograd saved, and with it the number, is gone unless it keeps it
+        tensors = [gradient.resolve_conj().resolve_neg() for gradient in gradients]
+        direct = [*inputs, *gradients]
+        gradients.clear()
+        with self._graph.timed() as seconds:
+            values = call.backward(tensors, again=again, seconds=seconds)
+        return _filled(self._wanted, self._wanted_at, direct, values)
+
+    def _end(self, number: int) -> None:
+        call = self._open.pop(number, None)
+        if call is not None:
+            call.close()
+
+
+def _result(*operands: object) -> Any:
+    """Stands in a graph that only says what comes in and goes out."""
+    raise AssertionError(operands)
+
+
+def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    place = graph.placeholder(node.name)
+    copy_notes(place, node)
+    return place
+
+
+def _stand_in(graph: fx.Graph, operands: Iterable[fx.Node], node: fx.Node) -> fx.Node:
+    result = graph.call_function(_result, tuple(operands))
+    copy_notes(result, node)
+    return result
+
+
+def _place(node: object, computed: Sequence[fx.Node]) -> int:
+    """Where among the computed values; negative for what is none."""
+    return computed.index(node) if node in computed else -1  # type: ignore[arg-type]
+
+
+def _filled(
+    plans: Sequence["_Return"], places: Sequence[int], args: Sequence[Any], values: Sequence[Any]
+) -> list[object]:
+    """What is returned: computed values, arguments and constants."""
+    return [
+        plan.value(args) if at < 0 else values[at] for plan, at in zip(plans, places, strict=True)
+    ]
 
 
 class _FixedSizes:
@@ -377,10 +491,7 @@ class _FixedSizes:
         if self._graph is not None:
             tensors = [argument for argument, used in zip(args, self._used, strict=True) if used]
             values = self._graph.run([tensor.resolve_conj().resolve_neg() for tensor in tensors])
-        return [
-            plan.value(args) if at < 0 else values[at]
-            for plan, at in zip(self._plan, self._order, strict=True)
-        ]
+        return _filled(self._plan, self._order, args, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +537,7 @@ def _built(
     graph.output(tuple(copies[node] for node in results))
     for node in graph.nodes:
         if node.op != "output" and not info(node).phase:
-            _annotate(node, phase)
+            annotate(node, phase)
     signature = Signature(
         tuple(Input(Role.BATCH, node.name) for node in places if node in copies),
         tuple(Output(f"result {at}") for at in range(len(results))),
@@ -437,12 +548,16 @@ def _built(
         run_passes(step, _FIRST, clock.watcher)
         plain = replace(options, memory=None)
         built = compile_step(step, _device(graph), plain, cache=cache, clock=clock)
+    _require_strict(built, options)
+    return CompiledGraph(phase, step, built, options)
+
+
+def _require_strict(built: Built, options: Options) -> None:
     if options.strict and built.artifact.fallbacks:
         first = built.artifact.fallbacks[0]
         raise LoweringError(
             f"strict: {first.op} falls back to PyTorch's kernels: {first.reason}", code="TR-302"
         )
-    return CompiledGraph(phase, step, built, options)
 
 
 @dataclass

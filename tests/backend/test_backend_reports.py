@@ -26,28 +26,27 @@ def test_what_was_compiled_tells_as_much_as_a_step(tmp_path, monkeypatch):
     model = torch.compile(Net(), backend=treadle)
     batch = torch.randn(5, 9)
     model(batch).square().sum().backward()
-    forward, backward = (each for each in backend.compiled() if each not in before)
-    assert forward.name.endswith("forward")
-    assert backward.name.endswith("backward")
-    assert forward.summary().seconds is None
-    assert "inside backend.profiling()" in forward.explain()
+    (graph,) = (each for each in backend.compiled() if each not in before)
+    assert graph.name.endswith("forward and backward")
+    assert graph.summary().seconds is None
+    assert "inside backend.profiling()" in graph.explain()
     with backend.profiling():
         model(batch).square().sum().backward()
-    for each, phase in ((forward, "forward"), (backward, "backward")):
-        found = each.summary()
-        assert found.seconds > 0
-        assert phase in {part.name for part in found.phases}
-        assert found.launches + found.library_calls > 0
-        assert "inputs:" in each.explain()
-        page = each.report(tmp_path / f"{each.name}.html").read_text()
-        assert "A graph of the torch.compile backend" in page
-        data = json.loads(each.trace(tmp_path / "trace.json").read_text())
-        assert data["traceEvents"]
-    assert "test_backend_reports.py" in forward.explain()
-    assert "self.down(torch.tanh(self.up(x)))" in forward.explain()
-    last = forward.summary().seconds
+    found = graph.summary()
+    assert found.seconds > 0
+    assert {part.name for part in found.phases} >= {"forward", "backward"}
+    assert all(part.seconds > 0 for part in found.phases if part.name != "optimizer")
+    assert found.launches + found.library_calls > 0
+    assert "inputs:" in graph.explain()
+    page = graph.report(tmp_path / "page.html").read_text()
+    assert "A graph of the torch.compile backend" in page
+    data = json.loads(graph.trace(tmp_path / "trace.json").read_text())
+    assert data["traceEvents"]
+    assert "test_backend_reports.py" in graph.explain()
+    assert "self.down(torch.tanh(self.up(x)))" in graph.explain()
+    last = graph.summary().seconds
     model(batch)
-    assert forward.summary().seconds == last  # not timed any more
+    assert graph.summary().seconds == last  # not timed any more
 
 
 def test_what_is_gone_is_not_listed(tmp_path, monkeypatch):
@@ -62,7 +61,7 @@ def test_what_is_gone_is_not_listed(tmp_path, monkeypatch):
     assert len(backend.compiled()) <= before
 
 
-def test_the_ladder_and_the_dump_show_the_joint_graph_and_both_halves(tmp_path, monkeypatch, capfd):
+def test_the_ladder_and_the_dump_show_the_joint_graph(tmp_path, monkeypatch, capfd):
     """What is decided about a joint graph is decided by passes, and shown as those of a step."""
     monkeypatch.setenv("TREADLE_NO_CODEGEN", "1")
     monkeypatch.setenv("TREADLE_DEBUG", "2")
@@ -81,9 +80,8 @@ def test_the_ladder_and_the_dump_show_the_joint_graph_and_both_halves(tmp_path, 
     shown = [line.split("(")[0] for line in err.splitlines() if line.startswith("treadle: ")]
     for each in ("DrawInMemoryOrder", "RemoveNoOps", "ReadMasksAsBytes", "Recompute"):
         assert f"treadle: {each}" in shown
-    assert sum(line.startswith("treadle: plan memory") for line in shown) == 3
-    folders = {path.name.partition("-")[0]: path for path in (tmp_path / "dump").iterdir()}
-    assert set(folders) == {"joint", "forward", "backward"}
-    assert (folders["joint"] / "planned.txt").exists()
-    assert not (folders["joint"] / "kernels.txt").exists()
-    assert (folders["backward"] / "kernels.txt").exists()
+    assert sum(line.startswith("treadle: plan memory") for line in shown) == 1
+    (folder,) = (tmp_path / "dump").iterdir()
+    assert folder.name.partition("-")[0] == "joint"
+    assert (folder / "planned.txt").exists()
+    assert (folder / "kernels.txt").exists()

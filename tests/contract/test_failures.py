@@ -184,7 +184,7 @@ def test_the_backend_checks_as_well():
 
 
 STAGES = {
-    "capture": "treadle.session.variants.dispatch",
+    "capture": "treadle.session.variants.compiling",
     "cleaned": "treadle.compiler.pipeline",
     "fastest_plan": "treadle.compiler.memory",
     "lower": "treadle.compiler.memory",

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from torch import fx
+from torch._C import _autograd as autograd
 from torch.utils.checkpoint import CheckpointPolicy
 
 
@@ -28,6 +29,16 @@ def boxed(call: Callable[[list[object]], object]) -> Callable[[list[object]], ob
     return call
 
 
+def note_on(module: fx.GraphModule, value: object) -> None:
+    """Give a module, and AOTAutograd's copies of it, ``value`` along."""
+    module.meta["treadle"] = value
+
+
+def noted_on(module: fx.GraphModule) -> object:
+    """What a module was given along, if anything."""
+    return module.meta.get("treadle")
+
+
 def mutated_inputs(joint: fx.Graph) -> list[int]:
     """Positions of the placeholders of AOTAutograd's joint graph that are written when the forward
     has run; ``InputMutationAOTOutput`` stands for the new value of one among the results."""
@@ -49,6 +60,16 @@ def checkpoint_of(node: fx.Node) -> tuple[CheckpointPolicy, int | None] | None:
     if not isinstance(policy, CheckpointPolicy):
         return None
     return policy, node.meta.get("ac_graph_id")
+
+
+def keeps_graph() -> bool:
+    """Inside a backward: whether there may be another one of the same graph."""
+    return autograd._get_current_graph_task_keep_graph()
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether what autograd saves now goes through hooks of the user's."""
+    return bool(autograd._top_saved_tensors_default_hooks(True))
 
 
 def captured_graphs() -> int:

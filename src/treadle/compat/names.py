@@ -9,6 +9,8 @@ ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C.DisableTorchFunction": ALL,
     "torch._C.DisableTorchFunctionSubclass": ALL,
+    "torch._C._autograd._get_current_graph_task_keep_graph": ALL,
+    "torch._C._autograd._top_saved_tensors_default_hooks": ALL,
     "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
     "torch._C._dispatch_keys": ALL,
     "torch._C._distributed_c10d.Logger": ALL,
@@ -73,6 +75,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.utils._python_dispatch.TorchDispatchMode": ALL,
     "torch.utils._python_dispatch._disable_current_modes": ALL,
     "torch.utils._pytree.GetAttrKey": ALL,
+    "torch.utils._pytree.KeyEntry": ALL,
     "torch.utils._pytree.MappingKey": ALL,
     "torch.utils._pytree.SequenceKey": ALL,
     "torch.utils._pytree.TreeSpec": ALL,

@@ -339,6 +339,7 @@ _UNMEASURABLE: Mapping[str, str] = {
     "treadle::ctc_loss_backward": "the lengths of targets sum to their number",
     "treadle::while_loop": "values say how often it runs: for zeros that may be for ever",
     "treadle::while_loop_backward": "as its forward",
+    "treadle::incoming_gradient": "the caller brings it: nothing runs",
 }
 """Core operators and operators of ours that zeros may not be given to."""
 

@@ -1,6 +1,15 @@
 """Every custom operator that may stand in a graph."""
 
-from treadle.graph.custom_ops import ctc, expect, grouped, masks, packed, recurrent, while_loops
+from treadle.graph.custom_ops import (
+    ctc,
+    expect,
+    grouped,
+    incoming,
+    masks,
+    packed,
+    recurrent,
+    while_loops,
+)
 
 CUSTOM_OPS = (
     *recurrent.OPERATORS,
@@ -10,4 +19,5 @@ CUSTOM_OPS = (
     *grouped.OPERATORS,
     masks.COUNTED_MASK,
     expect.EXPECT,
+    incoming.INCOMING_GRADIENT,
 )

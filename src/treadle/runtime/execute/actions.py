@@ -43,16 +43,22 @@ class Actions:
             _Named(action, names[owner]) if names[owner] else action for action, owner in owners
         ]
 
-    def run(self, seconds: list[float] | None = None) -> None:
-        """All of them. ``seconds``: gets the time of each step, which is waited for. TR-403, naming
-        the step's origin, when one fails."""
-        position = 0
+    def run(
+        self, seconds: list[float] | None = None, *, first: int = 0, end: int | None = None
+    ) -> None:
+        """All of them, or those of the steps from ``first`` on and before ``end``. ``seconds``:
+        gets the time of each step, which is waited for. TR-403, naming the step's origin, when one
+        fails."""
+        start_at = bisect_left(self.owners, first) if first else 0
+        stop_at = len(self.flat) if end is None else bisect_left(self.owners, end)
+        part = self.flat if stop_at - start_at == len(self.flat) else self.flat[start_at:stop_at]
+        position = start_at
         try:
             if seconds is None:
-                for position, action in enumerate(self.flat):  # noqa: B007
+                for position, action in enumerate(part, start_at):  # noqa: B007
                     action()
             else:
-                for position, action in enumerate(self.flat):
+                for position, action in enumerate(part, start_at):
                     start = self._now()
                     action()
                     seconds[self.owners[position]] += self._now() - start

@@ -1,7 +1,7 @@
 """The inputs of a call: looked at, and bound where they are not what they were in the last one."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import final
 
 import torch
@@ -11,6 +11,9 @@ from treadle.runtime.execute.bindings import Bindings, BufferUses, same_strides
 from treadle.runtime.execute.checks import check_layout, mismatch, wrong_count
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs
 from treadle.runtime.store.artifact import Artifact, BufferSpec
+
+_GONE = torch.empty(0, device="cpu")
+"""In the place of an input that a call has let go of."""
 
 
 @final
@@ -53,6 +56,16 @@ class BoundInputs:
             bound.bind(tensor, address)
         if steady is not None:
             steady.learn(inputs, [bound.stays for bound in self._inputs])
+
+    def let_go(self, names: Collection[str]) -> None:
+        """Of those of the call that runs now."""
+        tensors = list(self.tensors)
+        for at, bound in enumerate(self._inputs):
+            if bound.spec.name in names:
+                tensors[at] = _GONE
+                if not bound.stays:
+                    bound.uses.drop()
+        self.tensors = tensors
 
     def clear(self) -> None:
         """The call is over: let go of those that may be elsewhere in the next one."""

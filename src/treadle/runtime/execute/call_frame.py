@@ -10,7 +10,8 @@
 Replays need the parts one by one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -35,6 +36,15 @@ _NONE_BROUGHT: Mapping[int, Tensor] = {}
 
 def nothing(*_: object) -> None:
     """For a caller to whom it does not matter when a call begins, or who launches nothing first."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeptCall:
+    """A copy of what a call has made so far: its part of the arena, and what it allocated."""
+
+    block: Tensor | None
+    alive: dict[str, Tensor]
 
 
 @final
@@ -98,15 +108,37 @@ class CallFrame:
         for spec in self._unfilled:
             self._live.allocate(spec)
 
-    def results(self) -> list[Tensor | None]:
-        """After the last step. They are the caller's: no later call changes them."""
-        return [self._result(view) for view in self._artifact.results]
+    def results(self, first: int = 0, end: int | None = None) -> list[Tensor | None]:
+        """After the last step, or those before ``end`` after the last step that makes one of them.
+        They are the caller's: no later call changes them."""
+        return [self._result(view) for view in self._artifact.results[first:end]]
+
+    def bring_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Those of the results that the caller has by now."""
+        self._incoming.gradients = list(gradients)
 
     def end(self) -> None:
         """After the results, and after an error."""
         self._incoming.brought = _NONE_BROUGHT
+        self._incoming.gradients = []
         self._live.release(tuple(self._live.tensors))
         self.inputs.clear()
+
+    def let_go(self, names: Collection[str]) -> None:
+        """Of inputs, and of what the call has allocated, that no step to come touches."""
+        self.inputs.let_go(names)
+        self._live.release(tuple(name for name in self._live.tensors if name in names))
+
+    def copied(self) -> "KeptCall":
+        """What the steps to come may write to."""
+        alive = {name: tensor.clone() for name, tensor in self._live.tensors.items()}
+        return KeptCall(self.memory.copied(), alive)
+
+    def restore(self, kept: "KeptCall") -> None:
+        """As it was when ``kept`` was copied."""
+        self._live.release(tuple(self._live.tensors))
+        self.memory.restore(kept.block)
+        self.define(kept.alive)
 
     def give_back(self) -> None:
         """Free all that stays between calls; the next one allocates it again."""

@@ -29,10 +29,11 @@ from treadle.util.rounds import Function
 class Executable:
     """A built artifact. Calls from several threads take turns.
 
-    ``like``: an executable of the same sources for other sizes, whose code, arena and generators it
-    shares. ``generators``: those of the user's that the artifact's calls draw from, by number.
-    ``policy``: with it, a step that is bound by launching is recorded by ``recorder`` (on a GPU
-    CUDA's) and replayed. ``arena``: what it takes turns in with others, for its temporaries.
+    ``like``: an executable of the same sources, maybe for other sizes, whose code and generators it
+    shares, and its arena unless it is given another. ``generators``: those of the user's that the
+    artifact's calls draw from, by number. ``policy``: with it, a step that is bound by launching is
+    recorded by ``recorder`` (on a GPU CUDA's) and replayed. ``arena``: what it takes turns in with
+    others, for its temporaries.
     """
 
     def __init__(
@@ -48,12 +49,13 @@ class Executable:
         arena: Arena | None = None,
     ) -> None:
         self.artifact = artifact
+        self._build = build
         self.device = torch.device(artifact.device)
         self.target = target_for(self.device)
         self.generators = generators if like is None else like.generators
         self._functions = build.load(artifact.sources) if like is None else like._functions
         self._programs = _programs_of(artifact, build) if like is None else like._programs
-        self._arena = (arena or Arena()) if like is None else like._arena
+        self._arena = arena or (Arena() if like is None else like._arena)
         self.frame = CallFrame(
             artifact,
             self._functions,
@@ -103,6 +105,32 @@ class Executable:
                 return frame.results()
             finally:
                 frame.end()
+
+    def another(self) -> "Executable":
+        """One of the same code with an arena of its own, for a call while this one has not ended
+        its own."""
+        return Executable(self.artifact, self._build, like=self, arena=Arena())
+
+    def run_until(
+        self, cut: int, inputs: Sequence[Tensor], results: int, seconds: list[float] | None
+    ) -> list[Tensor | None]:
+        """The steps before ``cut``, and the first ``results``: the beginning of a call."""
+        frame = self.frame
+        with torch.no_grad(), self._without_autocast():
+            frame.begin(inputs, starts=frame.memory.allocate)
+            frame.actions.run(seconds, end=cut)
+            return frame.results(end=results)
+
+    def run_from(
+        self, cut: int, gradients: Sequence[Tensor], results: int, seconds: list[float] | None
+    ) -> list[Tensor | None]:
+        """The steps from ``cut`` on, and the results after the first ``results``."""
+        frame = self.frame
+        with torch.no_grad(), self._without_autocast():
+            frame.use_threads()
+            frame.bring_gradients(gradients)
+            frame.actions.run(seconds, first=cut)
+            return frame.results(results)
 
     @contextmanager
     def repeated(self) -> Generator[Function]:

@@ -1,7 +1,9 @@
-"""Inputs that are on the host when a step on a GPU is called.
+"""What comes to a call beside its inputs on the device: those that are on the host when a step on a
+GPU is called, and the gradients of a forward's results, which come when it has run.
 
-Each is copied on a stream of its own, so that the copy of pinned memory goes on while the GPU
-still works at the step before; the step's own stream waits for it, the host does not.
+Each of those on the host is copied on a stream of its own, so that the copy of pinned memory goes
+on while the GPU still works at the step before; the step's own stream waits for it, the host does
+not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,8 @@ from treadle.runtime.store.artifact import Artifact, CallStep, Storage, View
 from treadle.targets.registry import target_for
 
 _COPY = "aten._to_copy.default"
+INCOMING = "treadle.incoming_gradient.default"
+"""A step that gives one of ``Incoming.gradients``."""
 
 
 @final
@@ -33,10 +37,11 @@ class HostInput:
 @final
 class Incoming:
     """Copies of a call's ``inputs`` from the host to the device of ``artifact``. ``brought``: those
-    that the call already has, by position."""
+    that the call already has, by position; ``gradients``: those of its results, once there are."""
 
     def __init__(self, artifact: Artifact, inputs: BoundInputs, live: Live) -> None:
         self.brought: Mapping[int, Tensor] = {}
+        self.gradients: list[Tensor | None] = []
         self._buffers = artifact.buffers
         self._device = torch.device(artifact.device)
         self._inputs = inputs
@@ -52,6 +57,12 @@ class Incoming:
         place = self.brought.get(host_input.position)
         copy = self._copied(self._inputs.tensors, host_input) if place is None else place
         self._live.define(self._buffers[host_input.buffer], copy)
+
+    def gradient(self, _results: object, number: int, *_type: object) -> Tensor:
+        """One of the gradients, which is let go of here."""
+        taken, self.gradients[number] = self.gradients[number], None
+        assert taken is not None
+        return taken
 
     def copy(self, inputs: Sequence[Tensor], position: int) -> Tensor:
         """A copy on the device of one of ``inputs`` that is on the host, for the current stream."""

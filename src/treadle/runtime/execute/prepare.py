@@ -21,7 +21,7 @@ from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.runtime.execute.actions import Action, Actions
 from treadle.runtime.execute.bindings import Bindings, Live, sizes_array, whole
 from treadle.runtime.execute.halves import widened
-from treadle.runtime.execute.incoming import Incoming, imported
+from treadle.runtime.execute.incoming import INCOMING, Incoming, imported
 from treadle.runtime.execute.library_calls import CallAllocating, CallInto, resolve
 from treadle.runtime.execute.loops import Loop, Repeatable
 from treadle.runtime.kernels.loader import Functions
@@ -104,7 +104,12 @@ class Preparation:
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         if Effect.CONDITION in facts_by_name(step.op).effects:
             return [functools.partial(_require, args)]
-        op = Loop(step.bodies, self.programs) if step.bodies else widened(step.op, resolve(step.op))
+        if step.op == INCOMING:
+            op = self.incoming.gradient
+        elif step.bodies:
+            op = Loop(step.bodies, self.programs)
+        else:
+            op = widened(step.op, resolve(step.op))
         return [CallAllocating(op, args, kwargs, specs, self.live.define)]
 
     def _operator(self, name: str) -> Callable[..., object]:

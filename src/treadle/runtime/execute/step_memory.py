@@ -57,6 +57,15 @@ class StepMemory:
         raw = self._block[spec.offset : spec.offset + spec_bytes(spec)]
         return view_of(raw.view(spec.dtype), whole(spec))
 
+    def copied(self) -> Tensor | None:
+        """A copy of the block."""
+        return None if self._block is None else self._block.clone()
+
+    def restore(self, copy: Tensor | None) -> None:
+        """Put back what was copied."""
+        if copy is not None and self._block is not None:
+            self._block.copy_(copy)
+
     def held(self) -> list[Tensor]:
         """The block and the constants, as far as they are there."""
         block = self._arena.bytes

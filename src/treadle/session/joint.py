@@ -1,0 +1,215 @@
+"""AOTAutograd's joint graph as one graph of a forward and a backward, which stops in between.
+
+::
+
+    joint:    p, x, dy  ->  y, dp
+    one:      p, x      ->  y, dp        with  dy = incoming_gradient([y], ...)
+
+So a forward and a backward are planned, lowered, scheduled and packed into one arena like a whole
+step. ``graph/custom_ops/incoming.py`` says why the forward comes first, and
+``runtime/execute/interrupted.py`` how it runs.
+"""
+
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor, fx
+
+from treadle.capture.tensors.written import expand_written
+from treadle.compat.dynamo import checkpoint_of, stack_of
+from treadle.graph.analysis.alias import storages
+from treadle.graph.core.effects import remove_tokens
+from treadle.graph.core.node_info import (
+    NodeInfo,
+    copy_notes,
+    describe,
+    known_value,
+    set_value,
+    value_of,
+)
+from treadle.graph.core.operators import has_effect
+from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.core.values import inherit
+from treadle.graph.custom_ops.incoming import incoming_gradient
+from treadle.passes.memory.split import copy_overwritten, split
+from treadle.util.reach import reached
+
+_FRAME = re.compile(r'File "(.*)", line (\d+)')
+Result = fx.Node | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """``graph``: AOTAutograd's, whose nodes have phases. ``inputs`` and ``gradients``: its
+    placeholders; ``results`` and ``wanted``: what the forward and the backward return; ``written``:
+    inputs that get new values when the forward has run."""
+
+    graph: fx.Graph
+    inputs: tuple[fx.Node, ...]
+    gradients: tuple[fx.Node, ...]
+    results: tuple[Result, ...]
+    wanted: tuple[Result, ...]
+    written: tuple[fx.Node, ...]
+
+    @staticmethod
+    def of(
+        graph: fx.Graph,
+        inputs: Sequence[fx.Node],
+        gradients: Sequence[fx.Node],
+        results: int,
+        written: Sequence[int],
+    ) -> "JointGraph":
+        """Of a graph whose first ``results`` outputs are the forward's, which gets phases."""
+        (output,) = graph.find_nodes(op="output")
+        returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
+        output.args = (tuple(returned),)
+        phases(graph, [node for node in returned[:results] if node is not None])
+        return JointGraph(
+            graph,
+            tuple(inputs),
+            tuple(gradients),
+            tuple(returned[:results]),
+            tuple(returned[results:]),
+            tuple(inputs[at] for at in written),
+        )
+
+    def step(self) -> StepGraph:
+        """For a memory plan: forward and backward with all their inputs."""
+        remove_tokens(self.graph)
+        expand_written(self.graph)
+        places = self.graph.find_nodes(op="placeholder")
+        late = set(self.gradients)
+        roles = [Role.BATCH if node in late else Role.PARAMETER for node in places]
+        return _step_of(self.graph, roles, len(self.results) + len(self.wanted))
+
+    def saved(self) -> tuple[fx.Node, ...]:
+        """Inputs and results that the backward reads, so that autograd knows when one of them was
+        written to in between."""
+        kept = split(self.graph, self.inputs, self.gradients, len(self.results)).kept
+        return tuple(node for node in kept if node in self.inputs or node in self.results)
+
+    @property
+    def computed_results(self) -> tuple[fx.Node, ...]:
+        """Those of the forward that are no inputs, each once."""
+        return _computed(self.results)
+
+    @property
+    def computed_gradients(self) -> tuple[fx.Node, ...]:
+        """Likewise of the backward, without the gradients that come in."""
+        return _computed(self.wanted)
+
+    def why_apart(self) -> str:
+        """Why forward and backward have to be graphs of their own; empty if they need not."""
+        values = [known_value(node) for node in (*self.inputs, *self.gradients)]
+        if not all(isinstance(value, Tensor) for value in values):
+            return "an input is no tensor"
+        if not self.computed_results:
+            return "the forward computes nothing"
+        if any(node.op == "call_function" and has_effect(node) for node in self.graph.nodes):
+            return "an operation has an effect"
+        device = _device(self.computed_results[0])
+        if any(_device(node) != device for node in self.gradients if node.users):
+            return "a gradient comes from another device"
+        places = {node: at for at, node in enumerate(self.graph.nodes)}
+        last = max(places[node] for node in self.computed_results)
+        early = any(places[user] < last for node in self.gradients for user in node.users)
+        return "the backward begins before the forward is over" if early else ""
+
+    def joined(self, module: fx.GraphModule) -> StepGraph:
+        """The one graph, a copy: of ``inputs``, to the computed results and then the computed
+        gradients. ``module``: that of the graph, which has its constants."""
+        old = copy_overwritten(self.graph, self.written, self.gradients)
+        graph = fx.Graph(module)
+        copies: dict[fx.Node, fx.Node] = {}
+        ahead = {*self.computed_results, *old}
+        for node in self.graph.nodes:
+            if node.op == "output" or node in self.gradients:
+                continue
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            ahead.discard(node)
+            if not ahead and self.gradients[0] not in copies:
+                for result in self.computed_results:
+                    if _is_view(result):  # a copy of the caller's own, made in time
+                        copies[result] = _cloned(graph, copies[result])
+                meet = [copies[each] for each in (*self.computed_results, *old)]
+                for number, gradient in enumerate(self.gradients):
+                    copies[gradient] = _incoming(graph, meet, number, gradient)
+        outputs = (*self.computed_results, *self.computed_gradients)
+        graph.output(tuple(copies[node] for node in outputs))
+        remove_tokens(graph)
+        expand_written(graph)
+        return _step_of(graph, [Role.PARAMETER] * len(self.inputs), len(outputs))
+
+
+def _is_view(node: fx.Node) -> bool:
+    memory = storages(value_of(node))
+    return any(memory & storages(value_of(operand)) for operand in node.all_input_nodes)
+
+
+def _cloned(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+    inherit(copy, node)
+    return copy
+
+
+def _incoming(
+    graph: fx.Graph, results: Sequence[fx.Node], number: int, gradient: fx.Node
+) -> fx.Node:
+    value = value_of(gradient)
+    layout = list(value.shape), list(value.stride()), value.dtype
+    node = graph.call_function(incoming_gradient, (list(results), number, *layout))
+    copy_notes(node, gradient)
+    set_value(node, value)
+    return node
+
+
+def _step_of(graph: fx.Graph, roles: Sequence[Role], results: int) -> StepGraph:
+    places = graph.find_nodes(op="placeholder")
+    inputs = (Input(role, node.name) for role, node in zip(roles, places, strict=True))
+    outputs = (Output(f"result {at}") for at in range(results))
+    return StepGraph(graph, Signature(tuple(inputs), tuple(outputs)))
+
+
+def _computed(results: Sequence[Result]) -> tuple[fx.Node, ...]:
+    nodes = (node for node in results if node is not None and node.op != "placeholder")
+    return tuple(dict.fromkeys(nodes))
+
+
+def _device(node: fx.Node) -> torch.device:
+    return value_of(node).device
+
+
+def phases(graph: fx.Graph, results: Sequence[fx.Node]) -> None:
+    """What ``results`` need is forward; what depends on a gradient is backward, and so is what the
+    forward does not need."""
+    needed = {*reached(results, lambda node: node.all_input_nodes)}
+    for node in graph.nodes:
+        if node.target is operator.getitem and node.args[0] in needed:
+            needed.add(node)  # one result of a forward operation is made with the others
+        annotate(node, "forward" if node in needed else "backward")
+
+
+def annotate(node: fx.Node, phase: str) -> None:
+    """Tell what is known of a node of AOTAutograd's."""
+    notes = NodeInfo(phase, _user_line(stack_of(node)))
+    marked = checkpoint_of(node)
+    if marked is not None:
+        policy, region = marked
+        notes = replace(notes, asked=policy.name.lower(), checkpoint=region)
+    describe(node, known_value(node), notes)
+
+
+def _user_line(stack: str) -> str:
+    """The innermost line of a stack as text, as ``file:line: text``."""
+    lines = stack.splitlines()
+    frames = [at for at, line in enumerate(lines) if _FRAME.search(line)]
+    frame = _FRAME.search(lines[frames[-1]]) if frames else None
+    if frame is None:
+        return ""
+    text = lines[frames[-1] + 1].strip() if frames[-1] + 1 < len(lines) else ""
+    return f"{frame[1]}:{frame[2]}: {text}"

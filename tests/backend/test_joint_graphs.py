@@ -1,0 +1,222 @@
+"""A forward and a backward that are one graph: calls that are open at once, gradients asked for
+twice, what was written to in between, and graphs that have to be two."""
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.nn import functional as F
+
+from treadle import backend
+from treadle.backend import treadle
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(7, 13), nn.LayerNorm(13), nn.Linear(13, 3)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.norm(self.up(x))))
+
+
+def twins(model=None):
+    """A model's compiled form, and a copy of it for eager."""
+    model = model or Net()
+    return torch.compile(model, backend=treadle), copy.deepcopy(model)
+
+
+def same_gradients(ours, theirs):
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def only_graph():
+    """The one that was compiled since the last reset."""
+    return max(backend.compiled(), key=lambda graph: graph.number)
+
+
+def test_forward_and_backward_are_one_graph():
+    ours, theirs = twins()
+    x = torch.randn(5, 7)
+    for model in (ours, theirs):
+        model(x).square().sum().backward()
+    same_gradients(ours, theirs)
+    graph = only_graph()
+    assert graph.name.endswith("forward and backward")
+    assert {phase.name for phase in graph.summary().phases} >= {"forward", "backward"}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_calls_that_are_open_at_once_do_not_meet(order):
+    ours, theirs = twins()
+    batches = [torch.randn(5, 7) for _ in range(3)]
+    for model in (ours, theirs):
+        losses = [model(batch).square().sum() for batch in batches]
+        for at in order:
+            losses[at].backward()
+    same_gradients(ours, theirs)
+
+
+def test_gradients_are_asked_for_again_and_again():
+    ours, theirs = twins()
+    x = torch.randn(5, 7)
+    for model in (ours, theirs):
+        loss = model(x).square().sum()
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+        model(x).sum().backward()  # another call, while the first is open
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    same_gradients(ours, theirs)
+
+
+def test_some_gradients_alone():
+    ours, theirs = twins()
+    x = torch.randn(5, 7, requires_grad=True)
+    for _ in range(2):
+        got, wanted = (torch.autograd.grad(net(x).square().sum(), x)[0] for net in (ours, theirs))
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_forward_without_backward_gives_its_memory_back():
+    ours, theirs = twins()
+    x = torch.randn(5, 7)
+    ours(x).sum().backward()
+    calls = only_graph()._built.executable  # the one program that there is
+    for _ in range(5):
+        ours(x)  # its backward can never be asked for
+        gc.collect()
+    ours.zero_grad()
+    for model in (ours, theirs):
+        model(x).sum().backward()
+    same_gradients(ours, theirs)
+    assert only_graph()._built.executable is calls
+
+
+def test_the_memory_of_open_calls_is_used_again():
+    from treadle.runtime.execute import executable
+
+    made = []
+    original = executable.Executable.another
+    ours, _ = twins()
+    x = torch.randn(5, 7)
+
+    def another(self):
+        made.append(self)
+        return original(self)
+
+    executable.Executable.another = another
+    try:
+        for _ in range(4):
+            first, second = ours(x).sum(), ours(x).square().sum()
+            (first + second).backward()
+    finally:
+        executable.Executable.another = original
+    assert len(made) == 1  # two were open at once
+
+
+def test_a_parameter_that_was_written_to_before_the_backward():
+    ours, theirs = twins()
+    x = torch.randn(5, 7)
+    for model in (ours, theirs):
+        loss = model(x).square().sum()
+        with torch.no_grad():
+            model.down.weight.add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_result_that_the_backward_reads_was_written_to():
+    ours, theirs = (torch.compile(torch.sigmoid, backend=treadle), torch.sigmoid)
+    for function in (ours, theirs):
+        x = torch.randn(5, requires_grad=True)
+        y = function(x)
+        with torch.no_grad():
+            y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_hooks_on_what_is_saved():
+    ours, theirs = twins()
+    x = torch.randn(5, 7)
+    for model in (ours, theirs):
+        with save_on_cpu():
+            loss = model(x).square().sum()
+        loss.backward()
+    same_gradients(ours, theirs)
+
+
+def test_running_statistics_are_those_of_before():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Flatten(0))
+    ours, theirs = twins(model)
+    for _ in range(3):
+        x = torch.randn(2, 3, 6, 6)
+        for net in (ours, theirs):
+            net(x).square().sum().backward()
+        same_gradients(ours, theirs)
+        for mine, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 17])
+def test_results_that_are_views_and_gradients_that_are_given_on(rows):
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(7))
+
+        def forward(self, x):
+            y = x * self.scale
+            return y, y[:1], y.t(), x + self.scale
+
+    ours, theirs = twins(Views())
+    x = torch.randn(rows, 7)
+    for model in (ours, theirs):
+        y, first, turned, added = model(x)
+        (y.sum() + first.square().sum() + turned.cos().sum() + added.sum()).backward()
+    same_gradients(ours, theirs)
+
+
+def test_dropout_draws_once():
+    model = nn.Sequential(nn.Linear(7, 50), nn.Dropout(0.5))
+    compiled = torch.compile(model, backend=treadle)
+    x = torch.randn(5, 7)
+    out = compiled(x)
+    out.sum().backward()
+    kept = (out != 0).sum(0).float()
+    torch.testing.assert_close(model[0].bias.grad, 2 * kept)
+
+
+def test_calls_of_two_threads():
+    ours, theirs = twins()
+    batches = [torch.randn(5, 7) for _ in range(8)]
+    ours(batches[0])
+    wanted = [torch.autograd.grad(theirs(x).square().sum(), theirs.up.weight)[0] for x in batches]
+    got = [None] * len(batches)
+
+    def work(part):
+        for at in part:
+            (got[at],) = torch.autograd.grad(ours(batches[at]).square().sum(), ours.up.weight)
+
+    threads = [threading.Thread(target=work, args=(range(n, 8, 2),)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for mine, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
