@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import treadle
 from contract.contract_help import training
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 
 OPTIONS = treadle.Options(codegen=False)
 
@@ -92,7 +92,7 @@ def test_where_only_such_tensors_change_one_look_at_everything_is_enough(name):
     model, step = made()
     for _ in range(3):
         step(torch.randn(3, 4))
-    with mock.patch.object(Reads, "hold", autospec=True, side_effect=Reads.hold) as asked:
+    with mock.patch.object(ReadsGuard, "hold", autospec=True, side_effect=ReadsGuard.hold) as asked:
         for _ in range(4):
             CHANGES[name](model)
             x = torch.randn(3, 4)

@@ -16,7 +16,7 @@ from treadle.capture.python_state.flatten import Container, FlatArguments, nodes
 from treadle.capture.python_state.introspect import parts_of
 from treadle.capture.python_state.parts import MISSING, Part, Reading, Sequenced
 from treadle.capture.python_state.plain_values import is_plain, is_same_value
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 
 
 @dataclass(slots=True)
@@ -54,20 +54,20 @@ class ServedCall:
     def _key(self, at: int) -> object:
         return self.arguments.keys[at]
 
-    def read_objects(self, reads: Reads, objects: Iterable[tuple[int, str]]) -> None:
+    def read_objects(self, walk: ReadsWalk, objects: Iterable[tuple[int, str]]) -> None:
         """What a step depends on of leaves that are objects, given by their numbers and labels."""
         for at, label in objects:
-            reads.add_argument(label, self.leaves[at], partial(self.leaf, at))
+            walk.add_argument(label, self.leaves[at], partial(self.leaf, at))
 
-    def read(self, reads: Reads) -> None:
+    def read(self, walk: ReadsWalk) -> None:
         """What a step depends on of its containers, and of the keys that are objects."""
         for at, container in enumerate(self.containers):
             label, find = f"argument {type(container.value).__name__}", partial(self._container, at)
-            reads.add_container(label, container.value, find, container.parts)
+            walk.add_container(label, container.value, find, container.parts)
         for at, key in enumerate(self.arguments.keys):
             if not is_plain(key):
                 label = f"a key of an argument ({type(key).__name__})"
-                reads.add_argument(label, key, partial(self._key, at))
+                walk.add_argument(label, key, partial(self._key, at))
 
     def node(self, at: int) -> object:
         """One of the containers, as they were when it was first asked for."""

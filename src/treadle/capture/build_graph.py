@@ -21,7 +21,8 @@ from treadle.capture.functionalize import Functionalizer
 from treadle.capture.input_sources import SourcedInput
 from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.python_state.reads.object_graph import Location
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_graph import ReadsGraph
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 from treadle.capture.sources import (
     ClosedOverTensor,
     Grad,
@@ -53,12 +54,12 @@ from treadle.graph.core.operators import may_drop
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 
 
-def build_graph(module: fx.GraphModule, run: Run, reads: Reads, *, symbolic: bool) -> Captured:
+def build_graph(module: fx.GraphModule, run: Run, reads: ReadsGuard, *, symbolic: bool) -> Captured:
     """The traced module as a functional graph with roles, and how to call it. ``symbolic``: some
     of its inputs have sizes that were declared."""
     sources = list(run.request.sources)
-    _clean(module, run, run.places_of_tensors(reads), sources)
-    step, kept, decided = _functional(module, run, reads, sources)
+    _clean(module, run, run.places_of_tensors(reads.graph), sources)
+    step, kept, decided = _functional(module, run, reads.graph, sources)
     if symbolic:
         refuse_unsized(step.graph)
     else:
@@ -79,13 +80,13 @@ def build_graph(module: fx.GraphModule, run: Run, reads: Reads, *, symbolic: boo
         ),
         dependencies=_dependencies(step, run, reads, decided),
         generators=tuple(run.recorder.rng.drawn),
-        stored=run.stored_reads(reads),
+        stored=run.stored_reads(reads.graph),
         failed=run.failed,
     )
 
 
 def _dependencies(
-    step: StepGraph, run: Run, reads: Reads, decided: list[fx.Node]
+    step: StepGraph, run: Run, reads: ReadsGuard, decided: list[fx.Node]
 ) -> StepDependencies:
     numbers, conditions = run.numbers, run.recorder.conditions
     alone = not run.recorder.rng.drawn
@@ -130,7 +131,7 @@ def _clean(
 
 
 def _functional(
-    module: fx.GraphModule, run: Run, reads: Reads, sources: list[SourcedInput]
+    module: fx.GraphModule, run: Run, found: ReadsGraph, sources: list[SourcedInput]
 ) -> tuple[StepGraph, list[Source], list[fx.Node]]:
     """The graph without mutation, what it writes listed at the end; the sources of those of its
     inputs that are left; and what it decides by."""
@@ -139,7 +140,7 @@ def _functional(
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     functionalizer = Functionalizer(graph)
     new, results, writes = functionalizer.run(list(returned))
-    refuse_foreign_writes(graph, functionalizer, sources, reads, run.numbers.uses.looked_at)
+    refuse_foreign_writes(graph, functionalizer, sources, found, run.numbers.uses.looked_at)
     outputs = _outputs(run, sources)
     dropped = set(map(id, run.returned.gradients.fresh))
     for at, value in drop_lost(writes).items():

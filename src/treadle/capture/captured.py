@@ -10,7 +10,7 @@ from treadle.algebra.guards import GuardSet
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.eager import EagerStep
 from treadle.capture.python_state.reads.object_graph import Location
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 from treadle.capture.sources import Inputs, ParamGroup, ParamGroups, Pending, Scalars, Source
 from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.branches.decisions import Path
@@ -92,7 +92,7 @@ class StepDependencies:
     on values of tensors.
     """
 
-    reads: Reads
+    reads: ReadsGuard
     free: frozenset[int]
     counters: tuple[Location, ...]
     decisions: tuple[NumberDecision, ...]

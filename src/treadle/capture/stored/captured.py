@@ -11,7 +11,7 @@ from treadle.capture.captured import (
     OptimizerEffects,
     StepDependencies,
 )
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 from treadle.capture.sources import Inputs, ParamGroups, Pending, Scalars, Source
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
 from treadle.capture.stored.names import NotStored
@@ -36,8 +36,8 @@ _MOST_TEXT = 1 << 26
 def captured_data(captured: Captured, step: StepObjects) -> Data:
     """All of it but its reads. ``NotStored`` for what only this process has."""
     _refuse(captured)
-    reads = captured.dependencies.reads
-    encoder = Encoder(UserObjects(step, reads.nodes, reads.by_identity))
+    graph = captured.dependencies.reads.graph
+    encoder = Encoder(UserObjects(step, graph.nodes, graph.by_identity))
     dependencies, inputs = captured.dependencies, captured.inputs
     return {
         "graph": _graph_text(captured.step),
@@ -61,9 +61,9 @@ def captured_data(captured: Captured, step: StepObjects) -> Data:
     }
 
 
-def captured_again(data: Data, reads: Reads, step: StepObjects) -> Captured:
+def captured_again(data: Data, reads: ReadsGuard, step: StepObjects) -> Captured:
     """The inverse, bound to this process' objects. The graph is made when somebody asks for it."""
-    decoder = Decoder(UserObjects(step, reads.nodes))
+    decoder = Decoder(UserObjects(step, reads.graph.nodes))
     values = {
         name: decoder.value(data[name])
         for name in (

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.python_state.reads.read_names import ReadNames
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.python_state.reads.roots import ReadRoots
 from treadle.capture.tensors.tensor_effects import read_attributes
 
@@ -46,11 +46,11 @@ class ReadsOrigin:
     codes: tuple[CodeType, ...] = ()
     own: bool = False
 
-    def add_to(self, reads: Reads, step: StepObjects) -> None:
+    def add_to(self, walk: ReadsWalk, step: StepObjects) -> None:
         """All that another process reads as well."""
-        self.roots.add_to(reads, step.function, step.models, step.optimizers)
-        step.call.read_objects(reads, self.objects)
-        read_attributes(self.tensors, reads, self._is_named_in_code)
+        self.roots.add_to(walk, step.function, step.models, step.optimizers)
+        step.call.read_objects(walk, self.objects)
+        read_attributes(self.tensors, walk, self._is_named_in_code)
 
     def _is_named_in_code(self, name: str) -> bool:
         return self.names.mentioned is None or name in self.roots.theirs

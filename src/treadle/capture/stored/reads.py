@@ -18,7 +18,9 @@ from treadle.capture.python_state.ownership import is_machinery, owner_of
 from treadle.capture.python_state.parts import Reading
 from treadle.capture.python_state.reads.object_graph import ObjectReads
 from treadle.capture.python_state.reads.read_names import ReadNames
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_graph import ReadsGraph
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.python_state.reads.roots import Globals, ReadRoots
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
 from treadle.capture.stored.names import NotStored, codes_within, module_of, variables_of
@@ -41,14 +43,14 @@ class StoredReads:
     @staticmethod
     def of(
         step: StepObjects,
-        reads: Reads,
+        graph: ReadsGraph,
         origin: ReadsOrigin,
         before: Callable[[object, int], Reading | None],
         inputs: Callable[[], Sequence[str]],
     ) -> "StoredReads":
         """``before``: what a part of an object held before the run. ``inputs``: texts of them."""
         try:
-            data = _reads_data(step, reads, origin, before)
+            data = _reads_data(step, graph, origin, before)
             return StoredReads({**data, "inputs": _digest(inputs())})
         except NotStored as error:
             return StoredReads(None, str(error))
@@ -56,7 +58,7 @@ class StoredReads:
 
 def _reads_data(
     step: StepObjects,
-    reads: Reads,
+    graph: ReadsGraph,
     origin: ReadsOrigin,
     before: Callable[[object, int], Reading | None],
 ) -> Data:
@@ -64,8 +66,8 @@ def _reads_data(
         raise NotStored("numbers that change, gradients or the state of optimizers are read")
     if origin.names.whole_kinds and step.call.containers:
         raise NotStored("all that an object among the arguments has is read")
-    text = ReadsText(reads.nodes, step.parameters, lambda node, at: before(node.value, at))
-    digest = _digest(text.lines(reads.by_identity))
+    text = ReadsText(graph.nodes, step.parameters, lambda node, at: before(node.value, at))
+    digest = _digest(text.lines(graph.by_identity))
     covered = {id(code) for code in codes_within(text.codes.values())}
     for code in origin.codes:
         if id(code) not in covered:
@@ -76,13 +78,13 @@ def _reads_data(
         "roots": _roots_data(origin.roots),
         "mentioned": None if names.mentioned is None else sorted(names.mentioned),
         "of library": sorted(names.of_library),
-        "read": _table(reads.of_objects, encoder),
+        "read": _table(graph.of_objects, encoder),
         "objects": [list(each) for each in origin.objects],
         "tensors": [encoder.data(find) for find in origin.tensors],
     }
 
 
-def read_again(data: Data, step: StepObjects, inputs: Sequence[str]) -> Reads:
+def read_again(data: Data, step: StepObjects, inputs: Sequence[str]) -> ReadsGuard:
     """What this process has in the places that the run read. ``inputs``: the texts of its inputs.
     ``NotStored`` where it is not what the run found."""
     if _digest(inputs) != data["inputs"]:
@@ -106,17 +108,18 @@ def read_again(data: Data, step: StepObjects, inputs: Sequence[str]) -> Reads:
         ours=lambda value: value is step.call or is_machinery(value),
         owner=owner_of,
     )
-    reads = Reads(names, bound=step.parameters)
+    walk = ReadsWalk(names, bound=step.parameters)
     objects = [(at, label) for at, label in cast("list[tuple[int, str]]", data["objects"])]
     if any(at >= len(step.call.leaves) for at, _ in objects):
         raise NotStored("there are other arguments")
     finds = cast("list[Callable[[], object]]", decoder.values(data["tensors"]))
-    ReadsOrigin(roots, names, tuple(objects), tuple(finds)).add_to(reads, step)
-    step.call.read(reads)
-    reads.settle()
-    if reads.opaque:
-        raise NotStored(reads.opaque[0])
-    lines = ReadsText(reads.nodes, step.parameters).lines(reads.by_identity)
+    ReadsOrigin(roots, names, tuple(objects), tuple(finds)).add_to(walk, step)
+    step.call.read(walk)
+    graph = walk.end()
+    reads = ReadsGuard(graph)
+    if walk.opaque:
+        raise NotStored(walk.opaque[0])
+    lines = ReadsText(graph.nodes, step.parameters).lines(graph.by_identity)
     if _digest(lines) != data["text"]:
         raise NotStored("what the step reads is not what it was")
     return reads

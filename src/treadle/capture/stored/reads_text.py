@@ -45,7 +45,7 @@ from treadle.capture.python_state.reads.object_graph import (
     Space,
     Watched,
 )
-from treadle.capture.python_state.reads.reads import IDENTITIES
+from treadle.capture.python_state.reads.reads_walk import IDENTITIES
 from treadle.capture.python_state.remembered import RememberedResults
 from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
 from treadle.capture.stored.names import (

@@ -18,7 +18,8 @@ from typing import Any, final
 from treadle.capture.python_state.changes import Change
 from treadle.capture.python_state.plain_values import RealNumber, is_real
 from treadle.capture.python_state.reads.object_graph import Location, Node, Watched, first_of_each
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_graph import ReadsGraph
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.symbolic.arrays.arrays import (
     ArrayLeaf,
     NdArray,
@@ -87,12 +88,12 @@ class ChangingNumbers:
         assert is_real(value)
         return Number(value, in_place, frozenset({in_place.key}), self._uses, scales=True)
 
-    def read(self, reads: Reads) -> None:
+    def read(self, walk: ReadsWalk) -> None:
         """What has to be at a call as it is now: what arrays are, and which are the same."""
         arrays = [in_place for in_place in self._found if is_numeric(in_place())]
         if arrays:
             label = ", ".join(in_place.place.label for in_place in arrays)
-            reads.add_computed(f"the kind of {label}", functools.partial(self._kinds, arrays))
+            walk.add_computed(f"the kind of {label}", functools.partial(self._kinds, arrays))
 
     def _kinds(self, places: Sequence[_InPlace]) -> object:
         values = [place() for place in places]
@@ -103,11 +104,11 @@ class ChangingNumbers:
         """The ids of their owners, and their names."""
         return [in_place.key for in_place in self._found]
 
-    def placed(self, reads: Reads) -> None:
+    def placed(self, graph: ReadsGraph) -> None:
         """From now on each is found where its owner is at a call."""
         for in_place in self._found:
             at, name = in_place.place.at, in_place.place.name
-            place = reads.place_of(in_place.owner, at, name, in_place.place.label)
+            place = graph.place_of(in_place.owner, at, name, in_place.place.label)
             in_place.place = in_place.place if place is None else place
 
     def places(self) -> tuple[Location, ...]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from treadle.capture.functionalize import Functionalizer
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.sources import ClosedOverTensor, Held, Source
 from treadle.capture.symbolic.arrays.arrays import NdArray, overlaps
 from treadle.capture.tensors.sparse_gradients import is_sparse
@@ -51,7 +51,7 @@ def refuse_foreign_writes(
     graph: fx.Graph,
     functionalizer: Functionalizer,
     sources: Sequence[tuple[Input, Source]],
-    reads: Reads,
+    found: ReadsGraph,
     looked_at: Sequence[NdArray],
 ) -> None:
     """TR-112 for a write to a tensor of memory that something else outside of the step has: an
@@ -70,7 +70,7 @@ def refuse_foreign_writes(
         if written is None or tensor.untyped_storage().resizable():
             continue  # a storage of PyTorch's own making can be resized, and is the step's alone
         start = tensor.untyped_storage().data_ptr()
-        known = reads.has_memory_in(start, start + tensor.untyped_storage().nbytes())
+        known = found.has_memory_in(start, start + tensor.untyped_storage().nbytes())
         if known or any(overlaps([tensor, array]) for array in looked_at):
             raise CaptureError(
                 f"the step writes to a tensor {list(tensor.shape)} of the memory of an array of "

@@ -25,7 +25,7 @@ from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.reads.object_graph import Location
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.tensors.tensor_uses import TensorUses
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import MEMOS
@@ -223,14 +223,16 @@ class GivenTensor:
         if tensor_hooks(self.traced):
             raise refused(f"the hooks of {self.label}", "tensor", uses.line_of(self.traced))
 
-    def read(self, reads: Reads, uses: TensorUses, is_named_in_code: Callable[[str], bool]) -> None:
+    def read(
+        self, walk: ReadsWalk, uses: TensorUses, is_named_in_code: Callable[[str], bool]
+    ) -> None:
         """What the run read of it beside its values. ``is_named_in_code``: whether it may have read
         an attribute of that name."""
         tensor = self.find()
         for name in filter(is_named_in_code, vars(tensor) if isinstance(tensor, Tensor) else ()):
-            reads.add_found(f"{self.label}.{name}", functools.partial(_attribute, self.find, name))
+            walk.add_found(f"{self.label}.{name}", functools.partial(_attribute, self.find, name))
         if self._reads_gradient(uses):
-            reads.add_found(f"{self.label}.grad", functools.partial(_gradient_of, self.find))
+            walk.add_found(f"{self.label}.grad", functools.partial(_gradient_of, self.find))
 
     def _reads_gradient(self, uses: TensorUses) -> bool:
         """Whether the run depends on whether ``.grad`` was there, and on its value."""
@@ -281,7 +283,7 @@ _ASK = ("hasattr", "getattr", "vars", "__dict__", "AttributeError", "Exception")
 
 
 def read_attributes(
-    finds: Sequence[Callable[[], object]], reads: Reads, is_named_in_code: Callable[[str], bool]
+    finds: Sequence[Callable[[], object]], walk: ReadsWalk, is_named_in_code: Callable[[str], bool]
 ) -> None:
     """Which attributes tensors have, for a run that may have asked for one that is not there.
     ``finds``: each gives one of them, or ``MISSING`` between two calls."""
@@ -296,7 +298,7 @@ def read_attributes(
                 reads_of[at] = frozenset(filter(is_named_in_code, names))
         return {at: names for at, names in reads_of.items() if names}
 
-    reads.add_computed("which attributes the tensors of the step have", read)
+    walk.add_computed("which attributes the tensors of the step have", read)
 
 
 def _gradient_of(find: Callable[[], object]) -> object:

@@ -17,7 +17,8 @@ from treadle.capture.python_state.containers.container_recorders import (
     OperationLog,
 )
 from treadle.capture.python_state.external import ExternalState
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_graph import ReadsGraph
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 
 
 @final
@@ -50,16 +51,16 @@ class ContainerStandIns:
         """By the ids of the user's, which entries were read; ``None``: all."""
         return read_keys(self.log.recorders)
 
-    def read(self, reads: Reads) -> None:
+    def read(self, walk: ReadsWalk) -> None:
         """What the step depends on of them beside entries."""
         for recorder in self.log.recorders:
             if recorder.reads_length and not recorder.reads_all:
-                reads.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
+                walk.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
 
-    def placed(self, reads: Reads) -> None:
+    def placed(self, graph: ReadsGraph) -> None:
         """From now on each is found where its owner is at a call."""
         for recorder in self.log.recorders:
-            node = reads.node_of(recorder.real)
+            node = graph.node_of(recorder.real)
             if node is not None:
                 recorder.current = node.current
             elif not self.log.is_got(recorder):

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from treadle.capture.eager import why_eager
 from treadle.capture.optimizers.optimizer_state import StateLocation, TracedState, refused_state
 from treadle.capture.optimizers.registry import update_rule
-from treadle.capture.python_state.reads.reads import Location, Reads
+from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.sources import ParamGroup
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers
 from treadle.capture.symbolic.numbers import Uses
@@ -109,19 +110,19 @@ class OptimizerStates:
         """By its id, where a tensor of the user's is found in a state at a call."""
         return {key: place for state in self._traced for key, place in state.places().items()}
 
-    def read(self, reads: Reads, needed: frozenset[object]) -> None:
+    def read(self, walk: ReadsWalk, needed: frozenset[object]) -> None:
         """What the step depends on there. ``needed``: numbers whose values are in the graph."""
         for value in self._looked_at.values():
             has_state = functools.partial(_has_state, value)
-            reads.add_computed(f"the state of {type(value).__name__}", has_state)
+            walk.add_computed(f"the state of {type(value).__name__}", has_state)
         for state in self._traced:
             if not state.has_own():
                 continue
-            reads.add_computed(state.name, functools.partial(state.layout, needed))
-            elsewhere, label = reads.places(), f"a tensor in {state.name}"
+            walk.add_computed(state.name, functools.partial(state.layout, needed))
+            elsewhere, label = walk.graph.tensors.places(), f"a tensor in {state.name}"
             for key, place in state.places().items():
                 if key in elsewhere:
-                    reads.add_computed(label, _compared(place, elsewhere[key]))
+                    walk.add_computed(label, _compared(place, elsewhere[key]))
 
 
 def _has_state(optimizer: Optimizer) -> tuple[bool, ...]:

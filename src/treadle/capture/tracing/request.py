@@ -13,7 +13,7 @@ from treadle.capture.argument_containers import ServedCall
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
-from treadle.capture.python_state.reads.reads import Location
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.sources import Parameter, ParamGroups, Source
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.symbolic.branches.decisions import Answers

@@ -21,7 +21,10 @@ from treadle.capture.python_state.containers.container_changes import ContainerC
 from treadle.capture.python_state.containers.outputs import OutputLog
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
-from treadle.capture.python_state.reads.reads import Location, Reads
+from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.reads_graph import ReadsGraph
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.stored.inputs import input_texts
 from treadle.capture.stored.origin import ReadsOrigin
 from treadle.capture.stored.reads import StoredReads
@@ -277,7 +280,7 @@ class Run:
             if group is not None and group.ranks > 1:
                 yield parameter, group
 
-    def read(self) -> Reads:
+    def read(self) -> ReadsGuard:
         """What the run read of the Python around it, now that everything is as it was before; what
         it leaves outside goes where its owner is found at a call."""
         external, request, originals = self.external, self.request, self._originals
@@ -290,7 +293,7 @@ class Run:
                 id(g) for optimizer in request.optimizers.values() for g in optimizer.param_groups
             ],
         )
-        reads = Reads(names, bound=[p for m in request.models.values() for p in m.parameters()])
+        walk = ReadsWalk(names, bound=[p for m in request.models.values() for p in m.parameters()])
         self.origin = origin = ReadsOrigin(
             external.roots(),
             names,
@@ -298,38 +301,38 @@ class Run:
             tuple(entry.find for entry in self.tensors.entries()),
             tuple(originals.get(code, code) for code in external.executed_codes()),
         )
-        origin.add_to(reads, request.objects)
-        known = reads.count
-        self.containers.read(reads)
-        self.numbers.changing.read(reads)
-        self.tensors.read(reads, external.is_named_in_code)
-        self.states.read(reads, frozenset(self.numbers.uses.needed))
-        origin.own = reads.count != known
-        request.call.read(reads)
-        reads.settle()
-        _refuse_opaque(reads)
-        self._place(reads)
+        origin.add_to(walk, request.objects)
+        known = len(walk.graph.nodes)
+        self.containers.read(walk)
+        self.numbers.changing.read(walk)
+        self.tensors.read(walk, external.is_named_in_code)
+        self.states.read(walk, frozenset(self.numbers.uses.needed))
+        origin.own = len(walk.graph.nodes) != known
+        request.call.read(walk)
+        reads = ReadsGuard(walk.end())
+        _refuse_opaque(walk)
+        self._place(reads.graph)
         return reads
 
-    def stored_reads(self, reads: Reads) -> StoredReads:
+    def stored_reads(self, graph: ReadsGraph) -> StoredReads:
         """What it read, for other processes."""
         external, origin, request = self.external, self.origin, self.request
         assert external is not None
         assert origin is not None
         inputs = functools.partial(input_texts, request.sources, request.leaves)
-        return StoredReads.of(request.objects, reads, origin, external.before, inputs)
+        return StoredReads.of(request.objects, graph, origin, external.before, inputs)
 
-    def _place(self, reads: Reads) -> None:
-        self.numbers.changing.placed(reads)
-        self.containers.placed(reads)
-        places = self.places_of_tensors(reads)
+    def _place(self, graph: ReadsGraph) -> None:
+        self.numbers.changing.placed(graph)
+        self.containers.placed(graph)
+        places = self.places_of_tensors(graph)
         if self.effects is not None:
-            self.effects.placed(reads, places)
+            self.effects.placed(graph, places)
         self.recorder.held.placed(places)
 
-    def places_of_tensors(self, reads: Reads) -> dict[int, Location | StateLocation]:
+    def places_of_tensors(self, graph: ReadsGraph) -> dict[int, Location | StateLocation]:
         """By its id, where a tensor of the user's is found at a call."""
-        return {**reads.places(), **self.states.places()}
+        return {**graph.tensors.places(), **self.states.places()}
 
 
 def _is_tensor(leaf: object) -> TypeGuard[Tensor]:
@@ -345,10 +348,10 @@ def _sets_switch(name: str) -> CaptureError:
     )
 
 
-def _refuse_opaque(reads: Reads) -> None:
-    if reads.opaque:
+def _refuse_opaque(walk: ReadsWalk) -> None:
+    if walk.opaque:
         raise CaptureError(
-            f"{reads.opaque[0]} can be neither compared nor read: whether it is the same at "
+            f"{walk.opaque[0]} can be neither compared nor read: whether it is the same at "
             "a later call cannot be told",
             code="TR-116",
             remedy="pass tensors, Python values, or lists, dicts and data classes of them",

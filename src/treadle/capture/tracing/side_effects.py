@@ -17,7 +17,8 @@ from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import MISSING, is_plain
-from treadle.capture.python_state.reads.reads import Location, Reads
+from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers, counted, direct_place
 from treadle.capture.tensors.own_tensors import KeptView
 from treadle.capture.tensors.tensor_effects import MadeGradient, TensorLocation, made_gradient
@@ -187,7 +188,7 @@ class SideEffects:
             taken += tensors
         return taken
 
-    def placed(self, reads: Reads, places: Mapping[int, Location | StateLocation]) -> None:
+    def placed(self, graph: ReadsGraph, places: Mapping[int, Location | StateLocation]) -> None:
         """What is left goes where its owner is found at a call; an object from outside that is left
         in another place is the one that stands in its own. ``places``: of tensors, by their ids."""
 
@@ -196,13 +197,13 @@ class SideEffects:
                 return leaf
             if id(leaf) in places:
                 return DeferredValue(places[id(leaf)].get)
-            node = reads.node_of(leaf)
+            node = graph.node_of(leaf)
             return DeferredValue(node.current) if node is not None and node.is_found_anew else leaf
 
         for at, (left, change) in enumerate(zip(self.left, self._changes, strict=True)):
             moved = None
             if change is not None:
-                moved = reads.place_of(change.owner, change.at, change.name, change.label)
+                moved = graph.place_of(change.owner, change.at, change.name, change.label)
             leaves = tuple(map(at_call, left.leaves))
             self.left[at] = SideEffect(left.place if moved is None else moved, leaves, left.tree)
 

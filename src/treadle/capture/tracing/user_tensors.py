@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from treadle.capture.optimizers.optimizer_state import refused_state
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.sources import Pending, State
 from treadle.capture.tensors.own_tensors import KeptView, OwnTensors
 from treadle.capture.tensors.tensor_effects import (
@@ -142,11 +142,11 @@ class UserTensors:
             return DeferredValue(held.find)
         return self._owned.of(leaf) if is_traced(leaf) else None
 
-    def read(self, reads: Reads, is_named_in_code: Callable[[str], bool]) -> None:
+    def read(self, walk: ReadsWalk, is_named_in_code: Callable[[str], bool]) -> None:
         """What the run read of them beside their values. ``is_named_in_code``: whether it may have
         read an attribute of that name."""
         for tensor in self.entries():
-            tensor.read(reads, self._recorder.tensors, is_named_in_code)
+            tensor.read(walk, self._recorder.tensors, is_named_in_code)
 
 
 def own_tensor(leaf: object) -> Tensor | None:

@@ -17,7 +17,7 @@ from treadle.capture.python_state.reads.object_graph import (
     place_of_tensor,
     tensor_fact,
 )
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 from treadle.capture.symbolic.arrays.arrays import array_fact, is_numeric, overlaps
 from treadle.compat.distributed.fully_sharded import sharded_facts
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
@@ -83,10 +83,10 @@ class GuardKey:
     modes: Facts
     grads: tuple[bool, ...]  # by parameter: whether ``.grad`` is there
     plans: Facts = ()  # of models that were given to ``fully_shard``
-    outside: Reads | None = None  # known once a variant has been captured
+    outside: ReadsGuard | None = None  # known once a variant has been captured
     ignored: Ignored = Ignored()  # what such a one does not depend on
 
-    def of(self, outside: Reads | None, ignored: Ignored) -> "GuardKey":
+    def of(self, outside: ReadsGuard | None, ignored: Ignored) -> "GuardKey":
         """As the key of a variant that reads this outside, and ignores this."""
         fresh, free, modes = ignored.grads, ignored.values, ignored.modes
         there = zip(self.grads, self.identity, strict=True)

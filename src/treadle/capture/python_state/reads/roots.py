@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.ownership import BUILTINS, LOADED, owner_of
-from treadle.capture.python_state.reads.reads import Reads
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.compat.hooks import tensor_hooks
 from treadle.compat.switches import getters_named
 
@@ -42,36 +42,36 @@ class ReadRoots:
 
     def add_to(
         self,
-        reads: Reads,
+        walk: ReadsWalk,
         function: Callable[..., object],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
     ) -> None:
         """All of them, in an order that every process has: the walk numbers what it meets."""
         for prefix, model in models.items():
-            reads.add(prefix, model)
+            walk.add(prefix, model)
         for prefix, optimizer in optimizers.items():
-            reads.add(prefix or "optimizer", optimizer)
-        reads.add("", function)
+            walk.add(prefix or "optimizer", optimizer)
+        walk.add("", function)
         for model in models.values():
             for name, parameter in model.named_parameters():
                 for hook in tensor_hooks(parameter):
-                    reads.add(name, hook)
+                    walk.add(name, hook)
         for variables in self.globals:
             space, names = variables.values, variables.names
             names |= space.keys() - {"__builtins__"} if variables.whole else frozenset[str]()
             there = frozenset(name for name in names if name in space)
-            reads.add_names("", space, names, deep=variables.deep)
-            reads.add_names("", BUILTINS, names - there, deep=True)
+            walk.add_names("", space, names, deep=variables.deep)
+            walk.add_names("", BUILTINS, names - there, deep=True)
         for label, read in self.process.items():
-            reads.add_computed(label, read)
+            walk.add_computed(label, read)
         for name, getter in getters_named(self.theirs):
-            reads.add_computed(f"torch.{name}()", getter)
-        reads.add("", Tensor)
+            walk.add_computed(f"torch.{name}()", getter)
+        walk.add("", Tensor)
         for generator in self.seeds:
-            reads.add_computed("a generator's initial seed", generator.initial_seed)
+            walk.add_computed("a generator's initial seed", generator.initial_seed)
         for label, shared in self.shared.items():
-            reads.add(label, shared)
+            walk.add(label, shared)
         for name in sorted(self.modules & LOADED.keys()):
             if owner_of(LOADED[name]) >= CodeOwner.INSTALLED:
-                reads.add(name, LOADED[name])
+                walk.add(name, LOADED[name])
