@@ -23,10 +23,10 @@ FLOORS = (
     {"compiler"},
     {"session"},
     {"api", "backend"},
-    {"tools"},
+    {"tools", "exports"},
     {"__main__", "__init__"},
 )
-OUTSIDE = {"__init__", "__main__", "api", "backend", "options"}
+OUTSIDE = {"__init__", "__main__", "api", "backend", "exports", "options"}
 """All that stands outside a room."""
 FORBIDDEN = {
     "passes": {"loop", "runtime"},

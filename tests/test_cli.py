@@ -9,7 +9,8 @@ import pytest
 
 import treadle
 from testing import small_demo
-from treadle.tools.cli import Exit, _memory, main
+from treadle.tools.cli import _memory, main
+from treadle.tools.exit_status import Exit
 
 
 def test_doctor_says_what_the_machine_has(capsys):
@@ -213,7 +214,7 @@ def test_ctrl_c_ends_quietly(script, capsys, monkeypatch):
     def stopped(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("treadle.tools.cli.plan", stopped)
+    monkeypatch.setattr("treadle.tools.run.plan", stopped)
     assert main(["plan", f"{script}:make"]) == Exit.INTERRUPTED
     assert capsys.readouterr().err == ""
 
@@ -222,7 +223,7 @@ def test_a_reader_that_goes_ends_it_quietly(script, capsys, monkeypatch):
     def gone(*_args, **_kwargs):
         raise BrokenPipeError
 
-    monkeypatch.setattr("treadle.tools.cli._say", gone)
+    monkeypatch.setattr("treadle.tools.run._say", gone)
     monkeypatch.setattr("sys.stdout", sys.stdout)  # put back afterwards
     assert main(["doctor"]) == Exit.NO_READER
     assert capsys.readouterr().err == ""

@@ -11,7 +11,8 @@ from treadle.graph.text.printing import show
 from treadle.lower import registry
 from treadle.options import Options
 from treadle.passes import registered
-from treadle.tools.cli import Exit, main
+from treadle.tools.cli import main
+from treadle.tools.exit_status import Exit
 from treadle.tools.reduce import Trial
 
 aten = torch.ops.aten

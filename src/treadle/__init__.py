@@ -1,71 +1,34 @@
 """treadle compiles whole PyTorch training steps."""
 
-from treadle.api import Difference, Step, compile, load
-from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, register_optimizer
-from treadle.compiler.planning import Plan, Point, plan
-from treadle.graph.core.signature import StepGraph
-from treadle.graph.regions.region_compilers import register_region_compiler
-from treadle.graph.regions.regions import Region
-from treadle.graph.rewrite import rules
-from treadle.graph.rewrite.passes import GraphPass
-from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
-from treadle.options import Carry, DataParallel, Options, RegionRule, Regions
-from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
-from treadle.passes.registered import register_lowering, register_pass
-from treadle.report.communication import SimulatedStep
-from treadle.report.summary import PhaseSummary, Summary
-from treadle.session.variants.shapes import Dynamic, dynamic
-from treadle.util.errors import (
-    CaptureError,
-    LoweringError,
-    PlanError,
-    RuntimeFailure,
-    TreadleError,
-    VerifyError,
-)
+import importlib
+from typing import TYPE_CHECKING
+
+from treadle.util.collector import without_collector
 from treadle.util.package import VERSION
+
+if TYPE_CHECKING:
+    from treadle.exports import *  # noqa: F403
 
 __version__ = VERSION
 
-__all__ = [
-    "ZEROS",
-    "CaptureError",
-    "Carry",
-    "CollectiveSpan",
-    "CommunicationTimeline",
-    "ComputeSpan",
-    "DataParallel",
-    "Difference",
-    "Dynamic",
-    "GraphPass",
-    "LoweringError",
-    "NoMatch",
-    "OptimizerUpdate",
-    "Options",
-    "PhaseSummary",
-    "Plan",
-    "PlanError",
-    "Point",
-    "Region",
-    "RegionRule",
-    "Regions",
-    "Rewrite",
-    "Rule",
-    "RuntimeFailure",
-    "SimulatedStep",
-    "Start",
-    "Step",
-    "StepGraph",
-    "Summary",
-    "TreadleError",
-    "VerifyError",
-    "compile",
-    "dynamic",
-    "load",
-    "plan",
-    "register_lowering",
-    "register_optimizer",
-    "register_pass",
-    "register_region_compiler",
-    "rules",
-]
+
+def __getattr__(name: str) -> object:
+    """Import all names when the first of them is asked for: ``treadle --help`` needs none."""
+    if name != "__all__" and name.startswith("__"):  # asked of every module by libraries
+        raise _no_name(name)
+    with without_collector():
+        offered = importlib.import_module("treadle.exports")
+    given = ("__all__", *offered.__all__)
+    globals().update({each: vars(offered)[each] for each in given})
+    if name not in globals():
+        raise _no_name(name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    offered = importlib.import_module("treadle.exports")
+    return sorted({*globals(), *offered.__all__})
+
+
+def _no_name(name: str) -> AttributeError:
+    return AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

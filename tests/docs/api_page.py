@@ -25,7 +25,7 @@ FIRST = ("compile", "Step", "plan", "Plan", "Point", "load", "Options", "dynamic
 def render():
     """The page's text."""
     names = [*FIRST, *(name for name in treadle.__all__ if name not in FIRST)]
-    parts = [HEAD, *(_entry(f"treadle.{name}", vars(treadle)[name]) for name in names)]
+    parts = [HEAD, *(_entry(f"treadle.{name}", getattr(treadle, name)) for name in names)]
     parts.append("## `treadle.backend`\n\nThe backend of `torch.compile`, and what it compiled.\n")
     parts += [_entry(f"treadle.backend.{name}", vars(backend)[name]) for name in backend.__all__]
     return "\n".join(parts)

@@ -41,7 +41,7 @@ from treadle.capture.tracing.request import TraceRequest
 from treadle.capture.tracing.run import Run
 from treadle.compat.distributed.fully_sharded import plans_of
 from treadle.compat.fake import alone
-from treadle.compat.tracing import TRACING
+from treadle.compat.tracing import TRACING, load_tracer
 from treadle.graph.analysis.dynamic import Symbols
 from treadle.graph.core.signature import Input
 from treadle.util.collector import without_collector
@@ -128,6 +128,7 @@ def capture(
     graph; an exception of the user's own passes through unchanged.
     """
     check_models(models, optimizers)
+    load_tracer()
     call = call or ServedCall()
     key = function, models, optimizers, args, kwargs, place, dims, update, call, numbers
     step = _Capture(*key, group, path)

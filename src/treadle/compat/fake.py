@@ -17,10 +17,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 from torch.overrides import get_default_nowrap_functions
-from torch.utils._sympy.symbol import SymT, symbol_is_type
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from treadle.algebra.extents import Size
 from treadle.compat.distributed.sharded_tensors import local_of
@@ -258,7 +255,10 @@ def alone(tensor: Tensor) -> Tensor:
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[SymInt, Size]]]:
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""
-    from torch._dynamo.source import ConstantSource  # late: Dynamo takes a second to import
+    # late: Dynamo and sympy take a second to import
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+    from torch.utils._sympy.value_ranges import ValueRanges
 
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
     known: dict[str, tuple[SymInt, Size]] = {}
@@ -293,6 +293,8 @@ def without_words() -> Iterator[None]:
 
 def is_of_values(symbol: Any) -> bool:
     """Whether a symbol stands for a whole number that values of tensors decide, and no shape."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type  # late: as above
+
     return symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 

@@ -1,6 +1,7 @@
 """The trace in progress: what it holds, and what it must not see."""
 
 import functools
+import importlib
 import operator
 import sys
 import threading
@@ -25,7 +26,7 @@ from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from treadle.compat.distributed.sharded_tensors import layout_of, local_of
+from treadle.compat.distributed.sharded_tensors import layout_of, load_sharded_tensors, local_of
 from treadle.compat.fake import stand_in_for, standing_in, users_class, without_words
 from treadle.compat.switches import without_onednn
 
@@ -201,6 +202,14 @@ def retraced(module: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
     return traced(fx.Interpreter(module).run, fakes)
+
+
+def load_tracer() -> None:
+    """Import what traces use, before one begins: inside, imports would be the step's. It takes a
+    second, and a process that needs no trace goes without."""
+    for name in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes"):
+        importlib.import_module(name)
+    load_sharded_tensors()
 
 
 METHOD_FILES = frozenset(

@@ -10,7 +10,6 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from treadle.compat.fake import is_of_values
 
@@ -92,6 +91,8 @@ def _is_of_values(node: Any) -> bool:
 
 def _is_known(condition: SymBool) -> bool:
     """Whether one answer holds for all sizes."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # late: imports sympy
+
     either = (condition, torch.sym_not(condition))
     return any(map(statically_known_true, either))
 

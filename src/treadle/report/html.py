@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
-
 from treadle.passes.memory.decisions import layer_of
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
@@ -17,6 +15,8 @@ def page(report: StepReport, frontier: Sequence[tuple[int, float]] = ()) -> str:
     """The whole file. Names and source lines come from users: everything is escaped.
 
     ``frontier``: predicted peak and estimated seconds of plans for other budgets."""
+    from jinja2 import Environment, StrictUndefined  # late: few write a page
+
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -7,8 +7,6 @@ Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx``
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
-
 
 class TreadleError(Exception):
     """Something treadle cannot do, in words a user can act on.
@@ -117,9 +115,11 @@ class InternalError(TreadleError):
 @contextmanager
 def internal_errors(stage: str, where: str = "") -> Iterator[None]:
     """What fails inside without a code is a bug, in ``stage``, for the user's line ``where``."""
+    from torch import OutOfMemoryError  # late: the command line's help needs no PyTorch
+
     try:
         yield
-    except (TreadleError, torch.OutOfMemoryError):
+    except (TreadleError, OutOfMemoryError):
         raise
     except Exception as error:
         raise InternalError(stage, error, where) from error

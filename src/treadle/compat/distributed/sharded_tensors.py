@@ -8,31 +8,34 @@
     layout.around(l) a DTensor like ``p`` whose part here is ``l``; nothing is sent
 """
 
+import importlib
+import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treadle.compat.distributed.collectives import AVAILABLE
 
 if TYPE_CHECKING:
     from torch.distributed import DeviceMesh
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
 
-
-def _kinds() -> tuple[tuple[type["DTensor"], ...], tuple[type["AsyncCollectiveTensor"], ...]]:
-    """DTensors, and results of collectives that are under way."""
-    if not AVAILABLE:
-        return (), ()
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-    from torch.distributed.tensor import DTensor
-
-    return (DTensor,), (AsyncCollectiveTensor,)
+_PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-_KINDS, _UNDER_WAY = _kinds()
+def _kinds() -> tuple[type["DTensor"], ...]:
+    """DTensors; none as long as nobody has imported them, which takes half a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    kind = None if module is None else vars(module).get("DTensor")
+    return () if kind is None else (kind,)
+
+
+def load_sharded_tensors() -> None:
+    """Import DTensors, where this PyTorch has them."""
+    if AVAILABLE:
+        importlib.import_module("torch.distributed.tensor")
 
 
 @final
@@ -45,7 +48,10 @@ class ShardedLayout:
 
     def around(self, local: Tensor) -> Tensor:
         """A DTensor that holds ``local`` itself, and wants no gradient."""
-        return _KINDS[0](local, self.spec, requires_grad=False)
+        from torch.distributed.tensor import DTensor
+
+        kind: Any = DTensor
+        return kind(local, self.spec, requires_grad=False)
 
     def with_dtype(self, dtype: torch.dtype) -> "ShardedLayout":
         """The same with elements of ``dtype``."""
@@ -75,14 +81,14 @@ class ShardedLayout:
         return not all(each.is_replicate() for each in self.spec.placements)
 
 
-def is_sharded(value: object) -> bool:
+def is_sharded(value: object) -> TypeGuard["DTensor"]:
     """Whether it is a DTensor."""
-    return isinstance(value, _KINDS)
+    return type(value) not in _PLAIN and isinstance(value, _kinds())
 
 
 def layout_of(value: object) -> ShardedLayout | None:
     """``None`` for what is no DTensor."""
-    if not isinstance(value, _KINDS):
+    if not is_sharded(value):
         return None
     return ShardedLayout(value._spec)
 
@@ -90,25 +96,27 @@ def layout_of(value: object) -> ShardedLayout | None:
 def local_of(value: Tensor) -> Tensor:
     """What this rank holds of a DTensor, which is waited for if it is still on its way; any other
     tensor itself."""
-    if not isinstance(value, _KINDS):
+    if not is_sharded(value):
         return value
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
     local = value._local_tensor
-    return local.wait() if isinstance(local, _UNDER_WAY) else local
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def rows_of(local: Tensor, mesh: "DeviceMesh", whole: Tensor) -> Tensor:
     """A DTensor of the shape of ``whole`` whose rows are divided along a mesh of one dim; ``local``
     are those of this rank. Nothing is sent."""
-    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import DTensor, Shard
 
-    return _KINDS[0].from_local(
+    return DTensor.from_local(
         local, mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 
 def gathered(value: Tensor) -> Tensor:
     """All of a DTensor; a collective of the ranks of its mesh."""
-    assert isinstance(value, _KINDS)
+    assert is_sharded(value)
     return value.full_tensor()
 
 
@@ -116,14 +124,18 @@ def placed_like(whole: Tensor, like: Tensor) -> Tensor:
     """``whole``, which every rank has, as a DTensor placed like another; nothing is sent."""
     from torch.distributed.tensor import distribute_tensor
 
-    assert isinstance(like, _KINDS)
+    assert is_sharded(like)
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def sharded_entries() -> tuple[tuple[type, str], ...]:
     """Methods of a DTensor that ask no mode."""
+    if not AVAILABLE:
+        return ()
+    from torch.distributed.tensor import DTensor
+
     names = "to_local", "full_tensor", "redistribute"
-    return tuple([(kind, name) for kind in _KINDS for name in names])
+    return tuple([(DTensor, name) for name in names])
 
 
 def draw_methods() -> tuple[tuple[type, str], ...]:
@@ -138,7 +150,7 @@ def draw_methods() -> tuple[tuple[type, str], ...]:
 
 def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     """``value``, a DTensor, with other placements on its mesh: sums and gathers are collectives."""
-    assert isinstance(value, _KINDS)
+    assert is_sharded(value)
     spec = layout.spec
     if (value.placements, value.device_mesh) == (spec.placements, spec.mesh):
         return value

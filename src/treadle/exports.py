@@ -1,0 +1,68 @@
+"""Every name that ``treadle`` offers."""
+
+from treadle.api import Difference, Step, compile, load
+from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, register_optimizer
+from treadle.compiler.planning import Plan, Point, plan
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.regions.region_compilers import register_region_compiler
+from treadle.graph.regions.regions import Region
+from treadle.graph.rewrite import rules
+from treadle.graph.rewrite.passes import GraphPass
+from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
+from treadle.options import Carry, DataParallel, Options, RegionRule, Regions
+from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
+from treadle.passes.registered import register_lowering, register_pass
+from treadle.report.communication import SimulatedStep
+from treadle.report.summary import PhaseSummary, Summary
+from treadle.session.variants.shapes import Dynamic, dynamic
+from treadle.util.errors import (
+    CaptureError,
+    LoweringError,
+    PlanError,
+    RuntimeFailure,
+    TreadleError,
+    VerifyError,
+)
+
+__all__ = [
+    "ZEROS",
+    "CaptureError",
+    "Carry",
+    "CollectiveSpan",
+    "CommunicationTimeline",
+    "ComputeSpan",
+    "DataParallel",
+    "Difference",
+    "Dynamic",
+    "GraphPass",
+    "LoweringError",
+    "NoMatch",
+    "OptimizerUpdate",
+    "Options",
+    "PhaseSummary",
+    "Plan",
+    "PlanError",
+    "Point",
+    "Region",
+    "RegionRule",
+    "Regions",
+    "Rewrite",
+    "Rule",
+    "RuntimeFailure",
+    "SimulatedStep",
+    "Start",
+    "Step",
+    "StepGraph",
+    "Summary",
+    "TreadleError",
+    "VerifyError",
+    "compile",
+    "dynamic",
+    "load",
+    "plan",
+    "register_lowering",
+    "register_optimizer",
+    "register_pass",
+    "register_region_compiler",
+    "rules",
+]

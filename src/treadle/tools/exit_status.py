@@ -1,0 +1,16 @@
+"""What the command line answers to the shell."""
+
+import enum
+
+
+class Exit(enum.IntEnum):
+    """What a command's exit status means; ``docs/howto/command-line.md`` lists them."""
+
+    DONE = 0
+    NO = 1
+    USAGE = 2
+    REFUSED = 3
+    USERS_CODE = 4
+    BUG = 70
+    INTERRUPTED = 130
+    NO_READER = 141

@@ -1,0 +1,165 @@
+"""Runs a command line that has been read, and turns what is raised into an exit status."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
+
+from treadle.compiler.planning import plan
+from treadle.options import from_environment
+from treadle.runtime.store.cache import Cache
+from treadle.tools.commands import compiled, observed, write_report
+from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
+from treadle.tools.exit_status import Exit
+from treadle.util.errors import TreadleError
+from treadle.util.sizes import format_bytes
+
+_WRONG_WORDS = ("TR-001", "TR-004", "TR-007", "TR-008", "TR-201", "TR-203", "TR-204")
+_USERS_CODE = ("TR-132", "TR-138", "TR-206")
+_BUGS = ("TR-199", "TR-900", "TR-901")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run one command and return its exit status, an ``Exit``."""
+    try:
+        return int(_COMMANDS[parsed.command](parsed, Console()))
+    except TreadleError as error:
+        _complain(str(error))
+        return _status(error)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:  # what reads the output has gone: `treadle explain ... | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  Python flushes it at its end
+        return Exit.NO_READER
+    except Exception as error:
+        if is_users_error(error):
+            _complain(str(raised_by_user("the step", error)))
+            return Exit.USERS_CODE
+        _complain(f"{traceback.format_exc()}\nthis is a bug in treadle: please report it")
+        return Exit.BUG
+
+
+def _status(error: TreadleError) -> Exit:
+    if error.code in _WRONG_WORDS:
+        return Exit.USAGE
+    if error.code in _USERS_CODE:
+        return Exit.USERS_CODE
+    return Exit.BUG if error.code in _BUGS else Exit.REFUSED
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _demo(parsed: argparse.Namespace, console: Console) -> int:
+    from treadle.tools.demo import run_demo
+
+    steps = parsed.steps or (60 if parsed.quick else 300)
+    return run_demo(steps=steps, json_file=parsed.json, console=console)
+
+
+def _plan(parsed: argparse.Namespace, console: Console) -> int:
+    """1 when the step does not fit."""
+    job = EntryPoint(parsed.target).make(fake=parsed.fake)
+    result = plan(
+        job.step,
+        *job.batch,
+        model=job.model,
+        optimizer=job.optimizer,
+        memory=parsed.memory,
+        device=parsed.device,
+    )
+    _say(console, result.table())
+    return 0 if result.fits else 1
+
+
+def _verify(parsed: argparse.Namespace, console: Console) -> int:
+    """1 when a value differs."""
+    job, step = compiled(EntryPoint(parsed.target), parsed.memory)
+    for number in range(parsed.steps):
+        report = step.verify([job.batch])
+        if report is not None:
+            gap = f"by {report.absolute:.3g}, {report.relative:.3g} of its largest value"
+            _say(console, f"step {number}: {report.name} differs from eager, {gap}")
+            return 1
+        step(*job.batch)
+    _say(console, f"{parsed.steps} steps: every result, parameter, buffer and state equals eager's")
+    return 0
+
+
+def _explain(parsed: argparse.Namespace, console: Console) -> int:
+    target = EntryPoint(parsed.target)
+    if parsed.stages:
+        job, step = compiled(target, parsed.memory)
+        step.prepare(*job.batch)
+        _say(console, step.stages())
+    else:
+        _say(console, observed(target, parsed.memory).explain())
+    return 0
+
+
+def _report(parsed: argparse.Namespace, console: Console) -> int:
+    _say(console, str(write_report(parsed.target, parsed.out, parsed.memory)))
+    return 0
+
+
+def _bench(parsed: argparse.Namespace, console: Console) -> int:
+    from treadle.tools.bench import run_bench
+
+    return run_bench(
+        parsed.target,
+        console=console,
+        memory=parsed.memory,
+        steps=parsed.steps,
+        json_file=parsed.json,
+        against=[part.strip() for part in parsed.against.split(",")],
+    )
+
+
+def _reduce(parsed: argparse.Namespace, console: Console) -> int:
+    """1 when the graph does not fail."""
+    from treadle.tools.reduce import ReduceRequest, run_reduce
+
+    job = ReduceRequest(
+        parsed.file, parsed.output, parsed.tolerance, parsed.memory, tuple(parsed.imports)
+    )
+    return run_reduce(job, console, Console(stderr=True))
+
+
+def _doctor(parsed: argparse.Namespace, console: Console) -> int:
+    from treadle.runtime.info import facts
+
+    for name, value in facts(from_environment().cache_dir).items():
+        _say(console, f"{name:14} {value}")
+    return 0
+
+
+def _cache(parsed: argparse.Namespace, console: Console) -> int:
+    cache = Cache(from_environment().cache_dir)
+    if parsed.action == "clear":
+        count, size = cache.clear()
+        _say(console, f"removed {count} entries, {format_bytes(size)}, of {cache.directory}")
+    else:
+        size, limit = format_bytes(cache.size()), format_bytes(cache.limit_bytes)
+        _say(console, f"{cache.directory}: {cache.count()} entries, {size} of at most {limit}")
+    return 0
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Console], int]] = {
+    "demo": _demo,
+    "plan": _plan,
+    "verify": _verify,
+    "explain": _explain,
+    "report": _report,
+    "bench": _bench,
+    "reduce": _reduce,
+    "doctor": _doctor,
+    "cache": _cache,
+}
