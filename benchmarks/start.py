@@ -5,8 +5,9 @@ come after it.
     python benchmarks/start.py --memory 0.5       within half of the fastest plan's peak
     python benchmarks/start.py --rival            torch.compile of model and optimizer beside it
 
-Each line is a process of its own with one cache: seconds of ``import treadle`` beyond PyTorch and
-transformers, of the first call, and of the second one; whether the step was traced.
+Each line is a process of its own with one cache: seconds of ``import treadle`` with its names,
+beyond PyTorch and transformers, of the first call, and of the second one; whether the step was
+traced.
 """
 
 import argparse
@@ -32,6 +33,8 @@ def one(memory: float | None, *, rival: bool) -> None:
     began = time.perf_counter()
     if not rival:
         import treadle
+
+        assert treadle.compile  # imports the names of the package: it comes without them
     imported = time.perf_counter() - began
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model_of(device)

@@ -97,13 +97,13 @@ def _frozen():
     gc.freeze()
 
 
-def quick(preferred: str = "") -> "Compiler | None":
+def quick(_cache: object = None) -> "Compiler | None":
     """The compiler, asked for a quarter of the work on each file: ``-Og`` instead of ``-O3``."""
     from treadle.runtime.kernels.compilers import (
         find_cxx,  # the process that hands out tests needs none
     )
 
-    found = find_cxx(preferred)
+    found = find_cxx("")
     if found is None:
         return None
     return replace(found, flags=tuple("-Og" if each == "-O3" else each for each in found.flags))
@@ -142,5 +142,5 @@ def quick_compiles(request, monkeypatch, compiled):
             compiled[key] = compile_text(text, compiler)
         return compiled[key]
 
-    monkeypatch.setattr(build, "find_cxx", quick)
+    monkeypatch.setattr(build, "remembered_cxx", quick)
     monkeypatch.setattr(compilers, "_compile", once)

@@ -38,7 +38,7 @@ def begin(job):
         file = os.open(os.path.join(job["place"], name), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
     if job["quick"]:
-        treadle.runtime.kernels.build.find_cxx = conftest.quick
+        treadle.runtime.kernels.build.remembered_cxx = conftest.quick
     if job["quiet"]:
         warnings.simplefilter("ignore")
     sys.argv = [job["program"], *job["arguments"]]

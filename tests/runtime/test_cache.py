@@ -199,6 +199,58 @@ def test_two_processes_compile_the_same_text_once(tmp_path: Path, forks: Forks) 
     assert len({line for line in outputs if line.endswith(".so")}) == 1
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A line for each time that compilers are tried."""
+    lines: list[str] = []
+    real = compilers.find_cxx
+    monkeypatch.setattr(compilers, "find_cxx", lambda name: lines.append(name) or real(name))
+    return lines
+
+
+@needs_compiler
+def test_the_compiler_is_tried_once_for_all_processes(tmp_path: Path, asked: list[str]) -> None:
+    if not compilers._probe_key([str(find_cxx().path)]):
+        pytest.skip("the compiler is a script")
+    first = compilers.remembered_cxx(Cache(tmp_path))
+    assert first == find_cxx()
+    assert compilers.remembered_cxx(Cache(tmp_path)) == first
+    assert len(asked) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["LIBRARY_PATH", "COMPILER_PATH"])
+def test_it_is_tried_again_where_it_may_find_other_parts(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    compilers.remembered_cxx(Cache(tmp_path))
+    monkeypatch.setenv(name, str(tmp_path))
+    compilers.remembered_cxx(Cache(tmp_path))
+    assert len(asked) == 2
+
+
+def test_a_script_is_tried_each_time(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "g++").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for _ in range(2):
+        compilers.remembered_cxx(Cache(tmp_path / "cache"))
+    assert len(asked) == 2
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_compiler
+def test_where_nothing_can_be_written_it_is_tried_without_a_word(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for _ in range(2):  # warnings are errors
+        assert compilers.remembered_cxx(Cache(tmp_path / "file")) == find_cxx()
+    assert len(asked) == 2
+
+
 def test_no_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compilers.find_cxx.__wrapped__("") is None

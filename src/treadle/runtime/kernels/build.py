@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from treadle.runtime.kernels.compilers import (
     Compiler,
     compile_cpp,
-    find_cxx,
     library_key,
     load_functions,
+    remembered_cxx,
     thread_setter,
 )
 from treadle.runtime.kernels.loader import Functions, Loader, MakeLoader
@@ -49,7 +49,7 @@ class CppLoader:
 
 
 def _cpp(cache: Cache) -> Loader | None:
-    compiler = find_cxx("")
+    compiler = remembered_cxx(cache)
     return None if compiler is None else CppLoader(cache, compiler)
 
 

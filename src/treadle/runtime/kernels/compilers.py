@@ -9,6 +9,7 @@ but not the other way round, so g++ is asked first.
 import ctypes
 import functools
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -16,7 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from treadle.runtime.store.cache import Cache, content_key
@@ -35,6 +36,15 @@ BASE_FLAGS = (
 LIBRARY = ".so"
 """The suffix of a compiled library in the cache."""
 _PROBE = 'extern "C" int probe() { int n = 0;\n#pragma omp parallel\n{ n = 1; }\nreturn n; }\n'
+_NAMES = ("g++", "clang++", "c++")
+_TOOLS = ("as", "ld")
+"""What compilers start."""
+_LOOKED_AT = (
+    "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+)  # fmt: skip
+"""Variables that say where compilers find their parts."""
+_ELF = b"\x7fELF"
 _MAPS = Path("/proc/self/maps")
 _CPU = Path("/proc/cpuinfo")
 
@@ -78,12 +88,53 @@ class Compiler:
 @functools.cache
 def find_cxx(preferred: str = "") -> Compiler | None:
     """The first of ``preferred``, g++, clang++ and c++ that compiles and links a library."""
-    for name in (preferred, "g++", "clang++", "c++"):
+    for name in (preferred, *_NAMES):
         path = shutil.which(name) if name else None
         compiler = _probe(path) if path else None
         if compiler is not None:
             return compiler
     return None
+
+
+def remembered_cxx(cache: Cache) -> Compiler | None:
+    """``find_cxx()``, whose answer is kept: to start a compiler twice is half of what a process
+    waits for that finds all else in the cache."""
+    paths = [path for name in _NAMES if (path := shutil.which(name))]
+    key = _probe_key(paths)
+    if not key:
+        return find_cxx("")
+    known = cache.get(key)
+    if known is not None:
+        path, version, flags, openmp, cpu = json.loads(known)
+        return Compiler(path, version, tuple(flags), openmp, cpu)
+    compiler = find_cxx("")
+    if compiler is not None and compiler.path in paths:
+        quiet = Cache(cache.directory, warn=False)  # nobody needs to know where this fails
+        quiet.put(key, json.dumps(astuple(compiler)).encode())
+    return compiler
+
+
+def _probe_key(paths: Sequence[str]) -> str:
+    """All that an answer of ``find_cxx`` depends on: the files, the process, the environment. Empty
+    where a file does not say which compiler it is: a script, or what starts another (ccache)."""
+    tools = [path for name in _TOOLS if (path := shutil.which(name))]
+    kept = [each.name for each in fields(Compiler)]
+    facts = [__name__, *kept, *BASE_FLAGS, cpu_identity(), *loaded_openmp()]
+    facts += [f"{name}={os.environ.get(name)}" for name in _LOOKED_AT]
+    for path in (*paths, *tools):
+        real = Path(path).resolve()
+        if path in paths and not _is_compiler(real):
+            return ""
+        seen = real.stat()
+        facts.append(f"{path} {real} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}")
+    return content_key(*facts) if paths else ""
+
+
+def _is_compiler(file: Path) -> bool:
+    if not any(name in file.name for name in ("g++", "gcc", "clang")):
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(_ELF)) == _ELF
 
 
 def loaded_openmp() -> tuple[str, ...]:
