@@ -23,6 +23,7 @@ from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_guard import ReadsGuard
+from treadle.capture.run_reads import RunReads
 from treadle.capture.sources import (
     ClosedOverTensor,
     Grad,
@@ -54,12 +55,12 @@ from treadle.graph.core.operators import may_drop
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 
 
-def build_graph(module: fx.GraphModule, run: Run, reads: ReadsGuard, *, symbolic: bool) -> Captured:
+def build_graph(module: fx.GraphModule, run: Run, reads: RunReads, *, symbolic: bool) -> Captured:
     """The traced module as a functional graph with roles, and how to call it. ``symbolic``: some
     of its inputs have sizes that were declared."""
     sources = list(run.request.sources)
-    _clean(module, run, run.places_of_tensors(reads.graph), sources)
-    step, kept, decided = _functional(module, run, reads.graph, sources)
+    _clean(module, run, reads.places, sources)
+    step, kept, decided = _functional(module, run, reads.guard.graph, sources)
     if symbolic:
         refuse_unsized(step.graph)
     else:
@@ -78,9 +79,9 @@ def build_graph(module: fx.GraphModule, run: Run, reads: ReadsGuard, *, symbolic
         optimizers=OptimizerEffects(
             tuple(run.steps.eager), request.param_groups, frozenset(run.updates.stepped)
         ),
-        dependencies=_dependencies(step, run, reads, decided),
+        dependencies=_dependencies(step, run, reads.guard, decided),
         generators=tuple(run.recorder.rng.drawn),
-        stored=run.stored_reads(reads.graph),
+        stored=reads.stored(run),
         failed=run.failed,
     )
 

@@ -9,11 +9,13 @@
                                       nothing stands in
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import CodeType
 from typing import final
 
 from torch import Tensor, fx
 
+from treadle.capture.explain_errors import users_codes
 from treadle.capture.integrations.grad_scaler import ScalerBegins
 from treadle.capture.integrations.recurrent import weights_in_place
 from treadle.capture.python_state.containers.container_changes import (
@@ -98,7 +100,7 @@ class RepeatedRuns:
         self._whole |= late
         if late or self._covers_more(run):
             return False
-        if not run.asks_types():
+        if not _asks_types(run):
             return True
         if self._refusal is not None and not self._in_numbers:
             raise self._refusal
@@ -107,7 +109,7 @@ class RepeatedRuns:
 
     def _covers_more(self, run: Run, error: Exception | None = None) -> bool:
         """Whether code that asked for real numbers is rewritten in the next run."""
-        return self._calls.cover(run.asked(error), run.met(), run.numbers.uses.places)
+        return self._calls.cover(_asked(run, error), run.met(), run.numbers.uses.places)
 
     def _learn(self, error: Exception, run: Run) -> None:
         """What the next run needs to get past ``error``, which is raised if that is nothing."""
@@ -146,3 +148,24 @@ class RepeatedRuns:
             self._numbers, self._in_numbers = (), False
         else:
             raise error
+
+
+def _asked(run: Run, error: Exception | None) -> Iterable[tuple[CodeType, ...]]:
+    """Where a real number was asked for and another stands in, or ``type`` of what may be a traced
+    tensor: the codes of the frames. ``error``: what ended the run, where something of C++ may have
+    refused what stands in."""
+    types = () if run.external is None else run.external.calls_type
+    refused = () if error is None else users_codes(error)
+    return [*run.numbers.uses.asked.values(), *types, *([refused] if refused else [])]
+
+
+def _asks_types(run: Run) -> bool:
+    """Whether a number that stands in may have been asked for its type: then the run is one of
+    another program."""
+    if run.external is None or not run.external.asks_types:
+        return False
+    if run.containers.values:
+        return True
+    if not run.numbers.stand_in:
+        return bool(run.numbers.changing.keys())
+    return run.numbers.may_change() or run.external.is_named_in_code("param_groups")

@@ -32,6 +32,7 @@ from treadle.capture.python_state.flatten import FlatArguments, flatten
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.repeated_runs import RepeatedRuns
+from treadle.capture.run_reads import reads_of
 from treadle.capture.sources import Batch, Parameter, RunTimeArray, Source, State, param_groups_of
 from treadle.capture.stored.inputs import input_texts
 from treadle.capture.stored.origin import StepObjects
@@ -225,7 +226,7 @@ def _traced(
         try:
             runs = RepeatedRuns(request, step.numbers, tried, in_numbers=not request.plans)
             run, module = runs.last(inputs, symbolic=symbols is not None)
-            return run, build_graph(module, run, run.read(), symbolic=symbols is not None)
+            return run, build_graph(module, run, reads_of(run), symbolic=symbols is not None)
         except Exception as error:
             raise_told(error)
 

@@ -1,10 +1,8 @@
 """The one run of the user's function on traced tensors, with all that it touches replaced."""
 
-import functools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import CodeType
 from typing import TypeGuard, final
 
 from torch import Tensor, nn
@@ -12,22 +10,13 @@ from torch import Tensor, nn
 from treadle.capture.argument_containers import Copies
 from treadle.capture.distributed.communication import refuse_collectives
 from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup
-from treadle.capture.explain_errors import users_codes
 from treadle.capture.failures import called_with
 from treadle.capture.integrations.grad_scaler import ScalerBegins
 from treadle.capture.integrations.recurrent import RecurrentLayers
-from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.python_state.containers.container_changes import ContainerChanges
 from treadle.capture.python_state.containers.outputs import OutputLog
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
-from treadle.capture.python_state.reads.object_graph import Location
-from treadle.capture.python_state.reads.reads_graph import ReadsGraph
-from treadle.capture.python_state.reads.reads_guard import ReadsGuard
-from treadle.capture.python_state.reads.reads_walk import ReadsWalk
-from treadle.capture.stored.inputs import input_texts
-from treadle.capture.stored.origin import ReadsOrigin
-from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.deferred import AsksNumber
 from treadle.capture.tensors.sparse_gradients import SparseGradients
 from treadle.capture.tracing.container_stand_ins import ContainerStandIns
@@ -65,17 +54,17 @@ class Returned:
 class Run:
     """What stands in for the user's objects in one run, what is recorded of it, and what it leaves.
 
-    ``failed``: the error of a run in which an answer was guessed: it is traced up to there.
+    ``originals``: of code that was rewritten. ``failed``: the error of a run in which an answer was
+    guessed: it is traced up to there.
     """
 
     def __init__(self, request: TraceRequest, substitutes: Substitutes) -> None:
         self.request = request
         self.failed: Exception | None = None
-        self._originals = substitutes.originals
+        self.originals = substitutes.originals
         self.returned = Returned((), flatten(None)[1], GradientEffects())
         self.external: ExternalState | None = None  # once it has begun
         self.effects: SideEffects | None = None  # likewise
-        self.origin: ReadsOrigin | None = None  # once its reads are known
         self.outputs = OutputLog()
         self.containers = ContainerStandIns(substitutes.containers)
         self.numbers = NumberInputs(request, substitutes)
@@ -250,25 +239,6 @@ class Run:
         """What the step could reach when it ran."""
         return () if self.external is None else self.external.met()
 
-    def asked(self, error: Exception | None = None) -> Iterable[tuple[CodeType, ...]]:
-        """Where a real number was asked for and another stands in, or ``type`` of what may be a
-        traced tensor: the codes of the frames. ``error``: what ended the run, where something of
-        C++ may have refused what stands in."""
-        types = () if self.external is None else self.external.calls_type
-        refused = () if error is None else users_codes(error)
-        return [*self.numbers.uses.asked.values(), *types, *([refused] if refused else [])]
-
-    def asks_types(self) -> bool:
-        """Whether a number that stands in may have been asked for its type: then the run is one
-        of another program."""
-        if self.external is None or not self.external.asks_types:
-            return False
-        if self.containers.values:
-            return True
-        if not self.numbers.stand_in:
-            return bool(self.numbers.changing.keys())
-        return self.numbers.may_change() or self.external.is_named_in_code("param_groups")
-
     def unread_modes(self) -> frozenset[int]:
         """Modules, by their numbers, of which the run did not ask in which mode they were."""
         return frozenset() if self.external is None else self.external.unread_modes()
@@ -279,60 +249,6 @@ class Run:
             group = self.recorder.sync.expected_of(self.bindings.of(parameter))
             if group is not None and group.ranks > 1:
                 yield parameter, group
-
-    def read(self) -> ReadsGuard:
-        """What the run read of the Python around it, now that everything is as it was before; what
-        it leaves outside goes where its owner is found at a call."""
-        external, request, originals = self.external, self.request, self._originals
-        assert external is not None
-        names = external.names(
-            lambda value: value is request.call,
-            self.containers.entries_read(),
-            free=self.numbers.free_places(),
-            unordered=[
-                id(g) for optimizer in request.optimizers.values() for g in optimizer.param_groups
-            ],
-        )
-        walk = ReadsWalk(names, bound=[p for m in request.models.values() for p in m.parameters()])
-        self.origin = origin = ReadsOrigin(
-            external.roots(),
-            names,
-            self.numbers.objects(),
-            tuple(entry.find for entry in self.tensors.entries()),
-            tuple(originals.get(code, code) for code in external.executed_codes()),
-        )
-        origin.add_to(walk, request.objects)
-        known = len(walk.graph.nodes)
-        self.containers.read(walk)
-        self.numbers.changing.read(walk)
-        self.tensors.read(walk, external.is_named_in_code)
-        self.states.read(walk, frozenset(self.numbers.uses.needed))
-        origin.own = len(walk.graph.nodes) != known
-        request.call.read(walk)
-        reads = ReadsGuard(walk.end())
-        _refuse_opaque(walk)
-        self._place(reads.graph)
-        return reads
-
-    def stored_reads(self, graph: ReadsGraph) -> StoredReads:
-        """What it read, for other processes."""
-        external, origin, request = self.external, self.origin, self.request
-        assert external is not None
-        assert origin is not None
-        inputs = functools.partial(input_texts, request.sources, request.leaves)
-        return StoredReads.of(request.objects, graph, origin, external.before, inputs)
-
-    def _place(self, graph: ReadsGraph) -> None:
-        self.numbers.changing.placed(graph)
-        self.containers.placed(graph)
-        places = self.places_of_tensors(graph)
-        if self.effects is not None:
-            self.effects.placed(graph, places)
-        self.recorder.held.placed(places)
-
-    def places_of_tensors(self, graph: ReadsGraph) -> dict[int, Location | StateLocation]:
-        """By its id, where a tensor of the user's is found at a call."""
-        return {**graph.tensors.places(), **self.states.places()}
 
 
 def _is_tensor(leaf: object) -> TypeGuard[Tensor]:
@@ -346,13 +262,3 @@ def _sets_switch(name: str) -> CaptureError:
         code="TR-117",
         remedy="set it outside of the step, or for a part of it by a context manager",
     )
-
-
-def _refuse_opaque(walk: ReadsWalk) -> None:
-    if walk.opaque:
-        raise CaptureError(
-            f"{walk.opaque[0]} can be neither compared nor read: whether it is the same at "
-            "a later call cannot be told",
-            code="TR-116",
-            remedy="pass tensors, Python values, or lists, dicts and data classes of them",
-        )

@@ -1,0 +1,96 @@
+"""What a run read, once it is over and everything is as it was before."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.python_state.external import ExternalState
+from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.read_names import ReadNames
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
+from treadle.capture.python_state.reads.reads_walk import ReadsWalk
+from treadle.capture.stored.inputs import input_texts
+from treadle.capture.stored.origin import ReadsOrigin
+from treadle.capture.stored.reads import StoredReads
+from treadle.capture.tracing.run import Run
+from treadle.util.errors import CaptureError
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class RunReads:
+    """``guard``: what later calls compare. ``origin``: where it comes from. ``places``: by its id,
+    where a tensor of the user's is found at a call."""
+
+    guard: ReadsGuard
+    origin: ReadsOrigin
+    places: Mapping[int, Location | StateLocation]
+
+    def stored(self, run: Run) -> StoredReads:
+        """What the run read, for other processes."""
+        request, external = run.request, run.external
+        assert external is not None
+        inputs = functools.partial(input_texts, request.sources, request.leaves)
+        graph = self.guard.graph
+        return StoredReads.of(request.objects, graph, self.origin, external.before, inputs)
+
+
+def reads_of(run: Run) -> RunReads:
+    """What a run read; what it leaves outside goes where its owner is found at a call."""
+    external, request = run.external, run.request
+    assert external is not None
+    names = _names(run, external)
+    walk = ReadsWalk(names, bound=[p for m in request.models.values() for p in m.parameters()])
+    origin = ReadsOrigin(
+        external.roots(),
+        names,
+        run.numbers.objects(),
+        tuple(entry.find for entry in run.tensors.entries()),
+        tuple(run.originals.get(code, code) for code in external.executed_codes()),
+    )
+    origin.add_to(walk, request.objects)
+    known = len(walk.graph.nodes)
+    run.containers.read(walk)
+    run.numbers.changing.read(walk)
+    run.tensors.read(walk, external.is_named_in_code)
+    run.states.read(walk, frozenset(run.numbers.uses.needed))
+    origin.own = len(walk.graph.nodes) != known
+    request.call.read(walk)
+    guard = ReadsGuard(walk.end())
+    _refuse_opaque(walk)
+    return RunReads(guard, origin, _placed(run, guard))
+
+
+def _names(run: Run, external: ExternalState) -> ReadNames:
+    call = run.request.call
+    groups = (g for optimizer in run.request.optimizers.values() for g in optimizer.param_groups)
+    return external.names(
+        lambda value: value is call,
+        run.containers.entries_read(),
+        free=run.numbers.free_places(),
+        unordered=map(id, groups),
+    )
+
+
+def _placed(run: Run, guard: ReadsGuard) -> dict[int, Location | StateLocation]:
+    """From now on what the run met is found where its owner is at a call; where tensors are."""
+    graph = guard.graph
+    run.numbers.changing.placed(graph)
+    run.containers.placed(graph)
+    places = {**graph.tensors.places(), **run.states.places()}
+    if run.effects is not None:
+        run.effects.placed(graph, places)
+    run.recorder.held.placed(places)
+    return places
+
+
+def _refuse_opaque(walk: ReadsWalk) -> None:
+    if walk.opaque:
+        raise CaptureError(
+            f"{walk.opaque[0]} can be neither compared nor read: whether it is the same at "
+            "a later call cannot be told",
+            code="TR-116",
+            remedy="pass tensors, Python values, or lists, dicts and data classes of them",
+        )
