@@ -1,6 +1,6 @@
 """One small call of every operation people train with, forward and backward.
 
-``docs/operators.md`` is made from this table, and ``test_operators.py`` runs it.
+``test_operators.py`` runs this table.
 """
 
 from lower.operator_table import Sample
