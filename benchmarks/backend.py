@@ -6,6 +6,8 @@ steps, of which the backend has the forward and the backward, and the optimizer 
     python benchmarks/backend.py [--model gpt2,bert,resnet50,vit] [--only eager,compile,backend]
         [--steps 5] [--timed 20] [--profile] [--small]
 
+``step`` is ``treadle.compile`` of the whole step, optimizer included.
+
 On a GPU bf16 autocast, float32 parameters and AdamW; ``--small``: few and small layers, for CPUs.
 Every variant starts from the same weights, sees the same batches, and runs in a process of its own.
 ``loss``: the largest relative distance to eager's. Time is the median of ``--timed`` steps, and
@@ -87,7 +89,7 @@ def _vit(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
 
 
 MODELS = {"gpt2": _gpt2, "bert": _bert, "resnet50": _resnet50, "vit": _vit}
-VARIANTS = {"eager": None, "compile": "inductor", "backend": "treadle"}
+VARIANTS = {"eager": None, "compile": "inductor", "backend": "treadle", "step": None}
 
 
 def one(args: argparse.Namespace) -> None:
@@ -98,7 +100,8 @@ def one(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model, batch_of, loss_of = MODELS[args.model](args.small)
     model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=on_gpu or None)
+    fused = on_gpu and args.only != "step"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=fused or None)
     backend = VARIANTS[args.only]
     forward: Any = model
     if backend == "treadle":
@@ -117,6 +120,10 @@ def one(args: argparse.Namespace) -> None:
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
+    if args.only == "step":
+        import treadle as package
+
+        step = package.compile(step, model=model, optimizer=optimizer)
     torch.manual_seed(1)
     began = time.perf_counter()
     losses = [step(batches[0]).item()]
@@ -176,7 +183,7 @@ def _wait(on_gpu: bool) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=",".join(MODELS))
-    parser.add_argument("--only", default=",".join(VARIANTS))
+    parser.add_argument("--only", default="eager,compile,backend")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--timed", type=int, default=20)
     parser.add_argument("--profile", action="store_true")

@@ -86,12 +86,20 @@ class CompiledGraph:
     that is not ours.
     """
 
-    def __init__(self, phase: str, step: StepGraph, built: Built, options: Options) -> None:
+    def __init__(
+        self,
+        phase: str,
+        step: StepGraph,
+        built: Built,
+        options: Options,
+        note: Callable[[], str] = str,
+    ) -> None:
         self.number = next(_NUMBERS)
         self.name = f"{self.number} {phase}"
         self._step = step
         self._built = built
         self._options = options
+        self._note = note
         self._seconds: tuple[float, ...] = ()
         self._has_run = False
         _GRAPHS.add(self)
@@ -150,6 +158,7 @@ class CompiledGraph:
             kernel_seconds=self._seconds,
             has_run=self._has_run,
             whole=False,
+            launching=self._note(),
         )
         return report_of(observed)
 
@@ -350,13 +359,13 @@ class _Joined:
         self._saved_inputs = [number.get(node, -1) for node in self._saved]
         step = parts.joined(module)
         cache = Cache(options.cache_dir)
-        chosen = replace(options, replay=False)
         with _watched("joint", options) as clock:
             run_passes(step, _FIRST, clock.watcher)
-            built = compile_step(step, _device(step.graph), chosen, cache=cache, clock=clock)
+            built = compile_step(step, _device(step.graph), options, cache=cache, clock=clock)
         _require_strict(built, options)
-        self._graph = CompiledGraph("forward and backward", step, built, options)
-        self._calls = InterruptedCalls(built.executable, len(computed))
+        calls = self._calls = InterruptedCalls(built.executable, len(computed))
+        about = "forward and backward", step, built, options
+        self._graph = CompiledGraph(*about, note=lambda: calls.note)
         self._open: dict[int, OpenCall] = {}
         self._numbers = itertools.count()
 
@@ -372,7 +381,9 @@ class _Joined:
         inputs = {node: _placeholder(forward, node) for node in parts.inputs}
         made = {node: _stand_in(forward, inputs.values(), node) for node in parts.computed_results}
         number = forward.call_function(_result, tuple(inputs.values()))
-        number_value = value_of(parts.inputs[0]).new_empty((), dtype=torch.int64, device="cpu")
+        # What is saved and shares no memory AOTAutograd takes for a buffer to be given away, and
+        # refuses ``retain_graph``: so the number has, as far as it can see, that of an input.
+        number_value = value_of(parts.inputs[0]).as_strided((), ())
         set_value(number, number_value)
         known = inputs | made
         returned = [None if node is None else known[node] for node in parts.results]

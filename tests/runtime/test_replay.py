@@ -8,6 +8,8 @@ from torch import Tensor
 
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
+from treadle.runtime.execute.incoming import INCOMING
+from treadle.runtime.execute.interrupted import InterruptedCalls
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.recording_plan import why_not
 from treadle.runtime.replay.replay_policy import Launches, ReplayPolicy
@@ -222,3 +224,88 @@ def test_only_what_cannot_wait_for_the_host_is_recorded(call, why):
     found = why_not(artifact, call, frozenset())
     assert why in found
     assert bool(found) == bool(why)
+
+
+# Calls that stop in the middle.
+
+D, DX = spec("d", Storage.CALL), spec("dx", Storage.CALL)
+
+
+def joint() -> Artifact:
+    """``y = x * w`` and ``z = x + w``; then ``dx = d * z`` of the incoming gradient ``d``."""
+    y, z = whole(Y), whole(Z)
+    steps = (
+        CallStep("aten.mul.Tensor", (whole(X), whole(W)), {}, ("y",)),
+        CallStep("aten.add.Tensor", (whole(X), whole(W)), {}, ("z",), out="aten.add.out"),
+        CallStep(INCOMING, ([y], 0, [4], [1], torch.float32), {}, ("d",)),
+        CallStep("aten.mul.Tensor", (whole(D), z), {}, ("dx",)),
+    )
+    buffers = {each.name: each for each in (X, W, Y, Z, D, DX)}
+    return Artifact("cpu", (), buffers, steps, (), ("x", "w"), (y, whole(DX)), 64, 64)
+
+
+def calls_of(recorder: Again, room: int = 1 << 20) -> InterruptedCalls:
+    policy = ReplayPolicy(frozenset({0}), frozenset(), room, lambda: None)
+    return InterruptedCalls(Executable(joint(), PLAIN, policy=policy, recorder=recorder), 1)
+
+
+def check_call(calls: InterruptedCalls, w: Tensor, backwards: int = 1) -> None:
+    x, d = torch.randn(4), torch.randn(4)
+    (y,), call = calls.forward([x, w])
+    assert torch.equal(y, x * w)
+    for left in reversed(range(backwards)):
+        (dx,) = call.backward([d], again=left > 0)
+        assert torch.equal(dx, d * (x + w))
+    call.close()
+
+
+def test_both_halves_are_replayed():
+    recorder, w = Again(), torch.randn(4)
+    calls = calls_of(recorder)
+    for _ in range(9):
+        check_call(calls, w)
+    assert recorder.recordings == 2
+    assert recorder.replays == 2 * 6  # the call that is recorded as well
+    assert calls.note.endswith("replayed as two CUDA graphs")
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_forward_whose_backward_never_comes(at):
+    recorder, w = Again(), torch.randn(4)
+    calls = calls_of(recorder)
+    for number in range(9):
+        check_call(calls, w, backwards=0 if number == at else 1)
+    assert calls.note.endswith("replayed as two CUDA graphs")
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_backward_that_comes_three_times(at):
+    recorder, w = Again(), torch.randn(4)
+    calls = calls_of(recorder)
+    for number in range(9):
+        check_call(calls, w, backwards=3 if number == at else 1)
+
+
+def test_calls_that_are_open_at_once():
+    recorder, w = Again(), torch.randn(4)
+    calls = calls_of(recorder)
+    for _ in range(6):
+        batches = [torch.randn(4) for _ in range(3)]
+        opened = [calls.forward([x, w]) for x in batches]
+        for x, ((y,), call) in reversed(list(zip(batches, opened, strict=True))):
+            assert torch.equal(y, x * w)
+            assert torch.equal(call.backward([x])[0], x * (x + w))
+
+
+def test_halves_that_cannot_be_recorded_run_as_usual():
+    for recorder, room, why in (
+        (Again(failing=True), 1 << 20, "operation not permitted"),
+        (Again(share=0.1), 1 << 20, "launching took 200.00 of 2000.00 ms"),
+        (Again(), 0, "have no room beside the plan"),
+    ):
+        w = torch.randn(4)
+        calls = calls_of(recorder, room)
+        for _ in range(8):
+            check_call(calls, w)
+        assert recorder.recordings == 0
+        assert why in calls.note

@@ -311,7 +311,9 @@ _NEVER_WAIT = _named("""
     max_pool2d_with_indices_backward randperm multi_margin_loss multi_margin_loss_backward
     fake_quantize_per_tensor_affine_cachemask _thnn_fused_gru_cell _thnn_fused_gru_cell_backward
     _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl clone copy _to_copy full add mul
-""") | _named("cudnn_rnn cudnn_rnn_backward bernoulli uniform exponential", "treadle")
+""") | _named(
+    "cudnn_rnn cudnn_rnn_backward bernoulli uniform exponential incoming_gradient", "treadle"
+)
 """Operators that launch kernels and return, besides pointwise ones."""
 
 _COUNTS_MASKS = _named("index index_put index_add index_copy index_select")

@@ -41,10 +41,12 @@ def nothing(*_: object) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """A copy of what a call has made so far: its part of the arena, and what it allocated."""
+    """What a call has made so far: a copy of its part of the arena, and ``copies`` of what it
+    allocated."""
 
     block: Tensor | None
     alive: dict[str, Tensor]
+    copies: list[Tensor]
 
 
 @final
@@ -131,13 +133,16 @@ class CallFrame:
 
     def copied(self) -> "KeptCall":
         """What the steps to come may write to."""
-        alive = {name: tensor.clone() for name, tensor in self._live.tensors.items()}
-        return KeptCall(self.memory.copied(), alive)
+        alive = self.alive()
+        copies = [tensor.clone() for tensor in alive.values()]
+        return KeptCall(self.memory.copied(), alive, copies)
 
     def restore(self, kept: "KeptCall") -> None:
         """As it was when ``kept`` was copied."""
         self._live.release(tuple(self._live.tensors))
         self.memory.restore(kept.block)
+        for tensor, copy in zip(kept.alive.values(), kept.copies, strict=True):
+            tensor.data.copy_(copy)  # no write that autograd hears of
         self.define(kept.alive)
 
     def give_back(self) -> None:
@@ -176,18 +181,27 @@ class CallFrame:
         inputs: Sequence[Tensor],
         held: Mapping[str, Tensor],
         fresh: Mapping[str, Tensor] | None = None,
+        *,
+        first: int = 0,
+        end: int | None = None,
     ) -> list[Tensor | None]:
-        """Copied out of what calls allocated when they were recorded; ``fresh``: what this call
-        allocated."""
+        """Those from ``first`` on and before ``end``, copied out of what calls allocated when they
+        were recorded; ``fresh``: what this call allocated."""
         self.inputs.tensors, self._live.tensors = inputs, {**held, **(fresh or {})}
         try:
-            own = {address_of(held_tensor) for held_tensor in held.values()}
-            return [
-                result.clone() if result is not None and address_of(result) in own else result
-                for result in self.results()
-            ]
+            return self.copied_out(self.results(first, end), held)
         finally:
             self.inputs.tensors, self._live.tensors = (), {}
+
+    def copied_out(
+        self, results: Sequence[Tensor | None], held: Mapping[str, Tensor]
+    ) -> list[Tensor | None]:
+        """``results``, of which copies for those in the memory of ``held``."""
+        own = {address_of(held_tensor) for held_tensor in held.values()}
+        return [
+            result.clone() if result is not None and address_of(result) in own else result
+            for result in results
+        ]
 
     def _result(self, view: View | None) -> Tensor | None:
         if view is None:

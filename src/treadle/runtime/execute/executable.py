@@ -65,9 +65,11 @@ class Executable:
             first=first,
             steady=policy and policy.steady_inputs(len(artifact.inputs), policy.moving),
         )
+        self.policy = policy
+        self.recorder = recorder
         self.replay: Replay | None = None
         if policy is not None and recorder is None and not self.target.on_host:
-            recorder = CudaRecorder(self.device, policy.clear)
+            self.recorder = recorder = CudaRecorder(self.device, policy.clear)
         if policy is not None and recorder is not None and not self.generators:
             self.replay = Replay(artifact, self.frame, recorder, policy)
 
@@ -109,28 +111,13 @@ class Executable:
     def another(self) -> "Executable":
         """One of the same code with an arena of its own, for a call while this one has not ended
         its own."""
-        return Executable(self.artifact, self._build, like=self, arena=Arena())
+        return Executable(self.artifact, self._build, like=self, arena=Arena(), policy=self.policy)
 
-    def run_until(
-        self, cut: int, inputs: Sequence[Tensor], results: int, seconds: list[float] | None
-    ) -> list[Tensor | None]:
-        """The steps before ``cut``, and the first ``results``: the beginning of a call."""
-        frame = self.frame
+    @contextmanager
+    def undisturbed(self) -> Generator[None]:
+        """What runs inside is not changed by modes around it."""
         with torch.no_grad(), self._without_autocast():
-            frame.begin(inputs, starts=frame.memory.allocate)
-            frame.actions.run(seconds, end=cut)
-            return frame.results(end=results)
-
-    def run_from(
-        self, cut: int, gradients: Sequence[Tensor], results: int, seconds: list[float] | None
-    ) -> list[Tensor | None]:
-        """The steps from ``cut`` on, and the results after the first ``results``."""
-        frame = self.frame
-        with torch.no_grad(), self._without_autocast():
-            frame.use_threads()
-            frame.bring_gradients(gradients)
-            frame.actions.run(seconds, first=cut)
-            return frame.results(results)
+            yield
 
     @contextmanager
     def repeated(self) -> Generator[Function]:

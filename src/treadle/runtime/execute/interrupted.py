@@ -11,14 +11,14 @@ backward, or when nobody can ask for it any more, and its program serves another
 """
 
 import threading
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from torch import Tensor
 
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.execute.incoming import INCOMING
+from treadle.runtime.replay.halves import HalvesReplay
 from treadle.runtime.store.artifact import Artifact, CallStep
 
 
@@ -27,30 +27,34 @@ class InterruptedCalls:
     """The calls of ``first``, whose first ``results`` results are the forward's."""
 
     def __init__(self, first: Executable, results: int) -> None:
-        self.results = results
-        self.cut = _cut(first.artifact)
-        self._over = _over(first.artifact, self.cut, results)
         self._first = first
-        self._free = [first]
+        self._results = results
+        self._first_program = _Program(first, results)
+        self._free = [self._first_program]
         self._lock = threading.Lock()
+
+    @property
+    def note(self) -> str:
+        """Why calls are recorded, or are not, in words."""
+        return self._first_program.note
 
     def forward(
         self, inputs: Sequence[Tensor], seconds: list[float] | None = None
     ) -> tuple[list[Tensor | None], "OpenCall"]:
-        """The results of the forward, and what runs its backward."""
+        """The results of the forward, and what runs its backward. ``seconds``: gets the time of
+        each step, which is waited for."""
         with self._lock:
-            program = self._free.pop() if self._free else self._first.another()
-        call = OpenCall(self, program)
+            program = self._free.pop() if self._free else None
+        if program is None:
+            program = _Program(self._first.another(), self._results)
+        call = OpenCall(program, self._take_back)
         try:
-            values = program.run_until(self.cut, inputs, self.results, seconds)
-            program.frame.let_go(self._over)
-            return values, call
+            return program.forward(inputs, seconds), call
         except BaseException:
             call.close()
             raise
 
-    def take_back(self, program: Executable) -> None:
-        """A call of ``program`` is over."""
+    def _take_back(self, program: "_Program") -> None:
         with self._lock:
             self._free.append(program)
 
@@ -59,9 +63,9 @@ class InterruptedCalls:
 class OpenCall:
     """A call whose forward has run."""
 
-    def __init__(self, calls: InterruptedCalls, program: Executable) -> None:
-        self._calls = calls
-        self._program: Executable | None = program
+    def __init__(self, program: "_Program", over: Callable[["_Program"], None]) -> None:
+        self._program: _Program | None = program
+        self._over = over
 
     def backward(
         self,
@@ -71,27 +75,101 @@ class OpenCall:
         seconds: list[float] | None = None,
     ) -> list[Tensor | None]:
         """The gradients of the inputs. ``again``: there may be another backward of this call."""
-        program, calls = self._program, self._calls
+        program = self._program
         assert program is not None, "a call is over after its backward"
-        kept = program.frame.copied() if again else None
         try:
-            return program.run_from(calls.cut, gradients, calls.results, seconds)
+            return program.backward(gradients, seconds, again=again)
         finally:
-            if kept is None:
+            if not again:
                 self.close()
-            else:
-                program.frame.restore(kept)
 
     def close(self) -> None:
         """Nobody will ask for its backward."""
         program, self._program = self._program, None
         if program is not None:
-            program.frame.end()
-            self._calls.take_back(program)
+            program.close()
+            self._over(program)
 
-    def close_with(self, owner: object) -> None:
-        """When ``owner`` is gone, at the latest."""
-        weakref.finalize(owner, self.close)
+
+@final
+class _Program:
+    """Runs one call at a time."""
+
+    def __init__(self, executable: Executable, results: int) -> None:
+        self._executable = executable
+        self._frame = executable.frame
+        self._results = results
+        artifact = executable.artifact
+        self._cut = _cut(artifact)
+        self._over = _over(artifact, self._cut, results)
+        self._replay: HalvesReplay | None = None
+        policy, recorder = executable.policy, executable.recorder
+        if policy is not None and recorder is not None and executable.replay is not None:
+            halves = self._cut, results
+            self._replay = HalvesReplay(artifact, self._frame, recorder, policy, *halves)
+
+    @property
+    def note(self) -> str:
+        """Why its calls are recorded, or are not."""
+        return "" if self._replay is None else self._replay.note
+
+    def forward(self, inputs: Sequence[Tensor], seconds: list[float] | None) -> list[Tensor | None]:
+        """A call begins."""
+        frame = self._frame
+
+        def usual() -> list[Tensor | None]:
+            frame.begin(inputs, starts=frame.memory.allocate)
+            frame.actions.run(seconds, end=self._cut)
+            results = frame.results(end=self._results)
+            frame.let_go(self._over)
+            return results
+
+        with self._executable.undisturbed():
+            if self._replay is None or seconds is not None:
+                return usual()
+            return self._replay.forward(inputs, usual)
+
+    def backward(
+        self, gradients: Sequence[Tensor], seconds: list[float] | None, *, again: bool
+    ) -> list[Tensor | None]:
+        """The other half. ``again``: what it reads is there afterwards as well."""
+        frame, replay = self._frame, self._replay
+
+        def usual() -> list[Tensor | None]:
+            frame.use_threads()
+            frame.bring_gradients(gradients)
+            frame.actions.run(seconds, first=self._cut)
+            return frame.results(self._results)
+
+        with self._executable.undisturbed():
+            restore = self._copied() if again else None
+            try:
+                if replay is None:
+                    return usual()
+                return replay.backward(gradients, usual, again=again)
+            finally:
+                if restore is not None:
+                    restore()
+
+    def _copied(self) -> Callable[[], None]:
+        """Puts back what there is of the call now."""
+        frame, replay = self._frame, self._replay
+        kept = frame.copied()
+        if replay is None or not replay.is_replayed:
+            return lambda: frame.restore(kept)
+        allocated = replay.copied()
+
+        def restore() -> None:
+            frame.restore(kept)
+            replay.restore(allocated)
+
+        return restore
+
+    def close(self) -> None:
+        """The call is over."""
+        self._frame.end()
+        if self._replay is not None:
+            self._replay.close()
 
 
 def _cut(artifact: Artifact) -> int:

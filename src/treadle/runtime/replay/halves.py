@@ -1,0 +1,276 @@
+"""Recordings of calls that stop in the middle: of a forward's launches, and of its backward's.
+
+As ``replay.py`` does it for whole steps. Both recordings lie in one pool of memory, and what the
+forward's has allocated stays until the backward's has run; incoming gradients have fixed places::
+
+    call 1, 2     launch by launch
+    call 3        the same, timed
+    call 4        the forward is recorded, and then the backward
+    call 5 ...    moving inputs and incoming gradients are copied to their places; replay
+
+Recorded is all of both or nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import final
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.call_frame import CallFrame
+from treadle.runtime.execute.incoming import INCOMING
+from treadle.runtime.replay.fixed_places import FixedPlaces
+from treadle.runtime.replay.recording_plan import RecordingPlan
+from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
+from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep
+from treadle.util.errors import RuntimeFailure
+from treadle.util.expected import NotExpected
+
+_TIMED_CALL = 3
+_SHARE = 0.3
+"""Recording pays if launching takes at least this share of a call."""
+_ATTEMPTS = 4
+"""After so many recordings, a graph whose tensors still move is launched as usual for good."""
+
+Results = list[Tensor | None]
+Usual = Callable[[], Results]
+"""A half of a call, launch by launch."""
+
+
+class _Mode(Enum):
+    """How the call that is open runs."""
+
+    USUAL = auto()
+    TIMED = auto()
+    RECORDING = auto()
+    REPLAYED = auto()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Launches, and what they allocated that was there after them."""
+
+    launch: Callable[[], None]
+    alive: Mapping[str, Tensor]
+
+
+@final
+class HalvesReplay:
+    """When the calls of one program are recorded, and which of them its recordings serve. ``cut``:
+    the first step of the backward; ``results``: how many of the results are the forward's;
+    ``note``: why it is or is not recorded, in words."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        frame: CallFrame,
+        recorder: Recorder,
+        policy: ReplayPolicy,
+        cut: int,
+        results: int,
+    ) -> None:
+        plan = RecordingPlan.of(artifact, policy)
+        self.note = plan.refusal or ("not recorded: a part of it waits" if plan.segments else "")
+        self._off = bool(self.note)
+        self._frame, self._recorder = frame, recorder
+        self._cut, self._results = cut, results
+        self._incoming = _incoming(artifact)
+        self._device = torch.device(artifact.device)
+        self._nbytes = plan.nbytes + sum(spec_bytes(spec) for spec in self._incoming.values())
+        self._room = policy.room
+        self._places = FixedPlaces(artifact, frame, policy, plan.placeable)
+        self._calls = self._attempts = 0
+        self._due = False  # is the next call to be recorded?
+        self._times = (0.0, 0.0)  # launching, and all, of the call that is timed
+        self._mode = _Mode.USUAL
+        self._inputs: Sequence[Tensor] = ()  # of a call that is replayed
+        self._forget()
+
+    def _forget(self) -> None:
+        self._forward: _Recorded | None = None
+        self._backward: _Recorded | None = None
+        self._gradients: dict[int, Tensor] = {}
+        self._tables: list[Tensor] = []
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the call that is open is."""
+        return self._mode is _Mode.REPLAYED
+
+    def forward(self, inputs: Sequence[Tensor], usual: Usual) -> Results:
+        """The forward's results; ``usual`` gives them launch by launch."""
+        self._mode = _Mode.USUAL
+        if self._off:
+            return usual()
+        if self._forward is not None and self._backward is not None:
+            if self._places.fit(inputs):
+                return self._replayed_forward(self._forward, inputs)
+            self._drop()
+        if self._due and self._may_record(inputs):
+            return self._recorded_forward(inputs)
+        self._places.observe(inputs)
+        self._calls += 1
+        if self._calls != _TIMED_CALL:
+            return usual()
+        self._mode, self._times = _Mode.TIMED, (0.0, 0.0)
+        return self._timed(usual)
+
+    def backward(self, gradients: Sequence[Tensor], usual: Usual, *, again: bool) -> Results:
+        """The gradients of the inputs. ``again``: there may be another backward of this call."""
+        match self._mode:
+            case _Mode.REPLAYED:
+                assert self._forward is not None
+                assert self._backward is not None
+                return self._replayed_backward(self._forward, self._backward, gradients)
+            case _Mode.RECORDING if not again:
+                return self._recorded_backward(gradients, usual)
+            case _Mode.TIMED:
+                results = self._timed(usual)
+                launching, total = self._times
+                times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
+                self._due = launching >= _SHARE * total
+                self._off = not self._due
+                self.note = times if self._due else f"not recorded: {times}"
+                self._mode = _Mode.USUAL
+                return results
+            case _:
+                return usual()
+
+    def close(self) -> None:
+        """The call is over."""
+        if self._mode is _Mode.RECORDING and self._backward is None:
+            self._drop()  # its backward did not come
+        if self._mode is _Mode.TIMED:
+            self._calls -= 1  # another call is timed
+        self._mode, self._inputs = _Mode.USUAL, ()
+
+    def copied(self) -> list[Tensor]:
+        """Of a replayed call, what its forward has allocated."""
+        assert self._forward is not None
+        return [tensor.clone() for tensor in self._forward.alive.values()]
+
+    def restore(self, copies: Sequence[Tensor]) -> None:
+        """Put back what was copied."""
+        assert self._forward is not None
+        for tensor, copy in zip(self._forward.alive.values(), copies, strict=True):
+            tensor.copy_(copy)
+
+    def _timed(self, usual: Usual) -> Results:
+        results: Results = []
+        launching, total = self._recorder.timed(lambda: results.extend(usual()))
+        self._times = self._times[0] + launching, self._times[1] + total
+        return results
+
+    def _drop(self) -> None:
+        self._forget()
+        self._places.drop()
+        self._due = True
+
+    def _may_record(self, inputs: Sequence[Tensor]) -> bool:
+        self._attempts += 1
+        nbytes = self._nbytes + self._places.nbytes
+        if nbytes > self._room:
+            self._give_up(f"copies of {nbytes} bytes have no room beside the plan")
+        elif self._attempts > _ATTEMPTS:
+            self._give_up("its tensors move from call to call")
+        return not self._off and self._places.are_alike(inputs)
+
+    def _give_up(self, why: str) -> None:
+        self._drop()
+        self._off, self.note = True, f"not recorded: {why}"
+
+    def _recorded_forward(self, inputs: Sequence[Tensor]) -> Results:
+        frame = self._frame
+        frame.memory.allocate()
+        self._places.settle(inputs)
+        self._recorder.start()
+        bound = self._places.bound(inputs)
+
+        def launched() -> None:
+            frame.begin(*bound)
+            frame.actions.run(end=self._cut)
+
+        self._forward = self._record(launched)
+        if self._forward is None:
+            return frame.results(end=self._results)
+        self._mode = _Mode.RECORDING
+        return self._own(frame.results(end=self._results), self._forward)
+
+    def _recorded_backward(self, gradients: Sequence[Tensor], usual: Usual) -> Results:
+        frame = self._frame
+        self._gradients = {number: self._place(spec) for number, spec in self._incoming.items()}
+        self._fill(gradients)
+
+        def launched() -> None:
+            frame.bring_gradients([self._gradients.get(at, g) for at, g in enumerate(gradients)])
+            frame.actions.run(first=self._cut)
+
+        self._backward = self._record(launched)
+        results = frame.results(self._results)
+        if self._backward is None:
+            return results
+        self._due = False
+        self.note = f"{self.note.split(';')[0]}; replayed as two CUDA graphs"
+        return self._own(results, self._backward)
+
+    def _record(self, launched: Callable[[], None]) -> _Recorded | None:
+        """A recording of ``launched``, whose work is done; ``None`` where it cannot be, and the
+        work is done as usual."""
+        frame, before = self._frame, self._frame.alive()
+
+        def run() -> dict[str, Tensor]:
+            launched()
+            return frame.alive()
+
+        try:
+            alive, launch = self._recorder.record(run)
+        except (RuntimeError, RuntimeFailure, NotExpected) as error:
+            frame.settle(failed=True)
+            self._give_up(str(error).partition("\n")[0])
+            frame.define(before)
+            launched()
+            return None
+        self._tables += frame.settle()
+        launch()
+        return _Recorded(launch, alive)
+
+    def _own(self, results: Results, recorded: _Recorded) -> Results:
+        """The caller's own: no later call changes them."""
+        return self._frame.copied_out(results, recorded.alive)
+
+    def _replayed_forward(self, forward: _Recorded, inputs: Sequence[Tensor]) -> Results:
+        self._mode, self._inputs = _Mode.REPLAYED, inputs
+        self._places.fill(inputs)
+        forward.launch()
+        return self._frame.replayed_results(inputs, forward.alive, end=self._results)
+
+    def _replayed_backward(
+        self, forward: _Recorded, backward: _Recorded, gradients: Sequence[Tensor]
+    ) -> Results:
+        self._fill(gradients)
+        backward.launch()
+        alive = {**forward.alive, **backward.alive}
+        return self._frame.replayed_results(self._inputs, alive, first=self._results)
+
+    def _place(self, spec: BufferSpec) -> Tensor:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
+
+    def _fill(self, gradients: Sequence[Tensor]) -> None:
+        for number, place in self._gradients.items():
+            place.copy_(gradients[number])
+
+
+def _incoming(artifact: Artifact) -> dict[int, BufferSpec]:
+    """By the number of an incoming gradient, the buffer that it fills."""
+    found: dict[int, BufferSpec] = {}
+    for step in artifact.steps:
+        if isinstance(step, CallStep) and step.op == INCOMING:
+            number, name = step.args[1], step.outputs[0]
+            assert isinstance(number, int)
+            assert name is not None
+            found[number] = artifact.buffers[name]
+    return found
