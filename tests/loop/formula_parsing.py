@@ -42,7 +42,7 @@ from treadle.loop.expr import (
     ReduceKind,
 )
 from treadle.loop.printing import INFIX, dtype_name
-from treadle.loop.traverse import unify, value_index
+from treadle.loop.traverse import HashConsing, map_expr, value_index
 from treadle.util.errors import VerifyError
 from treadle.util.scanner import Scanner
 
@@ -77,7 +77,7 @@ def same_array(left: Array, right: Array) -> bool:
 
 
 def _canonical(array: Array) -> str:
-    return exact_array(Array(array.axes, unify((array.body,))[0]))
+    return exact_array(Array(array.axes, map_expr(array.body, HashConsing().node)))
 
 
 class FormulaReader:

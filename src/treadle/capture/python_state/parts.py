@@ -71,6 +71,12 @@ class Part:
         """The dict behind it, for its version; ``None`` if there is none."""
         return None
 
+    def detached(self) -> "Part":
+        """A part of the same kind, without the object that it is of: for words alone."""
+        part = object.__new__(type(self))
+        part.label = self.label
+        return part
+
     def where(self, name: object) -> str:
         """The user's words for one of its values."""
         if self.entries:

@@ -116,7 +116,10 @@ class ExecutionRecord:
 
 
 class HearsReflection(Protocol):
-    """Whoever says what is read by names that no code mentions."""
+    """Whoever says what is read by names that no code mentions. ``machinery``: code around the run
+    that belongs to no file and no module: what the tracer evaluates."""
+
+    machinery: frozenset[CodeType]
 
     def enters(self, frame: FrameType) -> None:
         """Any code begins."""
@@ -164,7 +167,12 @@ class FrameRecorder:
         self._imports = False  # whether the run is the first to import anything
 
     def __enter__(self) -> "FrameRecorder":
-        self._below = [frame for frame in callers(_getframe(1)) if _is_import(frame)]
+        around = list(callers(_getframe(1)))
+        self._below = [frame for frame in around if _is_import(frame)]
+        ours = [at for at, frame in enumerate(around) if _is_ours(frame)]
+        inside = around[: max(ours, default=0)]  # of the call of ours that the user has made
+        bare = (frame.f_code for frame in inside if "__name__" not in frame.f_globals)
+        self._reflection.machinery = frozenset(bare)
         self._events.begin()
         return self
 
@@ -322,6 +330,10 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _is_traced_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and is_traced(value)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return code_owner(file_of(frame)) is CodeOwner.OURS
 
 
 def _is_import(frame: FrameType) -> bool:

@@ -71,6 +71,7 @@ class Reflection:
     ) -> None:
         self._executed, self._watch, self._meets = executed, watch, meets
         self._is_importing = is_importing
+        self.machinery: frozenset[CodeType] = frozenset()
 
     # -- what was read
 
@@ -140,7 +141,8 @@ class Reflection:
 
     def _of_callers(self, frame: FrameType, name: object) -> None:
         for caller in callers(frame):
-            if code_owner(file_of(caller)) is CodeOwner.USER:
+            is_users = code_owner(file_of(caller)) is CodeOwner.USER
+            if is_users and caller.f_code not in self.machinery:
                 self._variables(caller.f_globals, name)
 
     def _past(self, site: ReflectiveRead, code: CodeType, of: object, name: object) -> None:

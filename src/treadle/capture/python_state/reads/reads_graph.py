@@ -137,6 +137,6 @@ def _raw(node: Node, watched: Watched) -> tuple[object, ...] | None:
 def _let_go(node: Node) -> None:
     """What is found anew at every call is not kept alive between two."""
     node.value = None
-    if node.loose:
-        for at, watched in enumerate(node.watched):
-            node.watched[at] = replace(watched, part=Part(watched.part.label))
+    for at, watched in enumerate(node.watched):
+        part = Part(watched.part.label) if node.loose else watched.part.detached()
+        node.watched[at] = replace(watched, part=part)
