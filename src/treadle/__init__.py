@@ -18,8 +18,8 @@ def __getattr__(name: str) -> object:
         raise _no_name(name)
     with without_collector():
         offered = importlib.import_module("treadle.exports")
-    given = ("__all__", *offered.__all__)
-    globals().update({each: vars(offered)[each] for each in given})
+    names = ("__all__", *offered.__all__)
+    globals().update({offer: vars(offered)[offer] for offer in names})
     if name not in globals():
         raise _no_name(name)
     return globals()[name]

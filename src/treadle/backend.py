@@ -47,9 +47,9 @@ from treadle.report.step_report import Observed, StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
 from treadle.report.watch import watcher_for
-from treadle.runtime.execute.interrupted import InterruptedCalls, OpenCall
+from treadle.runtime.execute.joint_calls import JointCalls, OpenCall
 from treadle.runtime.store.cache import Cache
-from treadle.session.joint import JointGraph, annotate
+from treadle.session.joint import JointGraph, annotate, computed_of
 from treadle.targets.registry import device_of_kinds
 from treadle.util.errors import LoweringError, TreadleError
 from treadle.util.files import write_output
@@ -237,7 +237,7 @@ class _Partition:
         parts = JointGraph.of(graph, first, last, num_fwd_outputs, written)
         with outside_modes():
             if not parts.why_apart():
-                return _Joined(parts, joint, self.options).modules(joint)
+                return _Joined(parts, joint, self.options).modules(parts, joint)
             step = _planned(parts.step(), self.options)
         graph, places = step.graph, step.placeholders
         first, last = places[: len(first)], places[len(first) :]
@@ -284,10 +284,7 @@ def _places(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _planned(step: StepGraph, options: Options) -> StepGraph:
-    """What is kept and what is computed again, by the planner of whole steps. Without a budget the
-    fastest of its plans: what is kept goes through memory between the halves, and no kernel of one
-    computes again what the other has."""
-    options = options if options.memory is not None else replace(options, memory=1.0)
+    """What is kept and what is computed again, by the planner of whole steps."""
     with _watched("joint", options) as clock:
         run_passes(step, _FIRST, clock.watcher)
         return plan_graph(step, _device(step.graph), options, clock)
@@ -347,23 +344,18 @@ class _Joined:
     """A forward and a backward that are one graph, compiled at once."""
 
     def __init__(self, parts: JointGraph, module: fx.GraphModule, options: Options) -> None:
-        self._parts = parts
-        self._saved = parts.saved()
-        number = {node: at for at, node in enumerate((*parts.inputs, *parts.gradients))}
-        self._results = [_Return.of(node, number) for node in parts.results]
-        self._wanted = [_Return.of(node, number) for node in parts.wanted]
-        computed = parts.computed_results
-        self._result_at = [_place(node, computed) for node in parts.results]
-        self._wanted_at = [_place(node, parts.computed_gradients) for node in parts.wanted]
-        self._saved_at = [_place(node, computed) for node in self._saved]
-        self._saved_inputs = [number.get(node, -1) for node in self._saved]
+        places = (*parts.inputs, *parts.gradients)
+        self._results = _Returns.of(parts.results, places, parts.computed_results)
+        self._wanted = _Returns.of(parts.wanted, places, parts.computed_gradients)
+        self._saved = _Returns.of(parts.saved(), places, self._results.computed)
+        self._inputs = len(parts.inputs)
         step = parts.joined(module)
         cache = Cache(options.cache_dir)
         with _watched("joint", options) as clock:
             run_passes(step, _FIRST, clock.watcher)
             built = compile_step(step, _device(step.graph), options, cache=cache, clock=clock)
         _require_strict(built, options)
-        calls = self._calls = InterruptedCalls(built.executable, len(computed))
+        calls = self._calls = JointCalls(built.executable, len(self._results.computed))
         about = "forward and backward", step, built, options
         self._graph = CompiledGraph(*about, note=lambda: calls.note)
         self._open: dict[int, OpenCall] = {}
@@ -373,32 +365,28 @@ class _Joined:
         """AOTAutograd copies modules, each with what is noted of it."""
         return self
 
-    def modules(self, joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def modules(
+        self, parts: JointGraph, joint: fx.GraphModule
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """What AOTAutograd takes for the two graphs: their inputs and results, and nothing
         between. The forward gives what autograd has to look after, and the number of its call."""
-        parts = self._parts
         forward, backward = fx.Graph(joint), fx.Graph(joint)
-        inputs = {node: _placeholder(forward, node) for node in parts.inputs}
-        made = {node: _stand_in(forward, inputs.values(), node) for node in parts.computed_results}
-        number = forward.call_function(_result, tuple(inputs.values()))
+        saved = parts.saved()
+        known = {node: _placeholder(forward, node) for node in parts.inputs}
+        operands = tuple(known.values())
+        number = forward.call_function(_result, operands)
         # What is saved and shares no memory AOTAutograd takes for a buffer to be given away, and
         # refuses ``retain_graph``: so the number has, as far as it can see, that of an input.
-        number_value = value_of(parts.inputs[0]).as_strided((), ())
-        set_value(number, number_value)
-        known = inputs | made
+        set_value(number, value_of(parts.inputs[0]).detach())
+        known |= {node: _stand_in(forward, operands, node) for node in parts.computed_results}
         returned = [None if node is None else known[node] for node in parts.results]
-        forward.output((*returned, *(known[node] for node in self._saved), number))
-        taken = [_placeholder(backward, node) for node in self._saved]
-        taken.append(_placeholder(backward, number))
-        gradients = {node: _placeholder(backward, node) for node in parts.gradients}
-        operands = [*taken, *gradients.values()]
-        wanted = dict(zip(self._saved, taken, strict=False)) | gradients
-        wanted |= {
-            node: _stand_in(backward, operands, node)
-            for node in (*parts.computed_gradients, *parts.inputs)
-            if node not in wanted and node in parts.wanted
-        }
-        backward.output(tuple(None if node is None else wanted[node] for node in parts.wanted))
+        forward.output((*returned, *(known[node] for node in saved), number))
+        taken = {node: _placeholder(backward, node) for node in (*saved, number)}
+        taken |= {node: _placeholder(backward, node) for node in parts.gradients}
+        operands = tuple(taken.values())
+        others = [node for node in parts.computed_gradients if node not in taken]
+        taken |= {node: _stand_in(backward, operands, node) for node in others}
+        backward.output(tuple(None if node is None else taken[node] for node in parts.wanted))
         modules = fx.GraphModule(joint, forward), fx.GraphModule(joint, backward)
         for module in modules:
             note_on(module, self)
@@ -406,36 +394,38 @@ class _Joined:
 
     def forward(self, args: list[Any]) -> list[object]:
         """The results, what autograd has to look after, and the number of the call."""
-        tensors = [tensor.resolve_conj().resolve_neg() for tensor in args]
         with self._graph.timed() as seconds:
-            values, call = self._calls.forward(self._graph.checked(tensors), seconds)
+            tensors = self._graph.checked(_resolved(args))
+            values, call = self._calls.forward(tensors, seconds)
         key = next(self._numbers)
         number = torch.tensor(key)
         self._open[key] = call
         if not has_saved_tensor_hooks():  # which may keep a copy of the number alone
-            weakref.finalize(number, self._end, key)
-        returned = _filled(self._results, self._result_at, args, values)
-        places = zip(self._saved_inputs, self._saved_at, strict=True)
-        saved = (args[place] if at < 0 else values[at] for place, at in places)
-        return [*returned, *saved, number]
+            weakref.finalize(number, self._end, key).atexit = False
+        given = dict(enumerate(args))
+        results, saved = self._results.of_call(given, values), self._saved.of_call(given, values)
+        return [*results, *saved, number]
 
     def backward(self, args: list[Any]) -> list[object]:
         """The gradients of the inputs, of what the forward gave and those of its results."""
-        count = len(self._saved)
-        number, gradients = args[count].item(), args[count + 1 :]
-        inputs = [None] * len(self._parts.inputs)
-        for place, tensor in zip(self._saved_inputs, args[:count], strict=True):
-            if place >= 0:
-                inputs[place] = tensor
-        again = keeps_graph()
+        count = len(self._saved.plan)
+        number, again = args[count].item(), keeps_graph()
         call = self._open[number] if again else self._open.pop(number)
+        given = self._given(args[:count], args[count + 1 :])
+        gradients = _resolved(args[count + 1 :])
         args.clear()  # what autograd saved, and with it the number, is gone unless it keeps it
-        tensors = [gradient.resolve_conj().resolve_neg() for gradient in gradients]
-        direct = [*inputs, *gradients]
-        gradients.clear()
         with self._graph.timed() as seconds:
-            values = call.backward(tensors, again=again, seconds=seconds)
-        return _filled(self._wanted, self._wanted_at, direct, values)
+            values = call.backward(gradients, again=again, seconds=seconds)
+        return self._wanted.of_call(given, values)
+
+    def _given(self, saved: Sequence[Tensor], gradients: Sequence[Tensor]) -> Mapping[int, Tensor]:
+        """By their places, the inputs and incoming gradients that are results as they are: no
+        others are to stay for as long as the backward runs."""
+        places = (plan.place for plan in self._saved.plan)
+        given = {at: tensor for at, tensor in zip(places, saved, strict=True) if at is not None}
+        given |= {self._inputs + at: tensor for at, tensor in enumerate(gradients)}
+        wanted = {plan.place for plan in self._wanted.plan}
+        return {at: tensor for at, tensor in given.items() if at in wanted}
 
     def _end(self, number: int) -> None:
         call = self._open.pop(number, None)
@@ -460,18 +450,9 @@ def _stand_in(graph: fx.Graph, operands: Iterable[fx.Node], node: fx.Node) -> fx
     return result
 
 
-def _place(node: object, computed: Sequence[fx.Node]) -> int:
-    """Where among the computed values; negative for what is none."""
-    return computed.index(node) if node in computed else -1  # type: ignore[arg-type]
-
-
-def _filled(
-    plans: Sequence["_Return"], places: Sequence[int], args: Sequence[Any], values: Sequence[Any]
-) -> list[object]:
-    """What is returned: computed values, arguments and constants."""
-    return [
-        plan.value(args) if at < 0 else values[at] for plan, at in zip(plans, places, strict=True)
-    ]
+def _resolved(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Their numbers as memory has them: no conjugate or negative is left to be taken."""
+    return [tensor.resolve_conj().resolve_neg() for tensor in tensors]
 
 
 class _FixedSizes:
@@ -484,44 +465,58 @@ class _FixedSizes:
         (output,) = graph.find_nodes(op="output")
         returned = list(output.args[0])  # type: ignore[call-overload]
         places = _places(graph)
-        number = {node: at for at, node in enumerate(places)}
-        self._plan = [_Return.of(argument, number) for argument in returned]
-        computed = [
-            argument
-            for argument in returned
-            if isinstance(argument, fx.Node) and argument not in number
-        ]
-        unique = list(dict.fromkeys(computed))
-        position = {node: at for at, node in enumerate(unique)}
-        self._order = [position.get(argument, -1) for argument in returned]
-        self._graph = _built(module, places, unique, options, phase)
+        self._returns = _Returns.of(returned, places, computed_of(returned))
+        self._graph = _built(module, places, self._returns.computed, options, phase)
         self._used = [isinstance(known_value(node), Tensor) for node in places]
 
     def __call__(self, args: list[Any]) -> list[object]:
         values: Sequence[object] = ()
         if self._graph is not None:
-            tensors = [argument for argument, used in zip(args, self._used, strict=True) if used]
-            values = self._graph.run([tensor.resolve_conj().resolve_neg() for tensor in tensors])
-        return _filled(self._plan, self._order, args, values)
+            used = zip(args, self._used, strict=True)
+            values = self._graph.run(_resolved(tensor for tensor, is_used in used if is_used))
+        return self._returns.of_call(dict(enumerate(args)), values)
 
 
 @dataclass(frozen=True, slots=True)
 class _Return:
-    """A result that is an input, or a constant."""
+    """A result: one of those computed, one of the arguments, or a constant."""
 
+    computed: int | None
     place: int | None
     constant: object
 
-    @staticmethod
-    def of(result: object, number: Mapping[fx.Node, int]) -> "_Return":
-        """For a result of the graph; ``number``: the place of each input among the arguments."""
-        if isinstance(result, fx.Node):
-            return _Return(number.get(result), None)
-        return _Return(None, result)
-
-    def value(self, args: Sequence[object]) -> object:
-        """What it is in a call with these arguments."""
+    def value(self, args: Mapping[int, object], values: Sequence[object]) -> object:
+        """With these arguments, by their places, and these computed values."""
+        if self.computed is not None:
+            return values[self.computed]
         return self.constant if self.place is None else args[self.place]
+
+
+@dataclass(frozen=True, slots=True)
+class _Returns:
+    """What a graph returns; ``computed``: the nodes that a call computes, in their order."""
+
+    plan: tuple[_Return, ...]
+    computed: tuple[fx.Node, ...]
+
+    @staticmethod
+    def of(
+        returned: Sequence[object], places: Sequence[fx.Node], computed: tuple[fx.Node, ...]
+    ) -> "_Returns":
+        """Of nodes and constants; ``places``: the nodes of its arguments."""
+        number = {node: at for at, node in enumerate(places)}
+        position = {node: at for at, node in enumerate(computed)}
+        plan = (
+            _Return(position.get(result), number.get(result), None)
+            if isinstance(result, fx.Node)
+            else _Return(None, None, result)
+            for result in returned
+        )
+        return _Returns(tuple(plan), computed)
+
+    def of_call(self, args: Mapping[int, object], values: Sequence[object]) -> list[object]:
+        """As ``_Return.value``, of each."""
+        return [result.value(args, values) for result in self.plan]
 
 
 def _has_effect(node: fx.Node) -> bool:

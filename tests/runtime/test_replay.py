@@ -9,7 +9,7 @@ from torch import Tensor
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.execute.incoming import INCOMING
-from treadle.runtime.execute.interrupted import InterruptedCalls
+from treadle.runtime.execute.joint_calls import JointCalls
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.recording_plan import why_not
 from treadle.runtime.replay.replay_policy import Launches, ReplayPolicy
@@ -244,12 +244,12 @@ def joint() -> Artifact:
     return Artifact("cpu", (), buffers, steps, (), ("x", "w"), (y, whole(DX)), 64, 64)
 
 
-def calls_of(recorder: Again, room: int = 1 << 20) -> InterruptedCalls:
+def calls_of(recorder: Again, room: int = 1 << 20) -> JointCalls:
     policy = ReplayPolicy(frozenset({0}), frozenset(), room, lambda: None)
-    return InterruptedCalls(Executable(joint(), PLAIN, policy=policy, recorder=recorder), 1)
+    return JointCalls(Executable(joint(), PLAIN, policy=policy, recorder=recorder), 1)
 
 
-def check_call(calls: InterruptedCalls, w: Tensor, backwards: int = 1) -> None:
+def check_call(calls: JointCalls, w: Tensor, backwards: int = 1) -> None:
     x, d = torch.randn(4), torch.randn(4)
     (y,), call = calls.forward([x, w])
     assert torch.equal(y, x * w)
@@ -284,6 +284,30 @@ def test_a_backward_that_comes_three_times(at):
     calls = calls_of(recorder)
     for number in range(9):
         check_call(calls, w, backwards=3 if number == at else 1)
+
+
+def test_a_gradient_is_let_go_of_when_it_has_been_read():
+    calls, w = calls_of(Again()), torch.randn(4)
+    _, call = calls.forward([torch.randn(4), w])
+    gradients = [torch.randn(4)]
+    call.backward(gradients)
+    assert gradients[0].numel() == 0
+
+
+def test_a_collection_may_end_a_call_while_another_one_begins():
+    """Autograd's graphs go with a collection where they are in a cycle, at any allocation."""
+    calls, w = calls_of(Again()), torch.randn(4)
+    _, other = calls.forward([torch.randn(4), w])
+
+    class Ends(list):
+        def pop(self):
+            other.close()
+            return super().pop()
+
+    calls._free = Ends(calls._free)
+    (y,), call = calls.forward([torch.ones(4), w])
+    assert torch.equal(y, w)
+    call.close()
 
 
 def test_calls_that_are_open_at_once():

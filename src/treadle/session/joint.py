@@ -7,7 +7,7 @@
 
 So a forward and a backward are planned, lowered, scheduled and packed into one arena like a whole
 step. ``graph/custom_ops/incoming.py`` says why the forward comes first, and
-``runtime/execute/interrupted.py`` how it runs.
+``runtime/execute/joint_calls.py`` how it runs.
 """
 
 import operator
@@ -96,12 +96,12 @@ class JointGraph:
     @property
     def computed_results(self) -> tuple[fx.Node, ...]:
         """Those of the forward that are no inputs, each once."""
-        return _computed(self.results)
+        return computed_of(self.results)
 
     @property
     def computed_gradients(self) -> tuple[fx.Node, ...]:
         """Likewise of the backward, without the gradients that come in."""
-        return _computed(self.wanted)
+        return computed_of(self.wanted)
 
     def why_apart(self) -> str:
         """Why forward and backward have to be graphs of their own; empty if they need not."""
@@ -175,8 +175,9 @@ def _step_of(graph: fx.Graph, roles: Sequence[Role], results: int) -> StepGraph:
     return StepGraph(graph, Signature(tuple(inputs), tuple(outputs)))
 
 
-def _computed(results: Sequence[Result]) -> tuple[fx.Node, ...]:
-    nodes = (node for node in results if node is not None and node.op != "placeholder")
+def computed_of(results: Sequence[object]) -> tuple[fx.Node, ...]:
+    """Those that are neither inputs nor constants, each once."""
+    nodes = (node for node in results if isinstance(node, fx.Node) and node.op != "placeholder")
     return tuple(dict.fromkeys(nodes))
 
 

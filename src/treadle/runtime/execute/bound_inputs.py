@@ -12,8 +12,8 @@ from treadle.runtime.execute.checks import check_layout, mismatch, wrong_count
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs
 from treadle.runtime.store.artifact import Artifact, BufferSpec
 
-_GONE = torch.empty(0, device="cpu")
-"""In the place of an input that a call has let go of."""
+GONE = torch.empty(0, device="cpu")
+"""In the place of a tensor that a call has let go of."""
 
 
 @final
@@ -62,7 +62,7 @@ class BoundInputs:
         tensors = list(self.tensors)
         for at, bound in enumerate(self._inputs):
             if bound.spec.name in names:
-                tensors[at] = _GONE
+                tensors[at] = GONE
                 if not bound.stays:
                     bound.uses.drop()
         self.tensors = tensors

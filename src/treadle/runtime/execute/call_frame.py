@@ -115,9 +115,9 @@ class CallFrame:
         They are the caller's: no later call changes them."""
         return [self._result(view) for view in self._artifact.results[first:end]]
 
-    def bring_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Those of the results that the caller has by now."""
-        self._incoming.gradients = list(gradients)
+    def bring_gradients(self, gradients: list[Tensor]) -> None:
+        """Those of the results that the caller has by now. The list is emptied as they are read."""
+        self._incoming.gradients = gradients
 
     def end(self) -> None:
         """After the results, and after an error."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treadle.runtime.execute.bindings import Live
-from treadle.runtime.execute.bound_inputs import BoundInputs
+from treadle.runtime.execute.bound_inputs import GONE, BoundInputs
 from treadle.runtime.store.artifact import Artifact, CallStep, Storage, View
 from treadle.targets.registry import target_for
 
@@ -41,7 +41,7 @@ class Incoming:
 
     def __init__(self, artifact: Artifact, inputs: BoundInputs, live: Live) -> None:
         self.brought: Mapping[int, Tensor] = {}
-        self.gradients: list[Tensor | None] = []
+        self.gradients: list[Tensor] = []
         self._buffers = artifact.buffers
         self._device = torch.device(artifact.device)
         self._inputs = inputs
@@ -60,8 +60,7 @@ class Incoming:
 
     def gradient(self, _results: object, number: int, *_type: object) -> Tensor:
         """One of the gradients, which is let go of here."""
-        taken, self.gradients[number] = self.gradients[number], None
-        assert taken is not None
+        taken, self.gradients[number] = self.gradients[number], GONE
         return taken
 
     def copy(self, inputs: Sequence[Tensor], position: int) -> Tensor:

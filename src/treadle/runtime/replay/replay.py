@@ -25,33 +25,28 @@ from treadle.runtime.replay.fixed_places import FixedPlaces
 from treadle.runtime.replay.recording_plan import RecordingPlan
 from treadle.runtime.replay.recordings import Recording, record_segments, record_whole
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
+from treadle.runtime.replay.when_to_record import WhenToRecord
 from treadle.runtime.store.artifact import Artifact
 from treadle.util.expected import NotExpected
-
-_TIMED_CALL = 3
-_SHARE = 0.3
-"""Recording pays if launching takes at least this share of a call."""
-_ATTEMPTS = 4
-"""After so many recordings, a step whose tensors still move is launched as usual for good."""
 
 
 @final
 class Replay:
-    """When a step is recorded, and which calls its recording serves. ``note``: why it is or is not
-    recorded, in words."""
+    """Records a step when it is time, and serves the calls that its recording is right for."""
 
     def __init__(
         self, artifact: Artifact, frame: CallFrame, recorder: Recorder, policy: ReplayPolicy
     ) -> None:
         self._plan = RecordingPlan.of(artifact, policy)
-        self.note = self._plan.refusal
-        self._off = bool(self.note)
+        self._when = WhenToRecord(self._plan.refusal, policy.room)
         self._places = FixedPlaces(artifact, frame, policy, self._plan.placeable)
-        self._room = policy.room
         self._frame, self._recorder = frame, recorder
-        self._calls = self._attempts = 0
-        self._due = False  # is the next call to be recorded?
         self._recording: Recording | None = None
+
+    @property
+    def note(self) -> str:
+        """Why it is or is not recorded, in words."""
+        return self._when.note
 
     @property
     def is_recorded(self) -> bool:
@@ -60,26 +55,21 @@ class Replay:
 
     def watch(self, run: Callable[[], None]) -> None:
         """Run a call as usual; one of the first is timed."""
-        self._calls += not self._off
-        if self._off or self._calls != _TIMED_CALL:
+        if not self._when.is_timed():
             run()
             return
         try:
-            launching, total = self._recorder.timed(run)
+            self._when.took(*self._recorder.timed(run))
         except NotExpected:
-            self._calls -= 1  # another call is timed
+            self._when.time_another()
             raise
-        times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
-        self._due = launching >= _SHARE * total
-        self._off = not self._due
-        self.note = times if self._due else f"not recorded: {times}"
 
     def run(
         self, inputs: Sequence[Tensor], begins: Callable[[], None]
     ) -> list[Tensor | None] | None:
         """The results of a replayed call; ``None`` if this one is to run as usual. ``begins`` is
         called before anything runs."""
-        if self._off:
+        if self._when.is_off:
             return None
         if self._recording is not None:
             if self._places.fit(inputs):
@@ -87,8 +77,8 @@ class Replay:
                 self._places.fill(inputs)
                 return self._recording.replay(inputs)
             self.drop()
-            self._due = True
-        elif not self._due:
+            self._when.is_due = True
+        elif not self._when.is_due:
             self._places.observe(inputs)
         elif self._may_record(inputs):
             begins()
@@ -97,24 +87,21 @@ class Replay:
 
     def drop(self) -> None:
         """Forget the recording, and give its memory back."""
-        self._recording, self._due = None, False
+        self._recording, self._when.is_due = None, False
         self._places.drop()
 
     def _may_record(self, inputs: Sequence[Tensor]) -> bool:
-        self._due = False
-        self._attempts += 1
-        nbytes = self._plan.nbytes + self._places.nbytes
+        self._when.is_due = False
+        why = self._when.why_not(self._plan.nbytes + self._places.nbytes)
         if self._places.are_written:
-            self._give_up("an argument is written to")
-        elif nbytes > self._room:
-            self._give_up(f"copies of {nbytes} bytes have no room beside the plan")
-        elif self._attempts > _ATTEMPTS:
-            self._give_up("its tensors move from call to call")
-        return not self._off and self._places.are_alike(inputs)
+            why = "an argument is written to"
+        if why:
+            self._give_up(why)
+        return not why and self._places.are_alike(inputs)
 
     def _give_up(self, why: str) -> None:
         self.drop()
-        self._off, self.note = True, f"not recorded: {why}"
+        self._when.give_up(why)
 
     def _record(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
         record = record_segments if self._plan.segments else record_whole
@@ -124,11 +111,11 @@ class Replay:
         except NotExpected:
             self.drop()
             self._frame.settle(failed=True)
-            self._due = True  # another call is recorded
+            self._when.is_due = True  # another call is recorded
             raise
         self._recording = attempt.recording
         if attempt.recording is None:
             self._give_up(attempt.failure)
         else:
-            self.note = f"{self.note.split(';')[0]}; replayed as {attempt.recording}"
+            self._when.recorded(str(attempt.recording))
         return attempt.results

@@ -10,7 +10,6 @@ has a program of its own, with its own arena; they share the code. A call is ove
 backward, or when nobody can ask for it any more, and its program serves another one then.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import final
 
@@ -18,12 +17,12 @@ from torch import Tensor
 
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.execute.incoming import INCOMING
-from treadle.runtime.replay.halves import HalvesReplay
+from treadle.runtime.replay.joint_replay import JointReplay
 from treadle.runtime.store.artifact import Artifact, CallStep
 
 
 @final
-class InterruptedCalls:
+class JointCalls:
     """The calls of ``first``, whose first ``results`` results are the forward's."""
 
     def __init__(self, first: Executable, results: int) -> None:
@@ -31,7 +30,6 @@ class InterruptedCalls:
         self._results = results
         self._first_program = _Program(first, results)
         self._free = [self._first_program]
-        self._lock = threading.Lock()
 
     @property
     def note(self) -> str:
@@ -43,20 +41,16 @@ class InterruptedCalls:
     ) -> tuple[list[Tensor | None], "OpenCall"]:
         """The results of the forward, and what runs its backward. ``seconds``: gets the time of
         each step, which is waited for."""
-        with self._lock:
-            program = self._free.pop() if self._free else None
-        if program is None:
+        try:  # one operation, and no lock: a collection may end another call at any point here
+            program = self._free.pop()
+        except IndexError:
             program = _Program(self._first.another(), self._results)
-        call = OpenCall(program, self._take_back)
+        call = OpenCall(program, self._free.append)
         try:
             return program.forward(inputs, seconds), call
         except BaseException:
             call.close()
             raise
-
-    def _take_back(self, program: "_Program") -> None:
-        with self._lock:
-            self._free.append(program)
 
 
 @final
@@ -69,12 +63,13 @@ class OpenCall:
 
     def backward(
         self,
-        gradients: Sequence[Tensor],
+        gradients: list[Tensor],
         *,
         again: bool = False,
         seconds: list[float] | None = None,
     ) -> list[Tensor | None]:
-        """The gradients of the inputs. ``again``: there may be another backward of this call."""
+        """The gradients of the inputs. ``gradients``: those of the results, which the call lets go
+        of as soon as it has read them. ``again``: there may be another backward of this call."""
         program = self._program
         assert program is not None, "a call is over after its backward"
         try:
@@ -102,11 +97,11 @@ class _Program:
         artifact = executable.artifact
         self._cut = _cut(artifact)
         self._over = _over(artifact, self._cut, results)
-        self._replay: HalvesReplay | None = None
+        self._replay: JointReplay | None = None
         policy, recorder = executable.policy, executable.recorder
         if policy is not None and recorder is not None and executable.replay is not None:
             halves = self._cut, results
-            self._replay = HalvesReplay(artifact, self._frame, recorder, policy, *halves)
+            self._replay = JointReplay(artifact, self._frame, recorder, policy, *halves)
 
     @property
     def note(self) -> str:
@@ -130,7 +125,7 @@ class _Program:
             return self._replay.forward(inputs, usual)
 
     def backward(
-        self, gradients: Sequence[Tensor], seconds: list[float] | None, *, again: bool
+        self, gradients: list[Tensor], seconds: list[float] | None, *, again: bool
     ) -> list[Tensor | None]:
         """The other half. ``again``: what it reads is there afterwards as well."""
         frame, replay = self._frame, self._replay

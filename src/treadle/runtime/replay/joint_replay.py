@@ -25,15 +25,10 @@ from treadle.runtime.execute.incoming import INCOMING
 from treadle.runtime.replay.fixed_places import FixedPlaces
 from treadle.runtime.replay.recording_plan import RecordingPlan
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
+from treadle.runtime.replay.when_to_record import WhenToRecord
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep
 from treadle.util.errors import RuntimeFailure
 from treadle.util.expected import NotExpected
-
-_TIMED_CALL = 3
-_SHARE = 0.3
-"""Recording pays if launching takes at least this share of a call."""
-_ATTEMPTS = 4
-"""After so many recordings, a graph whose tensors still move is launched as usual for good."""
 
 Results = list[Tensor | None]
 Usual = Callable[[], Results]
@@ -59,10 +54,10 @@ class _Recorded:
 
 
 @final
-class HalvesReplay:
-    """When the calls of one program are recorded, and which of them its recordings serve. ``cut``:
-    the first step of the backward; ``results``: how many of the results are the forward's;
-    ``note``: why it is or is not recorded, in words."""
+class JointReplay:
+    """Records the calls of one program when it is time, and serves those that its recordings are
+    right for. ``cut``: the first step of the backward; ``results``: how many of the results are the
+    forward's."""
 
     def __init__(
         self,
@@ -74,17 +69,14 @@ class HalvesReplay:
         results: int,
     ) -> None:
         plan = RecordingPlan.of(artifact, policy)
-        self.note = plan.refusal or ("not recorded: a part of it waits" if plan.segments else "")
-        self._off = bool(self.note)
+        refusal = plan.refusal or ("not recorded: a part of it waits" if plan.segments else "")
+        self._when = WhenToRecord(refusal, policy.room)
         self._frame, self._recorder = frame, recorder
         self._cut, self._results = cut, results
         self._incoming = _incoming(artifact)
         self._device = torch.device(artifact.device)
         self._nbytes = plan.nbytes + sum(spec_bytes(spec) for spec in self._incoming.values())
-        self._room = policy.room
         self._places = FixedPlaces(artifact, frame, policy, plan.placeable)
-        self._calls = self._attempts = 0
-        self._due = False  # is the next call to be recorded?
         self._times = (0.0, 0.0)  # launching, and all, of the call that is timed
         self._mode = _Mode.USUAL
         self._inputs: Sequence[Tensor] = ()  # of a call that is replayed
@@ -97,6 +89,11 @@ class HalvesReplay:
         self._tables: list[Tensor] = []
 
     @property
+    def note(self) -> str:
+        """Why calls are recorded or are not, in words."""
+        return self._when.note
+
+    @property
     def is_replayed(self) -> bool:
         """Whether the call that is open is."""
         return self._mode is _Mode.REPLAYED
@@ -104,17 +101,16 @@ class HalvesReplay:
     def forward(self, inputs: Sequence[Tensor], usual: Usual) -> Results:
         """The forward's results; ``usual`` gives them launch by launch."""
         self._mode = _Mode.USUAL
-        if self._off:
+        if self._when.is_off:
             return usual()
         if self._forward is not None and self._backward is not None:
             if self._places.fit(inputs):
                 return self._replayed_forward(self._forward, inputs)
             self._drop()
-        if self._due and self._may_record(inputs):
+        if self._when.is_due and self._may_record(inputs):
             return self._recorded_forward(inputs)
         self._places.observe(inputs)
-        self._calls += 1
-        if self._calls != _TIMED_CALL:
+        if not self._when.is_timed():
             return usual()
         self._mode, self._times = _Mode.TIMED, (0.0, 0.0)
         return self._timed(usual)
@@ -127,14 +123,10 @@ class HalvesReplay:
                 assert self._backward is not None
                 return self._replayed_backward(self._forward, self._backward, gradients)
             case _Mode.RECORDING if not again:
-                return self._recorded_backward(gradients, usual)
+                return self._recorded_backward(gradients)
             case _Mode.TIMED:
                 results = self._timed(usual)
-                launching, total = self._times
-                times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
-                self._due = launching >= _SHARE * total
-                self._off = not self._due
-                self.note = times if self._due else f"not recorded: {times}"
+                self._when.took(*self._times)
                 self._mode = _Mode.USUAL
                 return results
             case _:
@@ -145,7 +137,7 @@ class HalvesReplay:
         if self._mode is _Mode.RECORDING and self._backward is None:
             self._drop()  # its backward did not come
         if self._mode is _Mode.TIMED:
-            self._calls -= 1  # another call is timed
+            self._when.time_another()
         self._mode, self._inputs = _Mode.USUAL, ()
 
     def copied(self) -> list[Tensor]:
@@ -168,20 +160,17 @@ class HalvesReplay:
     def _drop(self) -> None:
         self._forget()
         self._places.drop()
-        self._due = True
+        self._when.is_due = True
 
     def _may_record(self, inputs: Sequence[Tensor]) -> bool:
-        self._attempts += 1
-        nbytes = self._nbytes + self._places.nbytes
-        if nbytes > self._room:
-            self._give_up(f"copies of {nbytes} bytes have no room beside the plan")
-        elif self._attempts > _ATTEMPTS:
-            self._give_up("its tensors move from call to call")
-        return not self._off and self._places.are_alike(inputs)
+        why = self._when.why_not(self._nbytes + self._places.nbytes)
+        if why:
+            self._give_up(why)
+        return not why and self._places.are_alike(inputs)
 
     def _give_up(self, why: str) -> None:
         self._drop()
-        self._off, self.note = True, f"not recorded: {why}"
+        self._when.give_up(why)
 
     def _recorded_forward(self, inputs: Sequence[Tensor]) -> Results:
         frame = self._frame
@@ -200,7 +189,7 @@ class HalvesReplay:
         self._mode = _Mode.RECORDING
         return self._own(frame.results(end=self._results), self._forward)
 
-    def _recorded_backward(self, gradients: Sequence[Tensor], usual: Usual) -> Results:
+    def _recorded_backward(self, gradients: Sequence[Tensor]) -> Results:
         frame = self._frame
         self._gradients = {number: self._place(spec) for number, spec in self._incoming.items()}
         self._fill(gradients)
@@ -213,8 +202,8 @@ class HalvesReplay:
         results = frame.results(self._results)
         if self._backward is None:
             return results
-        self._due = False
-        self.note = f"{self.note.split(';')[0]}; replayed as two CUDA graphs"
+        self._when.is_due = False
+        self._when.recorded("two CUDA graphs")
         return self._own(results, self._backward)
 
     def _record(self, launched: Callable[[], None]) -> _Recorded | None:
@@ -266,11 +255,11 @@ class HalvesReplay:
 
 def _incoming(artifact: Artifact) -> dict[int, BufferSpec]:
     """By the number of an incoming gradient, the buffer that it fills."""
-    found: dict[int, BufferSpec] = {}
+    specs: dict[int, BufferSpec] = {}
     for step in artifact.steps:
         if isinstance(step, CallStep) and step.op == INCOMING:
             number, name = step.args[1], step.outputs[0]
             assert isinstance(number, int)
             assert name is not None
-            found[number] = artifact.buffers[name]
-    return found
+            specs[number] = artifact.buffers[name]
+    return specs
