@@ -63,6 +63,13 @@ def test_joins(extents: tuple[int, int]) -> None:
     )  # fmt: skip
 
 
+def test_joins_of_many_pieces() -> None:
+    """As of the norms of all gradients: formulas stay shallow."""
+    values = torch.randn(700)
+    check(lambda x: torch.stack(x.unbind()).square(), values)
+    check(lambda x: torch.cat(x.split([1, 2, 4] * 100)).square(), values)
+
+
 def test_gathers() -> None:
     table = torch.randn(11, 5)
     ids = torch.randint(0, 11, (2, 3))

@@ -93,3 +93,22 @@ def test_calls_that_change_some_rows_write_them_into_the_input():
         written = [artifact.buffers[each.outputs[0]] for each in calls]
         assert all(each.place is Storage.INPUT for each in written if each.shape[0] == 4000)
         assert any(each.shape[0] == 4000 for each in written)
+
+
+def test_an_input_is_written_into_an_input_beside_a_call_that_could_write_there():
+    """The call makes something else: the copy stays."""
+    found = []
+    for make in (lambda step, model: treadle.compile(step, model=model), lambda step, model: step):
+        model = nn.Module()
+        model.register_buffer("table", torch.zeros(4, 3))
+
+        def step(at, rows, new, model=model):
+            added = model.table.index_add(0, at, rows)
+            model.table.copy_(new)
+            return added * 2
+
+        generator = torch.Generator().manual_seed(0)
+        rows, new = (torch.randn(n, 3, generator=generator) for n in (3, 4))
+        found.append((make(step, model)(torch.tensor([0, 1, 1]), rows, new), model.table.clone()))
+    for got, wanted in zip(*found, strict=True):
+        assert torch.equal(got, wanted)

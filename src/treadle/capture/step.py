@@ -96,6 +96,7 @@ class _Capture:
 
 
 @with_room
+@without_collector()
 def capture(
     function: Callable[..., object],
     *,
@@ -221,8 +222,7 @@ def _traced(
 ) -> tuple[Run, Captured]:
     """The run that is kept, and what it captured."""
     casts = nullcontext() if step.place is None else autocast_on(step.place)
-    inside = without_collector()
-    with TRACING, torch.random.fork_rng(devices=[]), casts, inside:
+    with TRACING, torch.random.fork_rng(devices=[]), casts:
         try:
             runs = RepeatedRuns(request, step.numbers, tried, in_numbers=not request.plans)
             run, module = runs.last(inputs, symbolic=symbols is not None)

@@ -152,6 +152,7 @@ def _compiled(
 
 
 @with_room
+@without_collector()
 def compile_step(
     step: StepGraph,
     device: str,
@@ -314,7 +315,7 @@ def _generate(
 ) -> tuple[Artifact, CompileLog]:
     """The artifact, with the guards on sizes that the stages have asked for, and its log."""
     internal = internal_errors("compiling the step")
-    with request.canonical.lines.in_errors(), internal, without_collector():
+    with request.canonical.lines.in_errors(), internal:
         artifact, log = _through_stages(request, clock)
     return replace(artifact, guards=tuple(guards.guards)), log
 

@@ -13,8 +13,9 @@ writes those into it, and nothing is copied::
     after:   w <- index_add(w, 0, i, rows); ...
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from treadle.compat.operators.operator_facts import may_accumulate
 from treadle.loop.expr import Array
@@ -42,15 +43,32 @@ def write_in_place(
     """Calls that give an input with other elements at some places write into it, where nobody reads
     what was there afterwards. The write-backs that are left."""
     kept = {ref.buffer for ref in results if ref is not None}
-    left = dict(writes)
+    left, makers = dict(writes), _makers(builder.steps)
     for target, (value, _) in writes.items():
+        at = makers.get(value.buffer) if isinstance(value, TensorRef) else None
+        if at is None or not isinstance(value, TensorRef):
+            continue
         others = {name for key in left if key != target for name in _read_by(left[key][0])}
-        if isinstance(value, TensorRef) and not {target, value.buffer} & (others | kept):
-            steps = _written_by_call(builder, target, value, set(writes))
+        if not {target, value.buffer} & (others | kept):
+            steps = _written_by_call(builder, target, value, at, set(writes))
             if steps is not None:
-                builder.steps = steps
+                builder.steps, makers = steps, _makers(steps)
                 del left[target]
     return left
+
+
+def _makers(steps: Sequence[Step]) -> dict[str, int]:
+    """Where calls stand that could write their result into an input, by the buffers that they are
+    the first to write."""
+    first: dict[str, int] = {}
+    for at, step in enumerate(steps):
+        for name in step.writes:
+            first.setdefault(name, at)
+    return {name: at for name, at in first.items() if _may_write_into_input(steps[at])}
+
+
+def _may_write_into_input(step: Step) -> TypeGuard[Call]:
+    return isinstance(step, Call) and may_accumulate(step.out) and step.into is None
 
 
 def _read_by(value: Value) -> tuple[str, ...]:
@@ -58,14 +76,12 @@ def _read_by(value: Value) -> tuple[str, ...]:
 
 
 def _written_by_call(
-    builder: Builder, target: str, value: TensorRef, changing: set[str]
+    builder: Builder, target: str, value: TensorRef, at: int, changing: set[str]
 ) -> list[Step] | None:
-    """The steps, of which the call that makes ``value`` of ``target`` writes to ``target``: after
-    the last reader of what was there, and when every condition is known to hold."""
-    at = next((n for n, step in enumerate(builder.steps) if value.buffer in step.writes), 0)
-    call = builder.steps[at] if builder.steps else None
-    if not isinstance(call, Call) or not may_accumulate(call.out) or call.into is not None:
-        return None
+    """The steps, of which the call ``at`` that makes ``value`` of ``target`` writes to ``target``:
+    after the last reader of what was there, and when every condition is known to hold."""
+    call = builder.steps[at]
+    assert isinstance(call, Call), call
     read = [ref.buffer for ref in call.refs]
     whole = builder.whole(target)
     alone = call.args[0] == whole and read.count(target) == 1

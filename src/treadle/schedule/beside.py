@@ -13,9 +13,12 @@ first write and freed after its last use, as a call's result is. The rest of the
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from treadle.loop.kernel import Kernel
 from treadle.loop.program import Call
 from treadle.schedule.arena import ALIGNMENT, Interval
+from treadle.schedule.pressure import Bytes
 
 _LEAST = 1 << 16
 """Bytes that are worth an allocation and a release in every call."""
@@ -24,45 +27,46 @@ _LEAST = 1 << 16
 def blocks_beside(blocks: Sequence[Interval], busy: Sequence[int]) -> frozenset[str]:
     """The names of blocks to allocate apart. ``busy``: what calls hold at each step, and after the
     last. No step holds more than the floor by it."""
-    alive = [0] * len(busy)
-    for free in blocks:
-        for at in range(free.first, min(free.last + 1, len(busy))):
-            alive[at] += free.nbytes
-    floor = max(a + b for a, b in zip(alive, busy, strict=True))
-    room = floor - max(busy)
+    outside = np.array(busy, np.int64)
+    alive = np.zeros(len(busy), np.int64)
+    for block in blocks:
+        alive[block.first : block.last + 1] += block.nbytes
+    floor = int((alive + outside).max())
+    room = floor - int(outside.max())
     moved: set[str] = set()
-    if max(alive) - room < _LEAST:
+    if alive.max() - room < _LEAST:
         return frozenset()
-    outside = list(busy)
-    fullest = sorted((at for at, size in enumerate(alive) if size > room), key=lambda i: -alive[i])
+    fullest = sorted(np.flatnonzero(alive > room).tolist(), key=lambda at: -alive[at])
+    left = [block for block in blocks if block.nbytes >= ALIGNMENT]
     for at in fullest:
-        here = [b for b in blocks if b.first <= at <= b.last and b.name not in moved]
         while alive[at] > room:
-            block = _next(here, alive[at] - room, outside, floor - room)
-            if block is None:
+            here = [block for block in left if block.first <= at <= block.last]
+            fits = [block for block in here if _fits(block, outside, floor - room)]
+            gone = {block.name for block in here} - {block.name for block in fits}
+            if fits:
+                block = _smallest_that_is_enough(fits, int(alive[at]) - room)
+                gone.add(block.name)
+                moved.add(block.name)
+                alive[block.first : block.last + 1] -= block.nbytes
+                outside[block.first : block.last + 1] += block.nbytes
+            # what does not fit now never will: there is only more outside
+            left = [block for block in left if block.name not in gone]
+            if not fits:
                 break
-            here.remove(block)
-            moved.add(block.name)
-            for i in range(block.first, min(block.last + 1, len(busy))):
-                alive[i] -= block.nbytes
-                outside[i] += block.nbytes
     return frozenset(moved)
 
 
-def _next(
-    here: Sequence[Interval], excess: int, outside: Sequence[int], most: int
-) -> Interval | None:
-    """The smallest block that is enough, or the largest, of those that fit beside the others."""
-    fits = [
-        interval
-        for interval in here
-        if interval.nbytes >= ALIGNMENT
-        and max(outside[interval.first : interval.last + 1]) + interval.nbytes <= most
-    ]
-    enough = [interval for interval in fits if interval.nbytes >= excess]
+def _fits(block: Interval, outside: Bytes, most: int) -> bool:
+    """Whether a block fits beside the others that are outside of the arena."""
+    return int(outside[block.first : block.last + 1].max()) + block.nbytes <= most
+
+
+def _smallest_that_is_enough(blocks: Sequence[Interval], excess: int) -> Interval:
+    """The largest if none is."""
+    enough = [block for block in blocks if block.nbytes >= excess]
     if enough:
-        return min(enough, key=lambda interval: (interval.nbytes, interval.name))
-    return max(fits, key=lambda interval: (interval.nbytes, interval.name), default=None)
+        return min(enough, key=lambda block: (block.nbytes, block.name))
+    return max(blocks, key=lambda block: (block.nbytes, block.name))
 
 
 def lives_beside(

@@ -15,10 +15,12 @@ from treadle.loop.program import Call, Step, TensorRef, may_end_the_call
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """``before[i]``: the steps that step ``i`` waits for; ``flow[i]``: those whose values it
-    reads; ``readers`` and ``writers`` of each buffer, in order."""
+    """``before[i]``: the steps that step ``i`` waits for, ``after[i]``: those that wait for it;
+    ``flow[i]``: those whose values it reads; ``readers`` and ``writers`` of each buffer, in
+    order."""
 
     before: tuple[frozenset[int], ...]
+    after: tuple[tuple[int, ...], ...]
     flow: tuple[frozenset[int], ...]
     readers: Mapping[str, tuple[int, ...]]
     writers: Mapping[str, tuple[int, ...]]
@@ -56,10 +58,19 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
             writers[name].append(i)
     return Dependencies(
         tuple(before),
+        _reversed(before),
         tuple(flow),
         {name: tuple(steps) for name, steps in readers.items()},
         {name: tuple(steps) for name, steps in writers.items()},
     )
+
+
+def _reversed(before: Sequence[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
+    after: list[list[int]] = [[] for _ in before]
+    for step, waits in enumerate(before):
+        for earlier in waits:
+            after[earlier].append(step)
+    return tuple(map(tuple, after))
 
 
 def _overlap(first: Step, second: Step, name: str) -> bool:

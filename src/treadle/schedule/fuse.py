@@ -368,8 +368,8 @@ class Fuser:
         at = {group: self._pressure.place(group.members[0]) for group in (a, b)}
         early, late = sorted((a, b), key=lambda group: at[group])
         behind = range(early.members[0] + 1, min(at[late], len(self._group_of)))
-        delayed = {g for g in map(self._group_of.__getitem__, behind) if g.above & early.mask}
-        delayed -= {a, b}
+        delayed = self._below(early) - {a, b}
+        delayed = {g for g in delayed if any(member in behind for member in g.members)}
         steps = frozenset(member for group in delayed for member in group.members)
         names = {name for i in steps for name in self._touched(i)}
         return Merge(
@@ -383,11 +383,21 @@ class Fuser:
         self._pressure.make()
         for m in merged.members:
             self._group_of[m] = merged
-        first = merged.members[0]
         gained = merged.above | merged.mask
-        for group in dict.fromkeys(self._group_of[first:]):
-            if group.above & merged.mask:
-                group.above |= gained & ~group.mask
+        for group in self._below(merged):
+            group.above |= gained & ~group.mask
+
+    def _below(self, group: Group) -> set[Group]:
+        """The groups so far that wait for ``group``, directly or not."""
+        found: set[Group] = set()
+        pending = [group]
+        while pending:
+            for member in pending.pop().members:
+                for step in self._facts.after[member]:
+                    if step < len(self._group_of) and self._group_of[step] not in found:
+                        found.add(self._group_of[step])
+                        pending.append(self._group_of[step])
+        return found - {group}
 
 
 def flow_of(placed: tuple[ScheduledOp, ...], nest: LoopNest, facts: Dependencies) -> "_Flow | None":

@@ -10,7 +10,7 @@ def without_collector() -> Iterator[None]:
     """No collections inside; whatever held before holds again after, also after an error.
 
     A compile makes a few million small objects and few cycles. Going through them again and
-    again took a third of its time.
+    again took a third of its time, and going through them after each of its stages a tenth.
     """
     was_enabled = gc.isenabled()
     gc.disable()

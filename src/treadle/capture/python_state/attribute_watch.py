@@ -116,14 +116,20 @@ class AttributeWatch:
     def _recording(
         self, original: Callable[[object, str], object]
     ) -> Callable[[object, str], object]:
+        known = self.read
+
         def get(owner: object, name: str) -> object:
             try:
                 value = original(owner, name)
             except AttributeError:
                 self._note(owner, name)
                 raise
-            # What the machinery reads of its own, such as loggers, at every operation: most reads.
-            if self.inside != get_ident() or id(owner) in self.read:
+            names = known.get(id(owner))
+            if names is None:
+                # What the machinery reads of its own, such as loggers, at every operation.
+                if self.inside != get_ident():
+                    self._note(owner, name)
+            elif name not in names:  # most reads are not the first
                 self._note(owner, name)
             return value
 

@@ -33,6 +33,7 @@ from treadle.session.user_step import UserStep
 from treadle.session.variants.guards import GuardKey
 from treadle.session.variants.history import History
 from treadle.session.variants.variants import Variants
+from treadle.util.collector import without_collector
 from treadle.util.errors import LoweringError
 
 
@@ -89,6 +90,7 @@ class VariantCompiler:
             self._starts.keep(key, compiled)
         return compiled
 
+    @without_collector()
     def compile(self, call: NewCall, known: Variants, dims: Dims | None = None) -> Compiled:
         """The variant for ``call``; ``known``: those that there are."""
         flush_all()  # a compile may run the models on made-up tensors

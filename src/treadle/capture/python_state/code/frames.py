@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from importlib import _bootstrap  # pyright: ignore[reportAttributeAccessIssue]
 from pathlib import Path
 from sys import _getframe, getprofile, gettrace, setprofile
 from threading import setprofile as set_thread_profile
@@ -40,6 +41,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _TRACING = all_of(lambda integration: integration.tracing_files)
 LIBRARY_FILES = all_of(lambda integration: integration.library_files)
 """Installed code that counts as Python's own library."""
+_IMPORTING: CodeType = vars(_bootstrap)["_find_and_load_unlocked"].__code__
 _REPORTING = frozenset(all_of(lambda integration: integration.reporting_files))
 
 
@@ -304,7 +306,12 @@ class FrameRecorder:
         """Whether it runs for a module that the run is the first to import."""
         if not self._imports:
             return False
-        return any(_is_import(caller) and caller not in self._below for caller in callers(frame))
+        caller: FrameType | None = frame
+        while caller is not None:  # without a call for each: it is asked for every read
+            if caller.f_code is _IMPORTING and caller not in self._below:
+                return True
+            caller = caller.f_back
+        return False
 
 
 def file_of(frame: FrameType) -> str:
@@ -338,8 +345,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 def _is_import(frame: FrameType) -> bool:
     """Whether Python searches for a module that is not there, and runs it for the first time."""
-    code = frame.f_code
-    return code.co_name == _IMPORTS and code.co_filename.startswith("<frozen importlib")
+    return frame.f_code is _IMPORTING
 
 
 class _Profiling:
@@ -413,7 +419,6 @@ class _Profiling:
             self._busy.discard(thread)
 
 
-_IMPORTS = "_find_and_load_unlocked"
 _RESUMABLE = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
 
 
