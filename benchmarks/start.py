@@ -1,13 +1,15 @@
 """How long a process waits for its first call: the first process that makes a step, and those that
-come after it.
+come after it; treadle, and beside it torch.compile of model and optimizer.
 
-    python benchmarks/start.py                    GPT-2 with 12 layers on a GPU, small ones on CPUs
+    python benchmarks/start.py                    GPT-2 on a GPU, with small layers on CPUs
+    python benchmarks/start.py --layers 8         of so many layers
     python benchmarks/start.py --memory 0.5       within half of the fastest plan's peak
-    python benchmarks/start.py --rival            torch.compile of model and optimizer beside it
+    python benchmarks/start.py --only treadle     or torch.compile, or eager
 
-Each line is a process of its own with one cache: seconds of ``import treadle`` with its names,
-beyond PyTorch and transformers, of the first call, and of the second one; whether the step was
-traced.
+Each line is a process of its own, those of one compiler with one cache. ``import``: seconds of
+treadle's names beyond PyTorch and transformers; ``first`` and ``second``: of the first call and of
+the second one; ``cpu``: the processor's seconds of the import and the first call, in all threads,
+without compilers that are processes of their own. Treadle's lines say whether the step was traced.
 """
 
 import argparse
@@ -20,24 +22,29 @@ import time
 import torch
 import transformers
 
+RIVALS = ("treadle", "torch.compile", "eager")
+PROCESSES = ("first process", "second", "third")
 
-def model_of(device: torch.device) -> transformers.GPT2LMHeadModel:
-    small = {"n_embd": 64, "n_head": 4, "vocab_size": 257, "n_positions": 64}
-    config = transformers.GPT2Config(**({} if device.type == "cuda" else small))
+
+def model_of(device: torch.device, layers: int) -> transformers.GPT2LMHeadModel:
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    small = {"n_embd": 64, "n_head": 4, "vocab_size": 257, "n_positions": 64, **ends}
+    sizes = {} if device.type == "cuda" else small
     torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=layers, **sizes)
     return transformers.GPT2LMHeadModel(config).to(device)
 
 
-def one(memory: float | None, *, rival: bool) -> None:
+def one(rival: str, layers: int, memory: float | None) -> None:
     """One process."""
-    began = time.perf_counter()
-    if not rival:
+    began, busy = time.perf_counter(), time.process_time()
+    if rival == "treadle":
         import treadle
 
-        assert treadle.compile  # imports the names of the package: it comes without them
-    imported = time.perf_counter() - began
+        assert treadle.compile  # imports what a step needs: the package comes without
+    imported, busy = time.perf_counter() - began, time.process_time() - busy
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model_of(device)
+    model = model_of(device, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def train(tokens: torch.Tensor) -> torch.Tensor:
@@ -48,42 +55,57 @@ def one(memory: float | None, *, rival: bool) -> None:
         optimizer.step()
         return loss.detach()
 
-    if rival:
+    step = train
+    if rival == "treadle":
+        step = treadle.compile(train, model=model, optimizer=optimizer, memory=memory)
+    elif rival == "torch.compile":
         model.compile()
         optimizer.step = torch.compile(optimizer.step)
-        step = train
-    else:
-        step = treadle.compile(train, model=model, optimizer=optimizer, memory=memory)
     tokens = torch.randint(0, model.config.vocab_size, (2, 32), device=device)
-    seconds: list[float] = []
-    for _ in range(2):
-        began = time.perf_counter()
-        loss = step(tokens).item()
-        seconds.append(time.perf_counter() - began)
-    traced = "" if rival else ("not traced" if step.compiled.untraced else "traced")
+    busy -= time.process_time()
+    began = time.perf_counter()
+    loss = step(tokens).item()
+    first, busy = time.perf_counter() - began, busy + time.process_time()
+    began = time.perf_counter()
+    step(tokens).item()
+    second = time.perf_counter() - began
+    traced = ""
+    if rival == "treadle":
+        traced = "not traced" if step.compiled.untraced else "traced"
     print(
-        f"import {imported:5.2f} s, first call {seconds[0]:6.2f} s, second {seconds[1]:5.3f} s, "
+        f"import {imported:5.2f}, first {first:6.2f}, cpu {busy:6.2f}, second {second:5.3f} s, "
         f"loss {loss:.4f}  {traced}",
         flush=True,
     )
 
 
+def several(rival: str, layers: int, memory: float | None) -> None:
+    """Processes of one compiler, one after another, with a cache of their own."""
+    asked = [sys.executable, __file__, "--one", rival, "--layers", str(layers)]
+    asked += [] if memory is None else ["--memory", str(memory)]
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"TREADLE_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder}
+        environment = os.environ | caches
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode
+        for name in PROCESSES:
+            print(f"{rival:14}{name:14}", end="", flush=True)
+            subprocess.run(asked, env=environment, check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--memory", type=float)
-    parser.add_argument("--rival", action="store_true")
-    parser.add_argument("--one", action="store_true", help="one process alone")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument(
+        "--only", choices=RIVALS, action="append", help="may be given several times"
+    )
+    parser.add_argument("--one", choices=RIVALS, help="one process alone")
     given = parser.parse_args()
     if given.one:
-        one(given.memory, rival=given.rival)
+        one(given.one, given.layers, given.memory)
         return
-    asked = [sys.executable, __file__, "--one", *(["--rival"] if given.rival else [])]
-    asked += [] if given.memory is None else ["--memory", str(given.memory)]
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {"TREADLE_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder}
-        for name in ("first process", "second", "third"):
-            print(f"{name:14}", end="", flush=True)
-            subprocess.run(asked, env=os.environ | caches, check=True)
+    for rival in given.only or RIVALS:
+        several(rival, given.layers, given.memory)
 
 
 if __name__ == "__main__":

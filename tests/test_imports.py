@@ -29,6 +29,13 @@ def test_what_only_a_compile_needs_is_not_imported(code):
     assert not {each for each in HEAVY if each in more}
 
 
+def test_a_step_that_may_start_from_the_cache_brings_no_compiler():
+    loaded = loaded_by("import treadle; treadle.compile, treadle.load, treadle.Options")
+    rooms = {tuple(name.split(".")[:2]) for name in loaded if name.startswith("treadle.")}
+    assert not rooms & {("treadle", room) for room in ("loop", "lower", "schedule", "codegen")}
+    assert not {"treadle.compiler.pipeline", "treadle.capture.step", "rich"} & loaded
+
+
 def test_words_of_the_command_line_need_no_torch():
     code = "from treadle.tools.cli import main\ntry: main()\nexcept SystemExit: pass"
     for words in (["--help"], ["--version"], ["plan", "--help"], ["nothing"]):

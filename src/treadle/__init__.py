@@ -13,16 +13,21 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> object:
-    """Import all names when the first of them is asked for: ``treadle --help`` needs none."""
+    """Import names when the first of them is asked for: ``treadle --help`` needs none, and a step
+    that starts from the cache needs those of ``api`` alone."""
     if name != "__all__" and name.startswith("__"):  # asked of every module by libraries
         raise _no_name(name)
-    with without_collector():
-        offered = importlib.import_module("treadle.exports")
-    names = ("__all__", *offered.__all__)
-    globals().update({offer: vars(offered)[offer] for offer in names})
-    if name not in globals():
+    for module in ("treadle.api", "treadle.exports"):
+        with without_collector():
+            offered = importlib.import_module(module)
+        names = {each: vars(offered)[each] for each in offered.__all__}
+        globals().update(names)
+        if name in names:
+            return names[name]
+    if name != "__all__":
         raise _no_name(name)
-    return globals()[name]
+    globals()["__all__"] = offered.__all__
+    return offered.__all__
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -15,28 +15,13 @@ from treadle.capture.refuse import (
     named_optimizers,
     with_loose,
 )
-from treadle.compiler.communication import graph_to_simulate
-from treadle.compiler.compiled import Compiled, observed_of
-from treadle.compiler.memory import frontier_points
-from treadle.graph.core.node_info import info
-from treadle.graph.regions.regions import Region
+from treadle.compiler.compiled import Compiled
 from treadle.options import DataParallel, Options, from_environment
-from treadle.report.communication import SimulatedStep, simulate_step
-from treadle.report.explain import explain, explain_stages
-from treadle.report.html import page
-from treadle.report.stages import PRODUCTS, text_of
-from treadle.report.step_report import StepReport, report_of
-from treadle.report.summary import Summary, summary_of
-from treadle.report.trace import trace_of
-from treadle.runtime.meter import PeakReport
 from treadle.runtime.store.cache import Cache
 from treadle.session.bind import read_inputs
-from treadle.session.bisect import Bisection
 from treadle.session.breaks import known_regions
 from treadle.session.closures import ClosureStep
-from treadle.session.compare import Difference, Tolerance, first_difference
 from treadle.session.data_parallel import rank_group
-from treadle.session.saved import Saved, load_saved, save
 from treadle.session.serve import Measuring, profiled, run, serve
 from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import VariantCompiler
@@ -45,6 +30,15 @@ from treadle.session.variants.shapes import Dynamic
 from treadle.targets.registry import model_for
 from treadle.util.errors import RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output
+
+if TYPE_CHECKING:  # what tells of a step is imported when it is asked: a start tells nothing
+    from treadle.graph.regions.regions import Region
+    from treadle.report.communication import SimulatedStep
+    from treadle.report.step_report import StepReport
+    from treadle.report.summary import Summary
+    from treadle.runtime.meter import PeakReport
+    from treadle.session.compare import Difference, Tolerance
+    from treadle.session.saved import Saved
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
@@ -68,7 +62,7 @@ class Step:
         shapes: Dynamic | None = None,
         *,
         cache: Cache | None = None,
-        saved: Saved | None = None,
+        saved: "Saved | None" = None,
         parallel: DataParallel | None = None,
     ) -> None:
         self.options = options
@@ -133,33 +127,41 @@ class Step:
         """Why the step takes what it takes: what to do next, time by phase and kernel, fallbacks
         and why, what is alive at the peak. ``profile`` and ``measure`` first add what is measured.
         """
+        from treadle.report.explain import explain
+
         return explain(self._step_report())
 
     def stages(self) -> str:
         """The stages of the compile in their order: seconds, what each was given and made, why it
         stands there, and what each pass made of the nodes of the graph."""
+        from treadle.report.explain import explain_stages
+
         return explain_stages(self._step_report())
 
-    def regions(self) -> tuple[Region, ...]:
+    def regions(self) -> "tuple[Region, ...]":
         """The parts of the step that one compiler takes, in an order in which they can run: each
         with its operations, why they cannot be lowered, and its graph as text."""
         return known_regions(self.compiled)
 
-    def summary(self) -> Summary:
+    def summary(self) -> "Summary":
         """The numbers of ``explain`` as an object: peaks, kernels, fallbacks, phases, seconds."""
+        from treadle.report.summary import summary_of
+
         return summary_of(self._step_report())
 
     def trace(self, path: str | Path) -> Path:
         """Write a trace for ``chrome://tracing`` or Perfetto: kernels, phases and bytes alive.
 
         Times are those of ``profile``, or floors before it. TR-004 if it cannot be written."""
+        from treadle.report.trace import trace_of
+
         chosen, text = Path(path), trace_of(self._step_report())
         write_output(chosen, text)
         return chosen
 
     def simulate(
         self, *, ranks: int | Mapping[str, int], device: str | None = None
-    ) -> SimulatedStep:
+    ) -> "SimulatedStep":
         """The variant that ran last, or was prepared, on a timeline with its collectives: what it
         would take on ``ranks`` that need not be there, of every group or by the names of groups.
 
@@ -167,6 +169,9 @@ class Step:
         are those of this one and of its groups as they were measured; with it
         (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``) those of its description. Nothing runs.
         ``PlanError`` TR-204 for an unknown device, TR-550 for a group without ranks."""
+        from treadle.compiler.communication import graph_to_simulate
+        from treadle.report.communication import simulate_step
+
         compiled = self.compiled
         planned = graph_to_simulate(compiled)
         if device is not None:
@@ -179,14 +184,19 @@ class Step:
         compiled = self.compiled
         if compiled.pattern is not None:
             return ()
+        from treadle.compiler.memory import frontier_points
+
         captured = compiled.captured
         return frontier_points(compiled.step, captured.device, self.options, self._cache)
 
     def _variants(self) -> list[Compiled]:
         return [*self._dispatcher.variants, *self._closures.variants()]
 
-    def _step_report(self) -> StepReport:
+    def _step_report(self) -> "StepReport":
         """Of the variant that ran last."""
+        from treadle.compiler.observed import observed_of
+        from treadle.report.step_report import report_of
+
         seen = observed_of(self.compiled, self._step.name, self.recompiles, self._variants())
         if self._closures.served_last:
             seen = replace(seen, eager=(*seen.eager, *self._closures.reasons()))
@@ -196,6 +206,8 @@ class Step:
         """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done.
 
         ``frontier``: with plans for other budgets, which takes about as long as planning did."""
+        from treadle.report.html import page
+
         chosen, report = Path(path), self._step_report()
         check_output(chosen)
         write_output(chosen, page(report, self._frontier() if frontier else ()))
@@ -204,6 +216,9 @@ class Step:
     def graph(self, stage: str = "planned") -> str:
         """What a stage made: the graph ``captured``, ``clean`` or ``planned``, the memory plan's
         ``decisions``, the ``loops`` and ``kernels``, or the generated ``sources``."""
+        from treadle.report.products import text_of
+        from treadle.report.stages import PRODUCTS
+
         if stage not in PRODUCTS:
             raise TreadleError(
                 f"there is no stage {stage!r}",
@@ -215,6 +230,8 @@ class Step:
 
     def save(self, path: str | Path) -> None:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
+        from treadle.session.saved import save
+
         with self._lock:
             self._dispatcher.carrier.catch_up()
             variants = self._variants()
@@ -222,7 +239,7 @@ class Step:
                 _ = self.compiled  # says that there is nothing yet
             save(Path(path), variants, self._cache)
 
-    def measure(self, *args: object, **kwargs: object) -> PeakReport:
+    def measure(self, *args: object, **kwargs: object) -> "PeakReport":
         """Run one real step and measure the peak of all tensor bytes alive during it.
 
         The copies that a variant's first run keeps for undoing it are not counted."""
@@ -251,13 +268,15 @@ class Step:
 
     def verify(
         self, batches: Iterable[Sequence[object]], *, rtol: float = 1e-4, atol: float = 1e-5
-    ) -> Difference | None:
+    ) -> "Difference | None":
         """Run each batch both ways from the same state and random numbers; change nothing.
 
         Returns the first value (result, parameter, buffer, state) that differs by more than
         ``atol + rtol * |eager|``, or ``None``; with the region and the operation where it begins,
         which are found by compiling region after region alone.
         """
+        from treadle.session.compare import Tolerance, first_difference
+
         within = Tolerance(rtol, atol)
         with self._lock:
             self._dispatcher.carrier.catch_up()
@@ -278,9 +297,12 @@ class Step:
         return result
 
     def _located(
-        self, difference: Difference, batch: tuple[object, ...], within: Tolerance
-    ) -> Difference:
+        self, difference: "Difference", batch: tuple[object, ...], within: "Tolerance"
+    ) -> "Difference":
         """With the region and the node that a difference comes from."""
+        from treadle.graph.core.node_info import info
+        from treadle.session.bisect import Bisection
+
         compiled = self._dispatcher.variant(batch, {})
         inputs = read_inputs(compiled.captured, self._dispatcher.call.leaves)
         culprit = Bisection(compiled, self._cache, within).first(
@@ -347,6 +369,8 @@ def load(
     not fit is compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file
     is damaged.
     """
+    from treadle.session.saved import load_saved
+
     chosen = options or from_environment()
     cache = Cache(chosen.cache_dir)
     saved = load_saved(Path(path), cache)
@@ -356,4 +380,13 @@ def load(
     )
 
 
-__all__ = ["Difference", "Step", "compile", "load"]
+__all__ = [
+    "DataParallel",
+    "Dynamic",
+    "Options",
+    "RuntimeFailure",
+    "Step",
+    "TreadleError",
+    "compile",
+    "load",
+]

@@ -1,6 +1,6 @@
 """Every name that ``treadle`` offers."""
 
-from treadle.api import Difference, Step, compile, load
+from treadle.api import Step, compile, load
 from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, register_optimizer
 from treadle.compiler.planning import Plan, Point, plan
 from treadle.graph.core.signature import StepGraph
@@ -14,6 +14,7 @@ from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, 
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.communication import SimulatedStep
 from treadle.report.summary import PhaseSummary, Summary
+from treadle.session.compare import Difference
 from treadle.session.variants.shapes import Dynamic, dynamic
 from treadle.util.errors import (
     CaptureError,

@@ -14,9 +14,10 @@ import treadle
 from testing import trace
 from treadle.algebra.extents import Size, formula_of
 from treadle.algebra.guards import Guard
-from treadle.compiler.entry import saved_bytes
 from treadle.compiler.pipeline import _through_stages
-from treadle.compiler.request import CompileRequest, key_of, request_of
+from treadle.compiler.request import CompileRequest, request_of
+from treadle.compiler.saved_log import saved_bytes
+from treadle.compiler.target import key_of
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Role
 from treadle.graph.text.canonical import canonical, text_of_value

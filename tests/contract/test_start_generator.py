@@ -13,7 +13,10 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -25,8 +28,10 @@ from contract.worlds import OPTIONS, Change, Maker, Probe, World, limited, progr
 
 @dataclass
 class Starts:
-    """What became of all cases. ``reasons``: why captures were not there for others."""
+    """What became of all cases. ``is_saved``: steps were saved and loaded. ``reasons``: why
+    captures were not there for others."""
 
+    is_saved: bool = False
     programs: int = 0
     used: int = 0  # programs that another process started without a trace
     cases: int = 0
@@ -37,15 +42,16 @@ class Starts:
 
 
 class Process:
-    """A program in a process of its own, as far as the program can tell: all of it is new."""
+    """A program in a process of its own, as far as the program can tell: all of it is new.
+    ``saved``: a file to load the step from."""
 
-    def __init__(self, text: str, options: treadle.Options) -> None:
+    def __init__(self, text: str, options: treadle.Options, saved: Path | None = None) -> None:
         self.text = text
         self.world = World(text, "started")
         space = self.world.space
-        self.compiled = treadle.compile(
-            self.world.step, model=space["model"], optimizer=space.get("opt", ()), options=options
-        )
+        model, optimizer = space["model"], space.get("opt", ())
+        make = treadle.compile if saved is None else partial(treadle.load, saved)
+        self.compiled = make(self.world.step, model=model, optimizer=optimizer, options=options)
 
     def __enter__(self) -> "Process":
         return self
@@ -78,25 +84,49 @@ def eager(text: str, change: Change | None = None) -> object:
 def check(maker: Maker, probes: list[Probe], tally: Starts, each: int = 5) -> None:
     text = program_of(probes)
     with tempfile.TemporaryDirectory() as folder:
-        options = replace(OPTIONS, cache_dir=Path(folder))
-        if not first(text, options, probes, tally):
+        later = Later(text, Path(folder), tally.is_saved)
+        if not first(later, probes, tally):
             return
         for probe in probes:
             for change in maker.random.sample(probe.changes, min(each, len(probe.changes))):
-                changed(text, options, probe, change, tally)
+                changed(later, probe, change, tally)
 
 
-def first(text: str, options: treadle.Options, probes: list[Probe], tally: Starts) -> bool:
+@dataclass(frozen=True)
+class Later:
+    """How later processes get at what the first one captured: in its cache, or ``is_saved``, in a
+    file, with a cache of their own."""
+
+    text: str
+    folder: Path
+    is_saved: bool
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "step"
+
+    def first(self) -> Process:
+        return Process(self.text, replace(OPTIONS, cache_dir=self.folder / "first"))
+
+    def process(self) -> Process:
+        if not self.is_saved:
+            return self.first()
+        return Process(self.text, replace(OPTIONS, cache_dir=self.folder / "later"), self.file)
+
+
+def first(later: Later, probes: list[Probe], tally: Starts) -> bool:
     """Captured in one process, and called in another; whether it started there without a trace."""
+    text = later.text
     expected = eager(text)
     tally.programs += 1
-    with Process(text, options) as process:
+    with later.first() as process:
         try:
             process.call()
         except Exception:
             return False  # the generator of reads tells of it
         reason = process.compiled.compiled.start.reason
-    with Process(text, options) as process:
+        process.compiled.save(later.file)
+    with later.process() as process:
         found = process.call()
         if not same(found, expected):
             label, detail = "; ".join(p.label for p in probes), differs(found, expected)
@@ -111,10 +141,9 @@ def first(text: str, options: treadle.Options, probes: list[Probe], tally: Start
     return False
 
 
-def changed(
-    text: str, options: treadle.Options, probe: Probe, change: Change, tally: Starts
-) -> None:
+def changed(later: Later, probe: Probe, change: Change, tally: Starts) -> None:
     """One case: a process in which the state is another before the first call."""
+    text = later.text
     try:
         expected = eager(text, change)
     except Exception:
@@ -122,7 +151,7 @@ def changed(
     before = eager(text)
     tally.cases += 1
     tally.effective += not same(before, expected)
-    with Process(text, options) as process:
+    with later.process() as process:
         try:
             process.world.run(change.do)
             found = process.call()
@@ -143,8 +172,10 @@ def changed(
                 process.world.run(change.undo)
 
 
-def generated(cases: int, seed: int, seconds: float = 1e9, probes: int = 3) -> Starts:
-    maker, tally = Maker(random.Random(seed)), Starts()
+def generated(
+    cases: int, seed: int, seconds: float = 1e9, probes: int = 3, *, is_saved: bool = False
+) -> Starts:
+    maker, tally = Maker(random.Random(seed)), Starts(is_saved)
     end = time.monotonic() + seconds
     while tally.cases < cases and time.monotonic() < end:
         made = [maker.probe() for _ in range(probes)] + [maker.of_module()]
@@ -155,8 +186,9 @@ def generated(cases: int, seed: int, seconds: float = 1e9, probes: int = 3) -> S
     return tally
 
 
-def test_no_start_is_stale_and_what_did_not_change_is_used() -> None:
-    tally = generated(cases=150, seed=23, seconds=60)
+@pytest.mark.parametrize("is_saved", [False, True], ids=["cache", "file"])
+def test_no_start_is_stale_and_what_did_not_change_is_used(is_saved: bool) -> None:
+    tally = generated(cases=150, seed=23, seconds=60, is_saved=is_saved)
     assert not tally.findings, tally.findings[0]
     assert tally.used > tally.programs / 2, tally.reasons
 
@@ -166,8 +198,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=12)
+    parser.add_argument("--saved", action="store_true", help="steps that are saved and loaded")
     given = parser.parse_args()
-    tally = generated(given.cases, given.seed)
+    tally = generated(given.cases, given.seed, is_saved=given.saved)
     print(
         f"{tally.programs} programs, {tally.used} started without a trace; {tally.cases} changes, "
         f"{tally.effective} effective, {tally.served} served without a trace"

@@ -179,6 +179,34 @@ def test_a_saved_step_is_not_traced_again(tmp_path):
     assert loaded.recompiles == []
 
 
+SAVED = """
+path = Path(__file__).with_name("step")
+if path.exists():
+    step = treadle.load(
+        path, train, model=model, optimizer=optimizer,
+        options=treadle.Options(cache_dir=path.with_name("later")),
+    )
+else:
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+"""
+SAVES = "if not path.exists():\n    step.save(path)\n"
+
+
+def test_a_step_that_another_process_saved_is_not_traced(run):
+    text = PROGRAM.replace(COMPILED, SAVED) + SAVES
+    first, second = run(text), run(text)
+    assert second["untraced"] == "True", first["start"]
+    assert second["losses"] == first["losses"]
+    assert second["recompiles"] == "[]"
+    for change in ("a global number", "a method of the model", "another module in a list"):
+        changed = text.replace("# change", CHANGES[change])
+        found = run(changed)
+        assert found["untraced"] == "False"
+        assert "the saved step does not fit" in found["recompiles"]
+        assert close(found, run(eager_of(with_change(CHANGES[change]))))
+    assert run(text)["untraced"] == "True"  # beside what the cache has of others by now
+
+
 def test_an_artifact_that_is_gone_is_made_again(tmp_path):
     x = torch.randn(3, 4)
     first = compiled(tmp_path)

@@ -9,14 +9,8 @@ import torch
 import treadle
 from testing import refusal, trace
 from treadle.compiler import cleaning
-from treadle.graph.rewrite.passes import (
-    CheckNumbers,
-    Contract,
-    DumpPasses,
-    GraphPass,
-    Observer,
-    run_passes,
-)
+from treadle.graph.rewrite.pass_observers import CheckNumbers, DumpPasses
+from treadle.graph.rewrite.passes import Contract, GraphPass, Observer, run_passes
 from treadle.graph.rewrite.rules import Rewrite
 from treadle.options import OPTIONAL_PASSES
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions

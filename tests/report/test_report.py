@@ -11,8 +11,9 @@ from torch import nn
 
 import treadle
 from treadle import Options
-from treadle.compiler.compiled import observed_of
-from treadle.compiler.entry import read_saved, saved_bytes
+from treadle.compiler.observed import observed_of
+from treadle.compiler.saved_log import read_log, saved_bytes
+from treadle.compiler.stored_build import read_artifact
 from treadle.report import step_report
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart, series
 from treadle.report.stages import ORDER
@@ -232,7 +233,8 @@ def test_a_step_from_the_cache_tells_as_much(tmp_path):
 
 def test_notes_survive_their_way_through_a_file(tmp_path):
     compiled = made(tmp_path, memory="700KiB").prepare(torch.randn(129, 33))
-    artifact, log = read_saved(saved_bytes(compiled.artifact, compiled.log))
+    entry = saved_bytes(compiled.artifact, compiled.log)
+    artifact, log = read_artifact(entry), read_log(entry)
     assert log.notes == compiled.log.notes
     assert artifact.sources == compiled.artifact.sources
     (source, *_) = artifact.sources

@@ -12,7 +12,8 @@ import treadle
 from treadle import Options
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes import registered
-from treadle.report.stages import ORDER, PRODUCTS, size_of
+from treadle.report.products import size_of
+from treadle.report.stages import ORDER, PRODUCTS
 
 PLAN = ("ReadMasksAsBytes()", "Recompute(", "UpdateEarly()")
 FLOW = re.compile(r"(\d+) changes, (\d+) -> (\d+) nodes")

@@ -1,7 +1,7 @@
 """What a capture gives: a graph, and how its inputs and outputs meet the user's objects."""
 
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
@@ -17,14 +17,16 @@ from treadle.capture.symbolic.branches.decisions import Path
 from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.deferred import NumbersOfCall
 from treadle.capture.symbolic.host_draws import HostDraws
-from treadle.capture.tracing.gradients import GradientEffects
-from treadle.capture.tracing.side_effects import SideEffect
-from treadle.capture.tracing.user_tensors import own_tensor
+from treadle.capture.tensors.gradient_effects import GradientEffects
+from treadle.capture.tensors.own_tensors import own_tensor
 from treadle.compat.distributed.sharded_tensors import local_of
 from treadle.compat.pytree import TreeSpec
 from treadle.graph.core.operators import is_in_order, is_known
 from treadle.graph.core.signature import StepGraph
 from treadle.guards.watching import Watches
+
+if TYPE_CHECKING:  # few steps leave anything
+    from treadle.capture.tracing.side_effects import SideEffect
 
 
 @final
@@ -51,7 +53,7 @@ class CapturedResult:
 
     tree: TreeSpec
     leaves: tuple[object, ...]
-    left: tuple[SideEffect, ...]
+    left: "tuple[SideEffect, ...]"
     numbers: NumbersOfCall
 
     def handed_out(self) -> list[Tensor]:

@@ -1,12 +1,21 @@
 """All inputs of a step that are known before it runs, with the source of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from treadle.capture.argument_containers import ServedCall
+from treadle.capture.distributed.communication import refuse_accumulator_hooks
+from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.distributed.row_shards import Divisions
+from treadle.capture.eager import in_graph
 from treadle.capture.optimizers.registry import update_rule
+from treadle.capture.python_state.flatten import FlatArguments, flatten
+from treadle.capture.refuse import device_of
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -16,14 +25,56 @@ from treadle.capture.sources import (
     Scalar,
     Source,
     State,
+    param_groups_of,
 )
 from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.distributed.sharded_tensors import layout_of
+from treadle.compat.pytree import TreeSpec
 from treadle.graph.core.signature import Input, Role
 
 SourcedInput = tuple[Input, Source]
 Names = Mapping[int, str]
 """Of parameters, by their ids."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """All inputs of a call, before anything of the step runs. ``leaves`` and ``spec``: of its
+    arguments; ``sources``: in the order of the graph's inputs."""
+
+    leaves: list[object]
+    spec: TreeSpec
+    device: torch.device
+    param_groups: ParamGroups
+    sources: list[SourcedInput]
+
+    @staticmethod
+    def of(
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        call: ServedCall,
+        *,
+        group: RankGroup | None = None,
+        place: torch.device | None = None,
+    ) -> "StepInputs":
+        """``call``: serves these arguments from now on. The rest as for ``capture``."""
+        tree = args, kwargs
+        leaves, spec = flatten(tree)
+        call.serve(FlatArguments.of(leaves, tree))
+        device = place or device_of(models, leaves)
+        param_groups = param_groups_of(in_graph(optimizers))
+        divisions = Divisions(group, device)
+        sources = input_sources(models, param_groups, leaves, device, divisions)
+        return StepInputs(leaves, spec, device, param_groups, sources)
+
+    def refuse_hooks(self) -> None:
+        """``CaptureError`` for hooks on the accumulation of gradients."""
+        refuse_accumulator_hooks(
+            {e.name: each.parameter for e, each in self.sources if isinstance(each, Parameter)}
+        )
 
 
 def input_sources(

@@ -13,29 +13,24 @@ from treadle.capture.argument_containers import ServedCall
 from treadle.capture.build_graph import build_graph
 from treadle.capture.captured import Captured
 from treadle.capture.device_override import autocast_on, check_values, described
-from treadle.capture.distributed.communication import refuse_accumulator_hooks
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.distributed.reduction_contracts import (
     check_contracts,
     contract_of_wrapper,
     sharded_contracts,
 )
-from treadle.capture.distributed.row_shards import Divisions
 from treadle.capture.distributed.shared_buffers import send_written_buffers
 from treadle.capture.distributed.unsynced_gradients import refuse_unsynced_gradients
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
-from treadle.capture.eager import CallsClosure, in_graph
+from treadle.capture.eager import CallsClosure
 from treadle.capture.failures import raise_told
-from treadle.capture.input_sources import SourcedInput, input_sources
+from treadle.capture.input_sources import StepInputs
 from treadle.capture.optimizers.own_steps import OwnSteps
-from treadle.capture.python_state.flatten import FlatArguments, flatten
 from treadle.capture.python_state.reads.object_graph import Location
-from treadle.capture.refuse import check_models, device_of
+from treadle.capture.refuse import check_models
 from treadle.capture.repeated_runs import RepeatedRuns
 from treadle.capture.run_reads import reads_of
-from treadle.capture.sources import Batch, Parameter, RunTimeArray, Source, State, param_groups_of
-from treadle.capture.stored.inputs import input_texts
-from treadle.capture.stored.origin import StepObjects
+from treadle.capture.sources import Batch, Parameter, RunTimeArray, Source, State
 from treadle.capture.symbolic.arrays.arrays import overlaps
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.capture.tracing.request import TraceRequest
@@ -70,23 +65,26 @@ class _Capture:
 
     def request(self, own_steps: OwnSteps) -> TraceRequest:
         """What is traced. ``own_steps``: of optimizers whose own code is taken in the graph."""
-        tree = self.args, self.kwargs
-        leaves, spec = flatten(tree)
-        self.call.serve(FlatArguments.of(leaves, tree))
-        device = self.place or device_of(self.models, leaves)
-        param_groups = param_groups_of(in_graph(self.optimizers))
-        divisions = Divisions(self.group, device)
-        sources = input_sources(self.models, param_groups, leaves, device, divisions)
+        inputs = StepInputs.of(
+            self.models,
+            self.optimizers,
+            self.args,
+            self.kwargs,
+            self.call,
+            group=self.group,
+            place=self.place,
+        )
+        inputs.refuse_hooks()
         return TraceRequest(
             self.function,
             self.models,
             self.optimizers,
-            param_groups,
-            sources,
-            leaves,
-            spec,
+            inputs.param_groups,
+            inputs.sources,
+            inputs.leaves,
+            inputs.spec,
             self.call,
-            device,
+            inputs.device,
             own_steps,
             update=self.update,
             plans=self.place is not None,
@@ -166,7 +164,6 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
     inputs, symbols = _values(sources, request.leaves, step.place), None
     if step.dims:
         inputs, symbols = with_symbols([source for _, source in sources], inputs, step.dims)
-    _refuse_hooks(sources)
     run, captured = _traced(step, request, inputs, symbols, tried)
     if captured.failed is not None:
         return captured
@@ -178,25 +175,6 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
     if symbols is not None:
         take_samples(captured, symbols)
     return captured
-
-
-def input_texts_of(
-    objects: StepObjects, args: tuple[object, ...], kwargs: dict[str, object]
-) -> list[str]:
-    """The inputs of a step that is captured for these arguments: all that capture asks of it before
-    it runs. Raises what ``capture`` raises there."""
-    check_models(objects.models, objects.optimizers)
-    given = objects.function, objects.models, objects.optimizers, args, kwargs
-    step = _Capture(*given, None, None, True, objects.call, (), None, ())
-    request = step.request(OwnSteps.of(objects.optimizers))
-    _refuse_hooks(request.sources)
-    return input_texts(request.sources, request.leaves)
-
-
-def _refuse_hooks(sources: Sequence[SourcedInput]) -> None:
-    refuse_accumulator_hooks(
-        {entry.name: each.parameter for entry, each in sources if isinstance(each, Parameter)}
-    )
 
 
 def _values(

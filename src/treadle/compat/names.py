@@ -37,6 +37,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._higher_order_ops.scan.scan": ALL,
     "torch._higher_order_ops.while_loop.while_loop": ALL,
     "torch._inductor.compile": ALL,
+    "torch._library.simple_registry.singleton": ALL,
     "torch._ops.OpOverload": ALL,
     "torch._subclasses.fake_tensor.DataDependentOutputException": ALL,
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": ALL,

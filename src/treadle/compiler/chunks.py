@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from treadle.compiler.cleaning import rewritten
-from treadle.compiler.request import Target
+from treadle.compiler.target import Target
 from treadle.graph.core.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.chunks.chunked_loss import ChunkLoss, Logits, largest_logits

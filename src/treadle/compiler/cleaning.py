@@ -22,6 +22,7 @@ from treadle.passes.comm.sharding.gather_again import GatherAgain
 from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.dropout import ExpandDropout
+from treadle.passes.expand_registered import expansion
 from treadle.passes.products.batching import BatchProducts
 from treadle.passes.products.joined_products import JoinProducts
 from treadle.passes.products.joining import JoinPieces
@@ -105,7 +106,7 @@ def placing(bucket_bytes: int | None) -> tuple[GraphPass, ...]:
 
 def extending(options: Options) -> tuple[GraphPass, ...]:
     """What users registered, after what shows them a plain graph; none if nothing is."""
-    passes = registered("extend")
+    passes = (*expansion(), *registered("extend"))
     return without((*CLEAN, *passes), options.skip) if passes else ()
 
 

@@ -1,25 +1,24 @@
 """What a compile returns."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
 from treadle.capture.captured import Captured
 from treadle.graph.analysis.index_check import IndexCheck
-from treadle.graph.core.signature import Role, StepGraph
+from treadle.graph.core.signature import StepGraph
 from treadle.graph.text.canonical import SourceLines
-from treadle.loop.printing import dtype_name
 from treadle.options import Options
-from treadle.passes.comm.cost import CommunicationModel
-from treadle.report.advice import short_line
-from treadle.report.log import CompileLog
-from treadle.report.step_report import Observed, VariantMemory
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.ranks.votes import VariantText
 from treadle.runtime.store.artifact import Artifact
 from treadle.targets.model import DeviceModel
+
+if TYPE_CHECKING:  # a start from the cache has none of them
+    from treadle.passes.comm.cost import CommunicationModel
+    from treadle.report.log import CompileLog
 
 
 @dataclass
@@ -31,6 +30,7 @@ class Built:
     no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
     be before anything runs. ``hardware``: what its times were estimated with; ``communication``:
     those of its collectives, if it has any.
+    ``told``: the log.
     """
 
     key: str
@@ -39,13 +39,18 @@ class Built:
     lines: SourceLines
     artifact: Artifact
     executable: Executable
-    log: CompileLog
+    told: "Callable[[], CompileLog]"
     seconds: Mapping[str, float]
     from_cache: bool
     library: bool
     checks: IndexCheck
     hardware: DeviceModel
-    communication: CommunicationModel | None
+    communication: "CommunicationModel | None"
+
+    @property
+    def log(self) -> "CompileLog":
+        """What is kept of the compile, read when somebody asks."""
+        return self.told()
 
 
 @final
@@ -154,63 +159,3 @@ class Compiled(Built):
         """Give back the memory that stays between calls; the next call allocates it again."""
         for program in self.programs:
             program.executable.release()
-
-
-def memory_of_variants(variants: Iterable[Compiled], last: Compiled) -> tuple[VariantMemory, ...]:
-    """Those that take turns in the arena of ``last``, one for each program."""
-    programs = {id(variant.executable): variant for variant in (*variants, last)}
-    return tuple(
-        VariantMemory(_kind(program), program.artifact.arena_bytes, program.artifact.peak_bytes)
-        for program in programs.values()
-        if program.executable.takes_turns_with(last.executable)
-    )
-
-
-def _kind(compiled: Compiled) -> str:
-    """What tells a variant from the others: the layouts of its batch, and its path."""
-    artifact = compiled.artifact
-    entries = zip(compiled.step.signature.inputs, artifact.inputs, strict=True)
-    batch = [artifact.buffers[name] for entry, name in entries if entry.role is Role.BATCH]
-    shapes = [f"{dtype_name(buffer.dtype)}{list(buffer.shape)}" for buffer in batch]
-    path = [
-        f"{short_line(decision.where)} is {decision.answer}"
-        for decision in compiled.captured.dependencies.path.decisions
-    ]
-    return ", ".join((*shapes, *path)) or "no batch"
-
-
-def observed_of(
-    compiled: Compiled,
-    name: str,
-    recompiles: Sequence[str] = (),
-    variants: Iterable[Compiled] = (),
-) -> Observed:
-    """A variant of a step, to be told about, and the ``variants`` that there are."""
-    captured = compiled.captured
-    tail = "it steps after the graph, and its memory is not in the plan"
-    eager = [
-        (
-            f"{type(optimizer.optimizer).__name__}.step",
-            f"{optimizer.reason.code}: {optimizer.reason.words}; {tail}",
-        )
-        for optimizer in captured.optimizers.eager
-    ]
-    return Observed(
-        name=name,
-        step=compiled.step,
-        build=compiled,
-        options=compiled.options,
-        left=tuple(change.place.label for change in captured.result.left),
-        eager=tuple(eager),
-        kernel_seconds=compiled.kernel_seconds,
-        measured_peak=compiled.measured_peak,
-        has_run=compiled.has_run,
-        recompiles=tuple(recompiles),
-        launching=compiled.executable.replay.note if compiled.executable.replay else "",
-        conditions=len(captured.dependencies.conditions),
-        decisions=tuple(
-            (decision.answer, decision.where) for decision in captured.dependencies.path.decisions
-        ),
-        variants=memory_of_variants(variants, compiled),
-        start=compiled.start.words,
-    )

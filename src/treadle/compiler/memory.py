@@ -7,7 +7,8 @@ from treadle.compiler.chunks import versions_of
 from treadle.compiler.cleaning import cleaned, rewritten
 from treadle.compiler.loops import bodies_in, with_rounds
 from treadle.compiler.regions import with_regions
-from treadle.compiler.request import Target, build_for, request_of
+from treadle.compiler.request import request_of
+from treadle.compiler.target import Target, build_for
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.signature import StepGraph

@@ -24,61 +24,45 @@ import torch
 from treadle.algebra.guards import GuardSet
 from treadle.capture.captured import Captured
 from treadle.codegen.host import artifact_of
-from treadle.compat.switches import clear_workspaces
 from treadle.compiler.carrying import carried_steps
 from treadle.compiler.chunks import without_chunks
 from treadle.compiler.cleaning import cleaned, extending
 from treadle.compiler.communication import timed
-from treadle.compiler.compiled import (
-    Built,
-    Carrying,
-    Compiled,
-    KeptResults,
-    StartRecord,
-    StoredBuild,
-)
-from treadle.compiler.entry import read_saved, saved_bytes, with_lines
+from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
 from treadle.compiler.loops import name_of, with_bodies
 from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
 from treadle.compiler.regions import with_regions
-from treadle.compiler.request import (
-    CompileRequest,
-    Target,
-    build_for,
-    facts_beside,
-    key_of,
-    request_of,
-    target_of,
-)
+from treadle.compiler.request import CompileRequest, request_of
+from treadle.compiler.saved_log import saved_bytes
 from treadle.compiler.specialization import require_unspecialized
+from treadle.compiler.stored_build import (
+    executable_of,
+    may_run,
+    read_artifact,
+    replay_policy,
+    told_later,
+    with_lines,
+)
+from treadle.compiler.target import Target, build_for, key_of
 from treadle.compiler.tune import tuned
 from treadle.graph.analysis.dynamic import dims_of_graph, guards_of
 from treadle.graph.analysis.index_check import IndexCheck
-from treadle.graph.core.signature import Role, Signature, StepGraph
+from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
-from treadle.graph.text.canonical import SourceLines
-from treadle.guards.watching import watch_tensors
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
 from treadle.passes.comm.simulate import simulate_communication
-from treadle.passes.registered import STAGES, registered, registered_late
+from treadle.passes.registered import is_anything_registered, registered_late
 from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
-from treadle.runtime.execute.executable import Executable
-from treadle.runtime.kernels.build import Build
-from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.store.artifact import Artifact
 from treadle.runtime.store.cache import Cache
 from treadle.schedule.launches import launches_of
-from treadle.targets.registry import target_for
 from treadle.util.collector import without_collector
 from treadle.util.data_stack import with_room
 from treadle.util.errors import internal_errors
-
-_ROOM = 1 << 20
-"""Bytes that copies of the batch and of results may always take, where no budget is given."""
 
 
 def compile_graph(
@@ -95,7 +79,7 @@ def compile_graph(
     keeps addresses in it. Raises what the stages raise; changes nothing."""
     steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
-        alike = {compiled.key: compiled for compiled in known if _may_run(compiled, captured)}
+        alike = {compiled.key: compiled for compiled in known if may_run(compiled, captured)}
         return _compiled(captured, options, cache, clock, arena, alike)
     first = _compiled(replace(captured, step=steps.first), options, cache, clock, arena)
     steady = _compiled(replace(captured, step=steps.steady), options, cache, clock, arena)
@@ -103,12 +87,6 @@ def compile_graph(
     first.kept = KeptResults(steps.results, len(steps.carried))
     carrying = Carrying(first, steady, flush, steps.flushed)
     return replace(steady, captured=captured, carrying=carrying)
-
-
-def _may_run(known: Compiled, captured: Captured) -> bool:
-    """Whether what runs for one may run for another of the same key."""
-    whole = known.pattern is None and known.carrying is None
-    return whole and known.captured.generators == captured.generators
 
 
 @final
@@ -144,8 +122,7 @@ def _compiled(
     built = compile_step(
         captured.step, captured.device, options, cache=cache, clock=clock, context=context
     )
-    users = any(map(registered, STAGES))  # of whose draws nothing is known
-    draws = captured.draws or users
+    draws = captured.draws or is_anything_registered()  # of whose draws nothing is known
     if isinstance(built, Compiled):  # one of those known
         return replace(built, captured=captured)
     return Compiled(**vars(built), captured=captured, options=options, draws=draws)
@@ -178,84 +155,24 @@ def compile_step(
         if looks and key in context.known:
             return context.known[key]
         entry = cache.get(key) if looks else None
-        saved = None if entry is None else read_saved(entry)
-    from_cache = saved is not None
-    if entry is None or saved is None:  # what another version wrote is written again
-        saved = _generate(request, guards, clock)
-        entry = saved_bytes(*saved)
+        artifact = None if entry is None else read_artifact(entry)
+    from_cache, log = artifact is not None, None
+    if entry is None or artifact is None:  # what another version wrote is written again
+        artifact, log = _generate(request, guards, clock)
+        entry = saved_bytes(artifact, log)
     lines = request.canonical.lines
-    artifact, log = with_lines(*saved, lines)
-    policy = _replay_policy(step.signature, artifact, options)
+    artifact = with_lines(artifact, lines)
+    policy = replay_policy(step.signature, artifact, options)
     with clock.stage("build"):
-        executable = _executable(artifact, build_, checks, policy, context)
+        executable = executable_of(
+            artifact, build_, checks, policy, context.generators, context.arena
+        )
     if not from_cache and not registered_late():
         cache.put(key, entry)
-    target = request.target
+    target, told = request.target, told_later(entry, lines, log, extension)
     return Built(
-        *(key, facts, entry, lines, artifact, executable, log.after(extension), clock.seconds),
+        *(key, facts, entry, lines, artifact, executable, told, clock.seconds),
         *(from_cache, target.library, checks, target.hardware, target.communication),
-    )
-
-
-def built_again(
-    captured: Captured,
-    stored: StoredBuild,
-    start_key: str,
-    options: Options,
-    *,
-    cache: Cache,
-    clock: Clock,
-    known: Iterable[Compiled] = (),
-    arena: Arena | None = None,
-) -> Compiled | None:
-    """What another process compiled of the same step, found in the cache without its graph;
-    ``None`` if it is not there, or if anything that it depends on is another here. ``start_key``:
-    where the cache has what was captured. ``known``: what may run for it as well."""
-    device = captured.device
-    with clock.stage("look up"):
-        build_ = build_for(device, options, cache)
-        target, here = target_of(device, options, build_, cache=cache, kept=captured.kept_bytes)
-        if any(stored.facts.get(name) != fact for name, fact in facts_beside(target, here).items()):
-            return None
-        key = key_of(stored.facts)
-        alike = next((each for each in known if each.key == key and _may_run(each, captured)), None)
-        start = StartRecord(start_key, is_found=True)
-        if alike is not None:
-            return replace(alike, captured=captured, start=start)
-        entry = cache.get(key)
-        found = None if entry is None else read_saved(entry)
-        if entry is None or found is None:
-            return None
-    lines = SourceLines(stored.lines)
-    artifact, log = with_lines(*found, lines)
-    policy = _replay_policy(captured.step.signature, artifact, options)
-    context = BuildContext(arena=arena)
-    with clock.stage("build"):
-        executable = _executable(artifact, build_, stored.checks, policy, context)
-    return Compiled(
-        *(key, stored.facts, entry, lines, artifact, executable, log, clock.seconds),
-        *(True, target.library, stored.checks, target.hardware, None),
-        captured=captured,
-        options=options,
-        draws=stored.draws,
-        start=start,
-    )
-
-
-def _executable(
-    artifact: Artifact,
-    build_: Build,
-    checks: IndexCheck,
-    policy: ReplayPolicy | None,
-    context: BuildContext,
-) -> Executable:
-    return Executable(
-        artifact,
-        build_,
-        generators=context.generators,
-        first=checks.launch,
-        policy=policy,
-        arena=context.arena if target_for(artifact.device).on_host else None,
     )
 
 
@@ -292,22 +209,6 @@ def _checks_of(step: StepGraph) -> IndexCheck:
     if not dims:  # otherwise each call's sizes have a check of their own
         checks.require_fixed()
     return checks
-
-
-def _replay_policy(
-    signature: Signature, artifact: Artifact, options: Options
-) -> ReplayPolicy | None:
-    """What recording the launches of a step has to know; ``None`` where it is not wanted."""
-    if not options.replay:
-        return None
-    batch = {at for at, input_ in enumerate(signature.inputs) if input_.role is Role.BATCH}
-    written = {output.writes for output in signature.outputs if output.writes is not None}
-    peak, budget = artifact.peak_bytes, options.budget
-    if budget is None:
-        room = _ROOM + peak // 16
-    else:  # a ratio leaves none by its meaning
-        room = 0 if budget.nbytes is None else budget.nbytes - peak
-    return ReplayPolicy(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
 
 
 def _generate(

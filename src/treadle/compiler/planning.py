@@ -14,7 +14,7 @@ from treadle.compat.switches import switches
 from treadle.compiler.chunks import versions_of
 from treadle.compiler.cleaning import cleaned, extended
 from treadle.compiler.memory import known_of, planned
-from treadle.compiler.request import Target, build_for
+from treadle.compiler.target import Target, build_for
 from treadle.options import from_environment
 from treadle.passes.memory.search import frontier
 from treadle.runtime.machine import machine

@@ -12,7 +12,7 @@ import torch
 from treadle.algebra.extents import Size
 from treadle.codegen.host import artifact_of
 from treadle.compiler.memory import Scheduled
-from treadle.compiler.request import Target
+from treadle.compiler.target import Target
 from treadle.loop.kernel import Kernel, KernelLaunch, KernelPlan, KernelSchedule
 from treadle.loop.nest import arguments_of, bytes_moved, indices
 from treadle.loop.program import Buffer, BufferKind

@@ -1,17 +1,10 @@
 """What users add: passes of their own, and operations as other operations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
-
-from treadle.graph.core.node_info import info, value_of
-from treadle.graph.core.operators import OpOverload, is_mutable, is_random
-from treadle.graph.core.signature import StepGraph
-from treadle.graph.core.types import show_type, tensors_in
-from treadle.graph.rewrite.inline import put_in_place, traced_call
-from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.graph.core.operators import OpOverload
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.util.errors import LoweringError
 
 Meaning = Callable[..., object]
@@ -71,90 +64,25 @@ def register_lowering(op: OpOverload, meaning: Meaning) -> None:
 
 
 def registered(stage: str) -> tuple[GraphPass, ...]:
-    """The passes for what is registered now and runs at a stage; none if nothing is."""
-    expansion = (ExpandRegistered(),) if _meanings and stage == "extend" else ()
-    return (*expansion, *(graph_pass for where, graph_pass in _passes if where == stage))
+    """Users' passes that run at a stage; none if nothing is registered."""
+    return tuple(graph_pass for where, graph_pass in _passes if where == stage)
+
+
+def registered_meaning(op: object) -> Meaning | None:
+    """What an operation was registered to be, if it was."""
+    return _meanings.get(op) if isinstance(op, OpOverload) else None
+
+
+def has_meanings() -> bool:
+    """Whether any operation has one."""
+    return bool(_meanings)
+
+
+def is_anything_registered() -> bool:
+    """Whether users have added passes or meanings of operations."""
+    return bool(_passes or _meanings)
 
 
 def registered_late() -> tuple[GraphPass, ...]:
     """Users' passes that run after the cache has been asked: what they make is not kept there."""
     return tuple(graph_pass for where, graph_pass in _passes if where != "extend")
-
-
-@dataclass(frozen=True)
-class ExpandRegistered(GraphPass):
-    """Each operation with a registered meaning becomes that.
-
-    before:  y = mine.scale(x, 2.0)
-    after:   y = mul(x, 2.0)              register_lowering(torch.ops.mine.scale.default, ...)
-    """
-
-    contract = Contract()
-
-    def run(self, step: StepGraph) -> int:
-        calls = [
-            node
-            for node in step.graph.nodes
-            if node.target in _meanings and not info(node).eager  # its kernel was chosen
-        ]
-        for node in calls:
-            put_in_place(node, _meaning_of(node))
-        return len(calls)
-
-
-def _meaning_of(node: fx.Node) -> fx.Graph:
-    assert isinstance(node.target, OpOverload)
-    graph = traced_call(node, _meanings[node.target]).graph
-    for call in graph.nodes:
-        fault = _fault(call, node)
-        if fault:
-            raise _unfit(node, fault)
-    (output,) = graph.find_nodes(op="output")
-    result: object = output.args[0]
-    new = [tensor for value in _listed(result) for tensor in tensors_in(_val(value))]
-    old = tensors_in(value_of(node))
-    if [_kind(tensor) for tensor in new] != [_kind(tensor) for tensor in old]:
-        shown = [", ".join(map(show_type, results)) for results in (new, old)]
-        raise _unfit(node, f"gives {shown[0]} instead of {shown[1]}")
-    return graph
-
-
-def _listed(result: object) -> list[object]:
-    return list(result) if isinstance(result, list | tuple) else [result]
-
-
-def _val(value: object) -> object:
-    return value_of(value) if isinstance(value, fx.Node) else None
-
-
-def _kind(value: Any) -> tuple[object, ...]:
-    return value.dtype, tuple(value.shape), value.device
-
-
-def _fault(call: fx.Node, node: fx.Node) -> str:
-    """What keeps a node out of a meaning, in words."""
-    if call.op == "get_attr":
-        return "makes a tensor from numbers (use torch.full)"
-    if call.op == "call_function" and (is_mutable(call) or is_random(call)):
-        return f"writes or draws: {call.target}"
-    if call.target is node.target:
-        return "calls the operation itself"
-    return ""
-
-
-def _unfit(node: fx.Node, words: str) -> LoweringError:
-    return LoweringError(
-        f"the registered lowering of {node.target} {words}",
-        code="TR-307",
-        where=info(node).where,
-        remedy="register a function of the same arguments and results, in operations on tensors",
-    )
-
-
-__all__ = [
-    "ExpandRegistered",
-    "register_lowering",
-    "register_pass",
-    "registered",
-    "registered_late",
-]

@@ -15,7 +15,8 @@ from treadle.loop.program import Call, Origin
 from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.cost import work_of
 from treadle.passes.memory.decisions import Decision
-from treadle.report.stages import Product, Watcher, size_of, text_of
+from treadle.report.products import Product, size_of, text_of
+from treadle.report.stages import Watcher
 from treadle.runtime.store.artifact import Artifact
 from treadle.schedule.timeline import Timeline, timeline
 

@@ -15,7 +15,8 @@ from treadle.compat.operators.operator_facts import Effect
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import effects_of, is_known
 from treadle.graph.core.signature import StepGraph
-from treadle.graph.rewrite.passes import CheckNumbers, GraphPass, PassReport
+from treadle.graph.rewrite.pass_observers import CheckNumbers
+from treadle.graph.rewrite.passes import GraphPass, PassReport
 from treadle.report.stages import Watcher
 from treadle.util.errors import VerifyError
 from treadle.util.expected import NotExpected

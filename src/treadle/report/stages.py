@@ -4,20 +4,15 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass, Observer, PassReport
-from treadle.graph.text.canonical import SourceLines
-from treadle.graph.text.printing import show
-from treadle.loop.kernel import Kernel, KernelPlan
-from treadle.loop.printing import show_call, show_kernel, show_program
-from treadle.loop.program import Program
-from treadle.passes.comm.simulate import CommunicationTimeline
-from treadle.passes.memory.decisions import Decision, folded
-from treadle.runtime.store.artifact import Artifact
 
-Product = StepGraph | Program | KernelPlan | Artifact | tuple[Decision, ...]
-"""What a stage makes."""
+if TYPE_CHECKING:  # a start from the cache makes none of them
+    from treadle.graph.text.canonical import SourceLines
+    from treadle.passes.comm.simulate import CommunicationTimeline
+    from treadle.report.products import Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +63,13 @@ class Watcher(Observer):
     def ends(self, stage: str, seconds: float) -> None:
         """It is over, or has failed; ``seconds``: how long it took."""
 
-    def locates(self, lines: SourceLines) -> None:
+    def locates(self, lines: "SourceLines") -> None:
         """The source lines that products refer to from now on."""
 
-    def produced(self, name: str, product: Product) -> None:
+    def produced(self, name: str, product: "Product") -> None:
         """A stage has made one of ``PRODUCTS``; ``product`` belongs to the compile."""
 
-    def simulated(self, line: CommunicationTimeline) -> None:
+    def simulated(self, line: "CommunicationTimeline") -> None:
         """The planned graph communicates; ``line``: when, and beside what, as simulated."""
 
     def closes(self) -> None:
@@ -103,15 +98,15 @@ class Watchers(Watcher):
         for watcher in self._watchers:
             watcher.ends(stage, seconds)
 
-    def locates(self, lines: SourceLines) -> None:
+    def locates(self, lines: "SourceLines") -> None:
         for watcher in self._watchers:
             watcher.locates(lines)
 
-    def produced(self, name: str, product: Product) -> None:
+    def produced(self, name: str, product: "Product") -> None:
         for watcher in self._watchers:
             watcher.produced(name, product)
 
-    def simulated(self, line: CommunicationTimeline) -> None:
+    def simulated(self, line: "CommunicationTimeline") -> None:
         for watcher in self._watchers:
             watcher.simulated(line)
 
@@ -142,37 +137,3 @@ class Clock:
             spent = time.perf_counter() - start
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
             self.watcher.ends(name, spent)
-
-
-def size_of(product: Product) -> str:
-    """How large a product is, in words; nothing for a table of decisions."""
-    match product:
-        case StepGraph():
-            return f"{len(product.graph.nodes)} nodes"
-        case Program():
-            return f"{len(product.steps)} steps"
-        case KernelPlan():
-            kernels = sum(isinstance(step, Kernel) for step in product.steps)
-            return f"{kernels} kernels, {len(product.steps) - kernels} calls"
-        case Artifact():
-            return f"{sum(len(source.text.splitlines()) for source in product.all_sources)} lines"
-        case _:
-            return ""
-
-
-def text_of(product: Product) -> str:
-    """A product as a person reads it."""
-    match product:
-        case StepGraph():
-            return show(product, exact=True)
-        case Program():
-            return show_program(product)
-        case KernelPlan():
-            parts = [
-                show_kernel(s) if isinstance(s, Kernel) else show_call(s) for s in product.steps
-            ]
-            return "\n\n".join(parts)
-        case Artifact():
-            return "\n\n".join(source.text for source in product.all_sources)
-        case _:
-            return "\n".join(folded(product))

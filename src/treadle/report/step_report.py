@@ -40,13 +40,17 @@ class BuildRecord(Protocol):
     estimated with."""
 
     artifact: Artifact
-    log: CompileLog
     seconds: Mapping[str, float]
     facts: Mapping[str, str]
     key: str
     from_cache: bool
     library: bool
     hardware: DeviceModel
+
+    @property
+    def log(self) -> CompileLog:
+        """What is kept of the compile."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import TextIO
 
 from treadle.graph.core.signature import StepGraph
-from treadle.graph.rewrite.passes import DumpPasses, GraphPass, PassReport
+from treadle.graph.rewrite.pass_observers import DumpPasses
+from treadle.graph.rewrite.passes import GraphPass, PassReport
 from treadle.graph.text.canonical import SourceLines
 from treadle.graph.text.diff import diff
 from treadle.graph.text.printing import show
 from treadle.options import Options
 from treadle.report.made_up import NumbersPrinter
+from treadle.report.products import Product, text_of
 from treadle.report.progress import ProgressLine, can_be_live
-from treadle.report.stages import PRODUCTS, Product, Watcher, Watchers, text_of
+from treadle.report.stages import PRODUCTS, Watcher, Watchers
 from treadle.runtime.store.artifact import Artifact
 
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}

@@ -3,13 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from treadle.compiler.compiled import Compiled
-from treadle.compiler.regions import regions_in_loops, regions_of_step
-from treadle.graph.regions.regions import Region
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.util.reasons import ReasonCode, code_of
 from treadle.util.warn import warn_user
+
+if TYPE_CHECKING:
+    from treadle.graph.regions.regions import Region
 
 _SHOWN = 8
 _WANTED = frozenset({ReasonCode.CHOSEN, ReasonCode.NO_CODEGEN, ReasonCode.SMALL_REGION})
@@ -74,7 +76,7 @@ def show_regions(compiled: Compiled) -> None:
     compiled.executable.frame.actions.name_steps(_names(compiled, regions))
 
 
-def _names(compiled: Compiled, regions: Sequence[Region]) -> list[str]:
+def _names(compiled: Compiled, regions: "Sequence[Region]") -> list[str]:
     """By host step the handle of its region: of the last one, in the order in which regions run,
     whose values it touches. What it reads of others was made earlier."""
     owner = {node.name: region.number for region in regions for node in region.nodes}
@@ -92,9 +94,11 @@ def _buffers(step: Launch | CallStep) -> list[str]:
     return names or [view.buffer for view in step.views]
 
 
-def known_regions(compiled: Compiled) -> tuple[Region, ...]:
+def known_regions(compiled: Compiled) -> "tuple[Region, ...]":
     """The regions of a compiled step, each with its handle if somebody gave it one, and after them
     those of its loops."""
+    from treadle.compiler.regions import regions_in_loops
+
     regions = _regions(compiled)
     device, options = compiled.captured.device, compiled.options
     loops = regions_in_loops(compiled.step, device, options, len(regions))
@@ -104,6 +108,8 @@ def known_regions(compiled: Compiled) -> tuple[Region, ...]:
     return (*regions, *loops)
 
 
-def _regions(compiled: Compiled) -> tuple[Region, ...]:
+def _regions(compiled: Compiled) -> "tuple[Region, ...]":
+    from treadle.compiler.regions import regions_of_step  # late: few ask
+
     captured = compiled.captured
     return regions_of_step(compiled.step, captured.device, compiled.options)

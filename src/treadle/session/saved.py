@@ -1,11 +1,14 @@
 """Saved steps: what a compile made, in a file of its own, to be found again instead of made.
 
-The file holds cache entries under their own keys. Loading puts them into the cache; the step is
-captured at its first call as ever, and its key says whether what was saved is what it needs. So
-a saved step is never run for a function, a model or a PyTorch that it was not made for.
+The file holds cache entries under their own keys, among them what was captured (``starts``).
+Loading puts them into the cache; at its first call the step starts from there as any other does,
+and traces nothing if it reads what the saved one read. Otherwise it is captured, and its key says
+whether what was saved is what it needs. So a saved step is never run for a function, a model or a
+PyTorch that it was not made for.
 """
 
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from treadle.runtime.kernels.build import build
 from treadle.runtime.kernels.compilers import LIBRARY
 from treadle.runtime.store.bundle import Bundle, read_bundle, write_bundle
 from treadle.runtime.store.cache import Cache
+from treadle.session.starts import add_records, records_of
 from treadle.util.errors import RuntimeFailure
 
 _KEY = re.compile("[0-9a-f]{64}")
@@ -70,6 +74,7 @@ def _changed(saved: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
 def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     """Every variant's artifact and, where they are compiled ahead, its libraries."""
     entries: dict[str, bytes] = {}
+    starts: list[str] = []
     facts: list[dict[str, str]] = []
     options: dict[str, object] = {}
     for saved_program in (program for variant in variants for program in variant.programs):
@@ -79,6 +84,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
         start = saved_program.start.key
         if start and (record := cache.get(start)) is not None:
             entries[start] = record
+            starts.append(start)
         machine = build(
             cache, device=saved_program.artifact.device, target=saved_program.options.target
         )
@@ -86,7 +92,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
             library = cache.payload(key, LIBRARY)
             if library is not None:  # otherwise it is compiled again from its source
                 entries[key + LIBRARY] = library
-    manifest = {"options": options, "variants": facts}
+    manifest = {"options": options, "variants": facts, "starts": starts}
     write_bundle(path, Bundle(manifest, entries))
 
 
@@ -97,12 +103,16 @@ def load_saved(path: Path, cache: Cache) -> Saved:
         options, variants = bundle.manifest["options"], bundle.manifest["variants"]
         saved = Saved(dict(options), tuple(dict(variant) for variant in variants))
         saved.applied(Options())
-    except (KeyError, TypeError, ValueError) as error:
+        keys = bundle.manifest.get("starts", ())  # files of earlier versions have none
+        starts = {str(key): records_of(bundle.entries[key]) for key in keys}
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise RuntimeFailure(f"{path} holds no step: {error!r}", code="TR-405") from error
     for name, data in bundle.entries.items():
         key = name.removesuffix(LIBRARY)
         if not _KEY.fullmatch(key):
             raise RuntimeFailure(f"{path}: {name!r} is no key of a cache", code="TR-405")
-        if cache.payload(key, name[len(key) :]) is None:
+        if key in starts:  # the cache may have what other processes read
+            add_records(cache, key, starts[key])
+        elif cache.payload(key, name[len(key) :]) is None:
             cache.put_path(key, name[len(key) :], data)
     return saved

@@ -20,9 +20,9 @@ from typing import cast, final
 import torch
 
 from treadle.capture.argument_containers import ServedCall
-from treadle.capture.step import input_texts_of
 from treadle.capture.stored.captured import captured_again, captured_data
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
+from treadle.capture.stored.inputs import input_texts_of
 from treadle.capture.stored.names import (
     NotStored,
     builtin_text,
@@ -32,12 +32,11 @@ from treadle.capture.stored.names import (
 )
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.stored.reads import Data, read_again
-from treadle.compiler.cleaning import extending
 from treadle.compiler.compiled import Compiled, StartRecord, StoredBuild
-from treadle.compiler.pipeline import built_again
+from treadle.compiler.stored_build import built_again
 from treadle.graph.text.canonical import text_of_value
 from treadle.options import Options, deciding
-from treadle.passes.registered import STAGES, registered
+from treadle.passes.registered import is_anything_registered
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.store.cache import Cache, content_key
@@ -48,6 +47,18 @@ from treadle.util.package import own_digest
 _MOST_RECORDS = 4
 """Of one start key: the same step where what it reads differs, the newest first. Each that does not
 serve costs a walk over what the step reads."""
+
+
+def records_of(entry: bytes | None) -> list[Data]:
+    """Those that an entry of the cache has, the newest first."""
+    return [] if entry is None else cast("list[Data]", json.loads(zlib.decompress(entry)))
+
+
+def add_records(cache: Cache, start: str, records: Sequence[Data]) -> None:
+    """Keep ``records`` beside those that the cache has under a start key, ahead of them."""
+    older = [each for each in records_of(cache.get(start)) if each not in records]
+    kept = [*records, *older][:_MOST_RECORDS]
+    cache.put(start, zlib.compress(json.dumps(kept).encode(), 1))
 
 
 @final
@@ -73,7 +84,7 @@ class Starts:
             start = self._start_key(key)
         except NotStored:
             return None
-        records = self._records(start) if start else []
+        records = records_of(self._cache.get(start)) if start else []
         inputs = input_texts_of(self._objects(), args, kwargs) if records else []
         for record in records:
             try:
@@ -94,16 +105,14 @@ class Starts:
             return
         if not start:
             return
-        records = [record, *(each for each in self._records(start) if each != record)]
-        packed = zlib.compress(json.dumps(records[:_MOST_RECORDS]).encode(), 1)
-        self._cache.put(start, packed)
+        add_records(self._cache, start, [record])
         compiled.start = StartRecord(start)
 
     def _start_key(self, key: GuardKey) -> str:
         """Empty for what is not looked for: what depends on more than is said here."""
         options = self._options
-        users = any(map(registered, STAGES)) or extending(options) or options.regions.chooses
-        if users or options.watched or options.carries or self._step.group is not None:
+        chosen = is_anything_registered() or options.regions.chooses
+        if chosen or options.watched or options.carries or self._step.group is not None:
             return ""
         return content_key("start", *self._facts(key))
 
@@ -140,12 +149,6 @@ class Starts:
                 )
             ),
         ]
-
-    def _records(self, start: str) -> list[Data]:
-        packed = self._cache.get(start)
-        if packed is None:
-            return []
-        return cast("list[Data]", json.loads(zlib.decompress(packed)))
 
     def _objects(self) -> StepObjects:
         step = self._step

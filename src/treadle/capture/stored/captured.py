@@ -20,7 +20,7 @@ from treadle.capture.stored.reads import Data, StoredReads
 from treadle.capture.symbolic.branches.decisions import Path
 from treadle.capture.symbolic.host_draws import HostDraws
 from treadle.capture.symbolic.numbers import Uses
-from treadle.capture.tracing.gradients import GradientEffects
+from treadle.capture.tensors.gradient_effects import GradientEffects
 from treadle.compat.operators.custom_op import NAMESPACE
 from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload

@@ -15,6 +15,7 @@ import base64
 import dataclasses
 import enum
 import functools
+import importlib
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -129,7 +130,7 @@ class Encoder:
                 return self._tree(value)
             case Tensor():
                 return self._once(value, lambda: _tensor_data(value))
-            case _ if dataclasses.is_dataclass(value) and _is_own(type(value)):
+            case _ if dataclasses.is_dataclass(value) and _is_own(type(value).__module__):
                 return self._once(value, lambda: self._record(value))
             case _:
                 raise NotStored(f"a {kind_text(type(value))}")
@@ -170,8 +171,8 @@ class Encoder:
         return ["tree", self.data(kind), self.data(context), [self._tree(c) for c in children]]
 
 
-def _is_own(kind: type) -> bool:
-    return kind.__module__.startswith(_OWN)
+def _is_own(module: str) -> bool:
+    return module.startswith(_OWN)
 
 
 def _stored_fields(kind: type) -> list[str]:
@@ -188,7 +189,7 @@ def _function(value: "FunctionType | BuiltinFunctionType") -> list[object]:
 
 def _may_call(module: str, name: str) -> bool:
     """Whether data may name a function: it is treadle's, or one that only computes or prints."""
-    return module.startswith(_OWN) or module in _COMPUTES or (module, name) in _COMPUTES
+    return _is_own(module) or module in _COMPUTES or (module, name) in _COMPUTES
 
 
 def _name(value: "type | FunctionType | BuiltinFunctionType") -> tuple[str, str]:
@@ -200,10 +201,12 @@ def _name(value: "type | FunctionType | BuiltinFunctionType") -> tuple[str, str]
 
 
 def _attribute(module: str, name: str) -> object:
-    """What a module that is loaded has under a name; ``None`` for nothing."""
+    """What a module has under a name; ``None`` for nothing. Of treadle's own one that is not loaded
+    is imported, of others none."""
     try:
-        return operator.attrgetter(name)(sys.modules[module])
-    except (KeyError, AttributeError):
+        found = importlib.import_module(module) if _is_own(module) else sys.modules[module]
+        return operator.attrgetter(name)(found)
+    except (ImportError, KeyError, AttributeError):
         return None
 
 
@@ -272,7 +275,7 @@ class Decoder:
     def record(self, rest: Sequence[object]) -> object:
         """A data class of treadle's, past its own ways of being made."""
         kind = self.kind(rest[0], rest[1])
-        if not _is_own(kind) or not dataclasses.is_dataclass(kind):
+        if not _is_own(kind.__module__) or not dataclasses.is_dataclass(kind):
             raise NotStored(f"{rest[1]} is no record")
         record: object = object.__new__(kind)
         self.kept(record)
@@ -312,7 +315,7 @@ class Decoder:
     def method(self, rest: Sequence[object]) -> object:
         """A method of a record."""
         owner, name = self.value(rest[0]), cast("str", rest[1])
-        if not _is_own(type(owner)):
+        if not _is_own(type(owner).__module__):
             raise NotStored(f"the method {name} of a {kind_text(type(owner))}")
         return getattr(owner, name)
 

@@ -9,14 +9,16 @@
 What is written to the one later is seen in the other, as in eager.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
+from treadle.capture.sources import State
 from treadle.capture.tensors.input_memory import bytes_of
 from treadle.capture.tensors.result_slots import ClassSlot, slot_of
 from treadle.compat.distributed.sharded_tensors import layout_of
@@ -108,3 +110,25 @@ def _is_plain(tensor: Tensor) -> bool:
     if tensor.is_conj() or tensor.is_neg():
         return False
     return all(type(size) is int for size in layout)
+
+
+def own_tensor(leaf: object) -> Tensor | None:
+    """The user's own parameter, buffer or optimizer state that a leaf of a result is at every call,
+    or that it is a view of."""
+    compute = leaf.compute if isinstance(leaf, DeferredValue) else None
+    compute = compute.find if isinstance(compute, KeptView) else compute
+    if not isinstance(compute, functools.partial):
+        return None
+    is_state = isinstance(getattr(compute.func, "__self__", None), State)
+    tensor_ = compute() if is_state or compute.func in (itself, buffer_of) else None
+    return tensor_ if isinstance(tensor_, Tensor) else None
+
+
+def buffer_of(owner: nn.Module, key: str) -> Tensor | None:
+    """A buffer by its name."""
+    return owner._buffers[key]
+
+
+def itself(parameter: nn.Parameter) -> nn.Parameter:
+    """A parameter."""
+    return parameter

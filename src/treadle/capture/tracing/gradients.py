@@ -1,36 +1,16 @@
 """What a step leaves in ``.grad`` of parameters, and whether they need gradients from then on."""
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from treadle.capture.tensors.gradient_effects import GradientEffects
 from treadle.capture.tensors.result_slots import slot_of
 from treadle.capture.tracing.input_bindings import InputBindings
 from treadle.capture.tracing.optimizer_steps import OptimizerSteps
 from treadle.capture.tracing.request import TraceRequest
 from treadle.capture.tracing.trace_recorder import TraceRecorder
-
-Toggle = tuple[nn.Parameter, bool]
-"""A parameter, and whether it needs a gradient from then on."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class GradientEffects:
-    """By parameters. ``left``: ``.grad`` has a value of the graph after the step; ``slots``, beside
-    them: how it is made of what the graph gives. ``cleared``: nothing is there.
-    ``untouched``: what was there stays, and nobody looks at it. ``fresh``: what is there at first
-    does not matter; ``kept``: of these it does, until the conditions are known to hold."""
-
-    left: tuple[nn.Parameter, ...] = ()
-    slots: tuple[object, ...] = ()
-    cleared: tuple[nn.Parameter, ...] = ()
-    untouched: tuple[nn.Parameter, ...] = ()
-    fresh: tuple[nn.Parameter, ...] = ()
-    kept: tuple[nn.Parameter, ...] = ()
-    toggled: tuple[Toggle, ...] = ()
 
 
 @final

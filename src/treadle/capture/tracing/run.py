@@ -18,9 +18,10 @@ from treadle.capture.python_state.containers.outputs import OutputLog
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.symbolic.deferred import AsksNumber
+from treadle.capture.tensors.gradient_effects import GradientEffects
 from treadle.capture.tensors.sparse_gradients import SparseGradients
 from treadle.capture.tracing.container_stand_ins import ContainerStandIns
-from treadle.capture.tracing.gradients import GradientEffects, Gradients
+from treadle.capture.tracing.gradients import Gradients
 from treadle.capture.tracing.graph_updates import GraphUpdates
 from treadle.capture.tracing.input_bindings import InputBindings
 from treadle.capture.tracing.number_inputs import NumberInputs

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from treadle.capture.optimizers.optimizer_state import refused_state
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.sources import Pending, State
-from treadle.capture.tensors.own_tensors import KeptView, OwnTensors
+from treadle.capture.tensors.own_tensors import OwnTensors, buffer_of, itself
 from treadle.capture.tensors.tensor_effects import (
     Aspect,
     GivenTensor,
@@ -49,7 +49,7 @@ class UserTensors:
             label = f"argument {at}"
             self._given.append(GivenTensor.of(label, find, leaf, traced, is_argument=True))
         for owner, key, traced in self._bindings.buffers:
-            find, buffer = functools.partial(_buffer, owner, key), owner._buffers[key]
+            find, buffer = functools.partial(buffer_of, owner, key), owner._buffers[key]
             assert buffer is not None, key
             label = f"the buffer {key}"
             self._given.append(GivenTensor.of(label, find, buffer, traced, is_argument=False))
@@ -121,7 +121,7 @@ class UserTensors:
         for parameter in self._request.parameters:
             traced = self._bindings.of(parameter)
             is_written = before(traced) is not None or storage_key(traced) in written
-            find = functools.partial(_itself, parameter)
+            find = functools.partial(itself, parameter)
             self._owned.add(find, traced, None if is_written else traced)
         for tensor in self.entries():
             was = before(tensor.traced)
@@ -149,28 +149,8 @@ class UserTensors:
             tensor.read(walk, self._recorder.tensors, is_named_in_code)
 
 
-def own_tensor(leaf: object) -> Tensor | None:
-    """The user's own parameter, buffer or optimizer state that a leaf of a result is at every call,
-    or that it is a view of."""
-    compute = leaf.compute if isinstance(leaf, DeferredValue) else None
-    compute = compute.find if isinstance(compute, KeptView) else compute
-    if not isinstance(compute, functools.partial):
-        return None
-    is_state = isinstance(getattr(compute.func, "__self__", None), State)
-    tensor_ = compute() if is_state or compute.func in (_itself, _buffer) else None
-    return tensor_ if isinstance(tensor_, Tensor) else None
-
-
 def are_alike(one: object, other: object) -> bool:
     """Whether both are tensors, of one shape and dtype."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return False
     return (one.shape, one.dtype) == (other.shape, other.dtype)
-
-
-def _buffer(owner: nn.Module, key: str) -> Tensor | None:
-    return owner._buffers[key]
-
-
-def _itself(parameter: nn.Parameter) -> nn.Parameter:
-    return parameter

@@ -4,30 +4,24 @@ import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.captured import Captured
-from treadle.capture.dynamic import Dims
 from treadle.capture.explain_errors import branches
-from treadle.capture.failures import raise_told
 from treadle.capture.python_state.reads.object_graph import Location, argument_place
-from treadle.capture.step import capture
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
-from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options
 from treadle.report.stages import Clock
-from treadle.report.watch import watcher_for
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.store.cache import Cache
 from treadle.session.agreement import common_text, groups_of
 from treadle.session.bind import read_inputs
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.carried import flush_all
-from treadle.session.saved import Saved
 from treadle.session.starts import Starts
 from treadle.session.user_step import UserStep
 from treadle.session.variants.guards import GuardKey
@@ -35,6 +29,10 @@ from treadle.session.variants.history import History
 from treadle.session.variants.variants import Variants
 from treadle.util.collector import without_collector
 from treadle.util.errors import LoweringError
+
+if TYPE_CHECKING:
+    from treadle.capture.dynamic import Dims
+    from treadle.session.saved import Saved
 
 
 @final
@@ -58,7 +56,7 @@ class VariantCompiler:
     step: UserStep
     options: Options
     cache: Cache
-    saved: Saved | None
+    saved: "Saved | None"
     history: History = field(default_factory=History)
     arena: Arena = field(default_factory=Arena)
     call: ServedCall = field(default_factory=ServedCall)
@@ -75,6 +73,7 @@ class VariantCompiler:
         """For ``step``, a part of this one: told about with it, in the same memory."""
         return VariantCompiler(step, self.options, self.cache, self.saved, self.history, self.arena)
 
+    @without_collector()
     def stored_or_compiled(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled:
         """The variant for ``call``, whose key is ``key``, as another process captured and compiled
         it, if one did; then nothing is traced. Otherwise it is compiled, and kept for others."""
@@ -91,8 +90,11 @@ class VariantCompiler:
         return compiled
 
     @without_collector()
-    def compile(self, call: NewCall, known: Variants, dims: Dims | None = None) -> Compiled:
+    def compile(self, call: NewCall, known: Variants, dims: "Dims | None" = None) -> Compiled:
         """The variant for ``call``; ``known``: those that there are."""
+        from treadle.compiler.pipeline import compile_graph  # late: a start needs no compiler
+        from treadle.report.watch import watcher_for
+
         flush_all()  # a compile may run the models on made-up tensors
         watcher = watcher_for(self.step.name, self.options)
         clock = Clock(watcher)
@@ -149,8 +151,11 @@ class VariantCompiler:
             captured.inputs.pending.clear()
             captured.dependencies.host_draws.undo()
 
-    def _captured(self, call: NewCall, dims: Dims | None) -> Captured:
+    def _captured(self, call: NewCall, dims: "Dims | None") -> Captured:
         """The step along the path that this call takes."""
+        from treadle.capture.failures import raise_told
+        from treadle.capture.step import capture  # late: a start does not trace
+
         along = functools.partial(
             capture,
             self.step.function,

@@ -1,8 +1,7 @@
 """Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from treadle.capture.dynamic import Dims
 from treadle.capture.eager import CallsClosure
 from treadle.capture.python_state.call_arguments import CallArguments, parameter_names
 from treadle.capture.symbolic.branches.decisions import Answers
@@ -13,11 +12,14 @@ from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import NewCall, VariantCompiler, strict_error
 from treadle.session.variants.guards import Called, GuardKey, Keys
 from treadle.session.variants.shapes import Dynamic, find
-from treadle.session.variants.specialization import Specializations, fixed_numbers
 from treadle.session.variants.variants import Variants
 from treadle.targets.registry import target_for
 from treadle.util.errors import GroupFailure
 from treadle.util.expected import NotExpected
+
+if TYPE_CHECKING:
+    from treadle.capture.dynamic import Dims
+    from treadle.session.variants.specialization import Specializations
 
 
 class TooManyPaths(NotExpected):
@@ -163,6 +165,8 @@ class Dispatcher:
         """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
         if self._shapes is None:
             return None
+        from treadle.session.variants.specialization import Specializations, fixed_numbers
+
         sizes = find(self._shapes, self._step.function, call.args, call.kwargs)
         models = self._step.models.values()
         tensors = [t for m in models for t in (*m.parameters(), *m.buffers())]
@@ -171,7 +175,7 @@ class Dispatcher:
         special = self._special or Specializations(self._shapes, self.history.recompiles)
         self._special = special
 
-        def compiled(dims: Dims) -> Compiled:
+        def compiled(dims: "Dims") -> Compiled:
             return self._compiler.compile(call, self.variants, dims)
 
         return special.variant(key, sizes, fixed_numbers(tensors), compiled)

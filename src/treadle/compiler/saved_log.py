@@ -1,4 +1,4 @@
-"""What a cache and a saved step hold: an artifact and its log, without source lines."""
+"""The log of a compile in the entry that a cache and a saved step hold, without source lines."""
 
 import base64
 import json
@@ -13,16 +13,27 @@ from treadle.passes.comm.simulate import timeline_from_data
 from treadle.passes.memory.decisions import Decision
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes, StagePass
 from treadle.runtime.store.artifact import Artifact
-from treadle.runtime.store.serialize import artifact_from_dict, artifact_to_dict
+from treadle.runtime.store.serialize import artifact_to_dict
 from treadle.schedule.timeline import timeline_from
-from treadle.util.errors import RuntimeFailure
 
 
-def with_lines(
-    artifact: Artifact, log: CompileLog, lines: SourceLines
-) -> tuple[Artifact, CompileLog]:
-    """Both with the source lines of this run in place of their numbers."""
-    steps = tuple(replace(step, origin=lines.fill(step.origin)) for step in artifact.steps)
+def saved_bytes(artifact: Artifact, log: CompileLog) -> bytes:
+    """An artifact and its log as one JSON document: what a cache and a saved step hold."""
+    told = {"texts": log.texts, "notes": asdict(log.notes)}
+    packed = zlib.compress(json.dumps(told).encode())
+    data = {"artifact": artifact_to_dict(artifact), "log": base64.b64encode(packed).decode()}
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def read_log(blob: bytes) -> CompileLog:
+    """That of an entry."""
+    told = json.loads(zlib.decompress(base64.b64decode(json.loads(blob)["log"])))
+    texts = {str(name): str(text) for name, text in told["texts"].items()}
+    return CompileLog(texts, _notes(told["notes"]))
+
+
+def log_with_lines(log: CompileLog, lines: SourceLines) -> CompileLog:
+    """With the source lines of this run in place of their numbers."""
     texts = {name: lines.fill(text) for name, text in log.texts.items()}
     notes = log.notes
     decisions = tuple(
@@ -37,32 +48,11 @@ def with_lines(
     notes = replace(notes, decisions=decisions, kernels=kernels, calls=calls, timeline=line)
     filled = CompileLog(texts, notes)
     filled.pass_seconds = log.pass_seconds
-    return replace(artifact, steps=steps), filled
+    return filled
 
 
 def _filled(info: KernelInfo, lines: SourceLines) -> KernelInfo:
     return replace(info, where=lines.fill(info.where))
-
-
-def saved_bytes(artifact: Artifact, log: CompileLog) -> bytes:
-    """An artifact and its log as one JSON document: what a cache and a saved step hold."""
-    told = {"texts": log.texts, "notes": asdict(log.notes)}
-    packed = zlib.compress(json.dumps(told).encode())
-    data = {"artifact": artifact_to_dict(artifact), "log": base64.b64encode(packed).decode()}
-    return json.dumps(data, separators=(",", ":")).encode()
-
-
-def read_saved(blob: bytes) -> tuple[Artifact, CompileLog] | None:
-    """The inverse; ``None`` for what another version wrote, or anything else."""
-    try:
-        data = json.loads(blob)
-        told = json.loads(zlib.decompress(base64.b64decode(data["log"])))
-        texts = {str(name): str(text) for name, text in told["texts"].items()}
-        return artifact_from_dict(data["artifact"]), CompileLog(texts, _notes(told["notes"]))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error):
-        return None
-    except RuntimeFailure:
-        return None
 
 
 def _notes(data: Mapping[str, Any]) -> Notes:
