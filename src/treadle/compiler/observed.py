@@ -13,9 +13,20 @@ def memory_of_variants(variants: Iterable[Compiled], last: Compiled) -> tuple[Va
     """Those that take turns in the arena of ``last``, one for each program."""
     programs = {id(variant.executable): variant for variant in (*variants, last)}
     return tuple(
-        VariantMemory(_kind(program), program.artifact.arena_bytes, program.artifact.peak_bytes)
+        _memory_of(program)
         for program in programs.values()
         if program.executable.takes_turns_with(last.executable)
+    )
+
+
+def _memory_of(compiled: Compiled) -> VariantMemory:
+    artifact, executable = compiled.artifact, compiled.executable
+    return VariantMemory(
+        _kind(compiled),
+        artifact.arena_bytes,
+        artifact.peak_bytes,
+        executable.is_recorded,
+        executable.own_bytes,
     )
 
 
@@ -65,5 +76,7 @@ def observed_of(
             (decision.answer, decision.where) for decision in captured.dependencies.path.decisions
         ),
         variants=memory_of_variants(variants, compiled),
+        step_bytes=compiled.executable.promised_bytes,
+        place_bytes=compiled.executable.place_bytes,
         start=compiled.start.words,
     )

@@ -75,8 +75,8 @@ def compile_graph(
     arena: Arena | None = None,
 ) -> Compiled:
     """A captured step to something that runs: of the same graph as one of ``known``, the very same
-    that runs for it. ``arena``: what the variants of a step take turns in, where nothing else
-    keeps addresses in it. Raises what the stages raise; changes nothing."""
+    that runs for it. ``arena``: what the variants of a step take turns in. Raises what the
+    stages raise; changes nothing."""
     steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
         alike = {compiled.key: compiled for compiled in known if may_run(compiled, captured)}
@@ -95,8 +95,7 @@ class BuildContext:
     """What a graph does not know of the step that it is the graph of. ``generators``: the user's
     that it draws from; ``kept``: bytes beside its own; ``guards``: of the sizes of its trace, which
     the graph may not know where no value of it has them. ``known``: by their keys, what may be
-    returned as it is. ``arena``: what it takes turns in with others on the host; recordings of a
-    GPU's launches hold addresses, and have arenas of their own."""
+    returned as it is. ``arena``: what it takes turns in with others."""
 
     generators: Sequence[torch.Generator] = ()
     kept: int = 0

@@ -25,7 +25,6 @@ from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.store.artifact import Artifact
 from treadle.runtime.store.cache import Cache
 from treadle.runtime.store.serialize import artifact_from_dict
-from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure
 
 if TYPE_CHECKING:  # read when somebody asks
@@ -130,28 +129,23 @@ def executable_of(
     artifact: Artifact,
     build_: Build,
     checks: IndexCheck,
-    policy: ReplayPolicy | None,
+    policy: ReplayPolicy,
     generators: Sequence[torch.Generator] = (),
     arena: Arena | None = None,
 ) -> Executable:
-    """``generators``: the user's that it draws from; ``arena``: what it takes turns in on the
-    host."""
+    """``generators``: the user's that it draws from; ``arena``: what it takes turns in."""
     return Executable(
         artifact,
         build_,
         generators=generators,
         first=checks.launch,
         policy=policy,
-        arena=arena if target_for(artifact.device).on_host else None,
+        arena=arena,
     )
 
 
-def replay_policy(
-    signature: Signature, artifact: Artifact, options: Options
-) -> ReplayPolicy | None:
-    """What recording the launches of a step has to know; ``None`` where it is not wanted."""
-    if not options.replay:
-        return None
+def replay_policy(signature: Signature, artifact: Artifact, options: Options) -> ReplayPolicy:
+    """What recording the launches of a step has to know."""
     batch = {at for at, input_ in enumerate(signature.inputs) if input_.role is Role.BATCH}
     written = {output.writes for output in signature.outputs if output.writes is not None}
     peak, budget = artifact.peak_bytes, options.budget
@@ -159,4 +153,11 @@ def replay_policy(
         room = _ROOM + peak // 16
     else:  # a ratio leaves none by its meaning
         room = 0 if budget.nbytes is None else budget.nbytes - peak
-    return ReplayPolicy(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
+    return ReplayPolicy(
+        frozenset(batch),
+        frozenset(written),
+        room,
+        clear_workspaces,
+        watch_tensors,
+        records=options.replay,
+    )

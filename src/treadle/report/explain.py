@@ -11,7 +11,7 @@ from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
 from treadle.report.communication import communication_text
 from treadle.report.stages import ORDER
-from treadle.report.step_report import StepReport, Use
+from treadle.report.step_report import StepReport, Use, VariantMemory
 from treadle.schedule.timeline import AliveAtPeak
 from treadle.util.sizes import format_bytes
 
@@ -194,16 +194,24 @@ def _memory(report: StepReport) -> str:
             f"  {len(memory.variants)} variants take turns in one arena of {format_bytes(arena)} "
             f"at most; predicted peak of any call {format_bytes(memory.step_bytes)}"
         )
-        lines += [
-            f"    {variant.name}: arena {format_bytes(variant.arena_bytes)}, "
-            f"predicted peak {format_bytes(variant.peak_bytes)}"
-            for variant in memory.variants[:12]
-        ]
+        lines += [f"    {_variant(variant)}" for variant in memory.variants[:12]]
+    if memory.place_bytes:
+        lines.append(f"  recordings share {format_bytes(memory.place_bytes)} for their inputs")
     rows = [
         replace(row, decision=replace(row.decision, where=short_line(row.decision.where)))
         for row in memory.decisions[:12]
     ]
     return "\n".join(lines + [f"  {shown(row)}" for row in rows])
+
+
+def _variant(variant: VariantMemory) -> str:
+    words = (
+        f"{variant.name}: arena {format_bytes(variant.arena_bytes)}",
+        f"predicted peak {format_bytes(variant.peak_bytes)}",
+        "recorded" if variant.is_recorded else "",
+        f"{format_bytes(variant.own_bytes)} of its own" if variant.own_bytes else "",
+    )
+    return ", ".join(filter(None, words))
 
 
 def _alive(report: StepReport) -> str:

@@ -28,11 +28,15 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float16, torch.b
 
 @dataclass(frozen=True, slots=True)
 class VariantMemory:
-    """One variant of a step: what it is for, its arena, and its predicted peak."""
+    """One variant of a step: what it is for, what it needs of the arena, and its predicted peak.
+    ``is_recorded``: whether its launches are replayed; ``own_bytes``: that stay allocated for it
+    alone, beside all that variants share."""
 
     name: str
     arena_bytes: int
     peak_bytes: int
+    is_recorded: bool = False
+    own_bytes: int = 0
 
 
 class BuildRecord(Protocol):
@@ -76,6 +80,8 @@ class Observed:
     conditions: int = 0  # that are looked at in each call
     decisions: tuple[tuple[bool, str], ...] = ()  # of them: the answer, and the line that asks
     variants: tuple[VariantMemory, ...] = ()  # that take turns in one arena, this one among them
+    step_bytes: int = 0  # that no call exceeds, whichever of them serves it
+    place_bytes: int = 0  # that recordings share for inputs
     start: str = ""  # whether a process traces it, in words
 
 
@@ -160,8 +166,8 @@ class PhaseSummary:
 class Memory:
     """``budget``: as it was asked for. ``budget_bytes`` is ``None`` for a ratio as well.
     ``bounds``: values whose sizes are known at run time only, and the bytes that they are counted
-    with. ``variants``: those of the step that take turns in one arena; ``step_bytes``: the largest
-    peak of any of them, which no call exceeds."""
+    with. ``variants``: those of the step that take turns in one arena; ``step_bytes``: what no call
+    exceeds, whichever of them serves it; ``place_bytes``: that their recordings share."""
 
     predicted_bytes: int
     measured_bytes: int | None
@@ -172,11 +178,8 @@ class Memory:
     timeline: Timeline | None
     bounds: tuple[int, int] = (0, 0)
     variants: tuple[VariantMemory, ...] = ()
-
-    @property
-    def step_bytes(self) -> int:
-        """The largest predicted peak of any variant, this one included."""
-        return max((self.predicted_bytes, *(variant.peak_bytes for variant in self.variants)))
+    step_bytes: int = 0
+    place_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -307,6 +310,8 @@ def _memory(seen: Observed) -> Memory:
         notes.timeline,
         _bounds(artifact),
         seen.variants,
+        seen.step_bytes or artifact.peak_bytes,
+        seen.place_bytes,
     )
 
 

@@ -12,8 +12,9 @@ class Summary:
 
     ``peak_predicted_bytes``: the plan's promise for the whole step, parameters and state included;
     ``peak_measured_bytes``: ``None`` before ``Step.measure``. ``arena_bytes``: of temporaries.
-    ``variants`` take turns in one arena, and ``peak_of_any_call_bytes`` is the largest of their
-    peaks: no call of the step exceeds it.
+    ``variants`` take turns in one arena, and ``peak_of_any_call_bytes`` is what no call of the step
+    exceeds: the largest of their peaks, and what each keeps for itself (``own_bytes``) and their
+    recordings share.
     ``budget``: ``memory=`` as text, empty for none. ``launches`` of ``functions`` generated
     functions, ``library_calls`` that were chosen, and ``fallbacks``, optimizers that step eagerly
     included. ``floor_seconds`` and ``seconds``: of all kernels and calls, as in ``PhaseSummary``;

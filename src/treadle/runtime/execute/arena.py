@@ -3,7 +3,8 @@
 All variants of a step (other shapes, other paths) take turns in one block: what stays between
 calls is the largest arena and not the sum of all. A variant whose library calls hold much beside
 its arena may find the block of another one too large; then a block of another size takes its
-place, so that no call holds more than the largest peak that was promised.
+place, so that no call holds more than the largest peak that was promised. Recorded launches hold
+addresses in the block: with it the recordings go.
 """
 
 import threading
@@ -13,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.replay.shared_recordings import SharedRecordings
 from treadle.runtime.store.artifact import Artifact
 
 _ALIGNMENT = 64
@@ -30,6 +33,7 @@ class Tenant(Protocol):
 
 class Arena:
     """The memory for temporaries; executables of one step take turns in it, under ``lock``.
+    ``recordings``: of their launches.
 
     ``grows_only``: tenants that are in the middle of something keep their views, so the block may
     not be exchanged for a smaller one.
@@ -38,6 +42,7 @@ class Arena:
     def __init__(self, *, grows_only: bool = False) -> None:
         self.bytes: Tensor | None = None
         self.lock = threading.RLock() if grows_only else threading.Lock()
+        self.recordings = SharedRecordings()
         self._grows_only = grows_only
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
@@ -45,23 +50,48 @@ class Arena:
         """From now on it takes turns with the others."""
         self._tenants.add(tenant)
 
+    def leave(self, tenant: Tenant) -> None:
+        """Until its next call it takes no turns; what only it needs is freed."""
+        self._tenants.discard(tenant)
+        tenant.leave_arena()
+        needed = max((other.artifact.arena_bytes for other in self._tenants), default=-1)
+        if self.bytes is not None and self.bytes.numel() > needed:
+            self._free(again=True)
+
     @property
     def promised_bytes(self) -> int:
-        """The largest peak of any tenant: no call holds more, whoever was there before."""
-        return max((tenant.artifact.peak_bytes for tenant in self._tenants), default=0)
+        """The largest peak of any tenant beside the constants of all others: no call holds more,
+        whoever was there before, but for the recordings."""
+        artifacts = [tenant.artifact for tenant in self._tenants]
+        constants = [constant_bytes(artifact) for artifact in artifacts]
+        peaks = zip(artifacts, constants, strict=True)
+        return sum(constants) + max((each.peak_bytes - own for each, own in peaks), default=0)
+
+    def keep_promise(self) -> None:
+        """Recordings go where a plan that came later needs their bytes."""
+        if self.recordings.nbytes:
+            self.recordings.keep_within(self.promised_bytes)
+
+    def keeps_block(self, tenant: Tenant) -> bool:
+        """Whether ``get`` gives the block that there is."""
+        return self.bytes is not None and self._suits(self.bytes.numel(), tenant.artifact)
 
     def get(self, tenant: Tenant, device: torch.device) -> Tensor:
         """A block that is large enough for ``tenant``, allocated when there is none."""
+        self._tenants.add(tenant)
         held = self.bytes
         if held is None or not self._suits(held.numel(), tenant.artifact):
-            self.give_back()  # before the new one
             sizes = {other.artifact.arena_bytes for other in self._tenants}
-            suiting = [size for size in sizes if self._suits(size, tenant.artifact)]
-            held = self.bytes = _aligned(max(suiting), device)
+            size = max(size for size in sizes if self._suits(size, tenant.artifact))
+            grows = held is None or size > held.numel()
+            del held
+            self._free(again=grows)  # before there is the new one
+            held = self.bytes = _aligned(size, device)
         return held
 
-    def give_back(self) -> None:
-        """Free the block; the next call allocates it again."""
+    def _free(self, *, again: bool) -> None:
+        """The block, which nobody keeps. ``again``: what was recorded is recorded again."""
+        self.recordings.lose_all(again=again)
         for tenant in self._tenants:
             tenant.leave_arena()
         self.bytes = None
@@ -70,6 +100,11 @@ class Arena:
         beside = artifact.peak_bytes - artifact.arena_bytes
         within = self._grows_only or beside + size <= self.promised_bytes
         return artifact.arena_bytes <= size and within
+
+
+def constant_bytes(artifact: Artifact) -> int:
+    """That stay allocated for it alone."""
+    return sum(spec_bytes(artifact.buffers[name]) for name in artifact.constants)
 
 
 def _aligned(nbytes: int, device: torch.device) -> Tensor:

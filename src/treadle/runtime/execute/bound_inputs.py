@@ -18,15 +18,23 @@ GONE = torch.empty(0, device="cpu")
 
 @final
 class BoundInputs:
-    """``tensors``: of the call that runs now. ``steady``: which of them need no look."""
+    """``tensors``: of the call that runs now. ``steady``: which of them need no look; ``moving``:
+    which are no longer the step's after a call, even if the next one gets the same."""
 
     def __init__(
-        self, artifact: Artifact, bindings: Bindings, steady: SteadyInputs | None = None
+        self,
+        artifact: Artifact,
+        bindings: Bindings,
+        steady: SteadyInputs | None = None,
+        moving: frozenset[int] = frozenset(),
     ) -> None:
         self.tensors: Sequence[Tensor] = ()
         self.steady = steady
         buffers = [artifact.buffers[name] for name in artifact.inputs]
-        self._inputs = tuple(_Input(spec, bindings.uses[spec.name]) for spec in buffers)
+        self._inputs = tuple(
+            _Input(spec, bindings.uses[spec.name], may_stay=at not in moving)
+            for at, spec in enumerate(buffers)
+        )
         self._device = torch.device(artifact.device)
 
     def __len__(self) -> int:
@@ -84,13 +92,14 @@ class BoundInputs:
 
 class _Input:
     """One input. Its views stay bound from the second call with one tensor on: parameters and state
-    stay in place, and neither a batch nor what a backward takes is kept alive between calls. The
-    address alone does not tell: an allocator gives a new tensor the place of one that is gone."""
+    stay in place, and neither a batch (which may not stay) nor what a backward takes is kept alive
+    between calls. The address alone does not tell: an allocator gives a new tensor the place of one
+    that is gone."""
 
-    __slots__ = ("address", "spec", "stays", "tensor", "uses")
+    __slots__ = ("_may_stay", "address", "spec", "stays", "tensor", "uses")
 
-    def __init__(self, spec: BufferSpec, uses: BufferUses) -> None:
-        self.spec, self.uses = spec, uses
+    def __init__(self, spec: BufferSpec, uses: BufferUses, *, may_stay: bool) -> None:
+        self.spec, self.uses, self._may_stay = spec, uses, may_stay
         self.forget()
 
     def forget(self) -> None:
@@ -101,7 +110,8 @@ class _Input:
 
     def bind(self, tensor: Tensor, address: int) -> None:
         """To ``tensor``, which is at ``address``."""
-        self.stays = address == self.address and self.tensor() is tensor
+        same = address == self.address and self.tensor() is tensor
+        self.stays = same and self._may_stay
         self.tensor, self.address = weakref.ref(tensor), address
         self.uses.bind(tensor, self.spec)
 

@@ -64,6 +64,7 @@ class CallFrame:
         generators: Sequence[torch.Generator],
         first: FirstLaunches = nothing,
         steady: SteadyInputs | None = None,
+        moving: frozenset[int] = frozenset(),
     ) -> None:
         self._artifact = artifact
         self._functions = functions
@@ -71,7 +72,7 @@ class CallFrame:
         self._bindings = Bindings(artifact.buffers, generators)
         self._live = Live(self._bindings, torch.device(artifact.device))
         self.memory = StepMemory(artifact, self._bindings, arena)
-        self.inputs = BoundInputs(artifact, self._bindings, steady)
+        self.inputs = BoundInputs(artifact, self._bindings, steady, moving)
         self._incoming = Incoming(artifact, self.inputs, self._live)
         preparation = Preparation(
             artifact, functions, programs, self._bindings, self._live, self._incoming

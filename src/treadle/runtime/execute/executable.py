@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from treadle.runtime.execute.arena import Arena
+from treadle.runtime.execute.arena import Arena, constant_bytes
 from treadle.runtime.execute.call_frame import CallFrame, FirstLaunches, nothing
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.cuda_graph import CudaRecorder
@@ -31,7 +31,7 @@ class Executable:
 
     ``like``: an executable of the same sources, maybe for other sizes, whose code and generators it
     shares, and its arena unless it is given another. ``generators``: those of the user's that the
-    artifact's calls draw from, by number. ``policy``: with it, a step that is bound by launching is
+    artifact's calls draw from, by number. ``policy``: by it, a step that is bound by launching is
     recorded by ``recorder`` (on a GPU CUDA's) and replayed. ``arena``: what it takes turns in with
     others, for its temporaries.
     """
@@ -64,13 +64,19 @@ class Executable:
             generators=self.generators,
             first=first,
             steady=policy and policy.steady_inputs(len(artifact.inputs), policy.moving),
+            moving=frozenset() if policy is None else policy.moving,
         )
         self.policy = policy
         self.recorder = recorder
         self.replay: Replay | None = None
-        if policy is not None and recorder is None and not self.target.on_host:
-            self.recorder = recorder = CudaRecorder(self.device, policy.clear)
-        if policy is not None and recorder is not None and not self.generators:
+        if policy is None or not policy.records:
+            return
+        if recorder is None and not self.target.on_host:
+            shared = self._arena.recordings
+            if shared.recorder is None:
+                shared.recorder = CudaRecorder(self.device, policy.clear)
+            self.recorder = recorder = shared.recorder
+        if recorder is not None and not self.generators:
             self.replay = Replay(artifact, self.frame, recorder, policy)
 
     def run(
@@ -94,6 +100,7 @@ class Executable:
             frame.memory.allocate()  # after what that frees
 
         with self._arena.lock, torch.no_grad(), self._without_autocast():
+            self._arena.keep_promise()
             if replay is not None:
                 results = replay.run(inputs, starts)
                 if results is not None:
@@ -157,16 +164,34 @@ class Executable:
 
     @property
     def promised_bytes(self) -> int:
-        """The largest peak of all that take turns in its arena."""
-        return self._arena.promised_bytes
+        """What no call holds more than of all that take turns in its arena, with the recordings
+        that there are."""
+        return self._arena.promised_bytes + self._arena.recordings.nbytes
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its calls replay a recording."""
+        return self.replay is not None and self.replay.is_recorded
+
+    @property
+    def own_bytes(self) -> int:
+        """That stay allocated for it alone, beside what all that take turns in its arena share."""
+        replay = self.replay
+        kept = 0 if replay is None else self._arena.recordings.result_bytes(replay)
+        return constant_bytes(self.artifact) + kept
+
+    @property
+    def place_bytes(self) -> int:
+        """That recordings of those it takes turns with share for their inputs."""
+        return self._arena.recordings.block_bytes
 
     def takes_turns_with(self, other: "Executable") -> bool:
         """Whether the temporaries of both lie in the same arena."""
         return self._arena is other._arena
 
     def release(self) -> None:
-        """Give the arena back, which those it takes turns with lose as well; the next call
-        allocates it again."""
+        """Give back what those it takes turns with do not need; the next call allocates it
+        again."""
         with self._arena.lock:
             if self.replay is not None:
                 self.replay.drop()

@@ -14,6 +14,11 @@ from treadle.runtime.execute.bindings import (
     view_of,
     whole,
 )
+from treadle.runtime.replay.shared_recordings import (
+    Recorded,
+    RecordingBytes,
+    SharedRecordings,
+)
 from treadle.runtime.store.artifact import Artifact, BufferSpec, Storage
 
 
@@ -78,7 +83,21 @@ class StepMemory:
             for name in self._in_block:
                 self._bindings.uses[name].drop()
 
+    def keeps_block(self) -> bool:
+        """Whether ``allocate`` would leave everything where it is."""
+        return self._block is not None and self._arena.keeps_block(self)
+
+    @property
+    def recordings(self) -> SharedRecordings:
+        """Of all that take turns in the arena."""
+        return self._arena.recordings
+
+    def admit(self, member: Recorded, need: RecordingBytes) -> Tensor | None:
+        """Memory for the places of a recording beside the plans; ``None`` if there is none."""
+        promised = self._arena.promised_bytes
+        return self._arena.recordings.admit(member, need, promised, self._device)
+
     def give_back(self) -> None:
-        """Free both; those it takes turns with lose the block as well."""
-        self._arena.give_back()
+        """Free the constants, and of the block what nobody else needs."""
+        self._arena.leave(self)
         self.constants = {}

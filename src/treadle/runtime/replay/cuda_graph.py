@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol, SupportsInt
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -54,12 +55,17 @@ next:
 
 class CudaRecorder:
     """Records with CUDA graphs. ``clear``: gives libraries' workspaces back, since those that the
-    recording uses come beside them."""
+    recording uses come beside them.
+
+    All recordings that are alive share one pool of memory. A later one may be given what an earlier
+    one has freed by its end, so they are replayed one at a time, and what was made in one is copied
+    out before the next."""
 
     def __init__(self, device: torch.device, clear: Callable[[], None]) -> None:
         self._device = device
         self._clear = clear
         self._pool = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float]:
         """Seconds until everything was launched, and until it was done."""
@@ -71,11 +77,13 @@ class CudaRecorder:
         return launched - start, time.perf_counter() - start
 
     def start(self) -> None:
-        """Begin a pool of memory for recordings, unless the caller records."""
+        """Make room for a recording, unless the caller records. A pool is freed with its last
+        recording, and may not be used from then on."""
         if torch.cuda.is_current_stream_capturing():
             return
         self._clear()
-        self._pool = torch.cuda.graph_pool_handle()
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
         """Record ``run``: what it made, and what replays it."""
@@ -93,6 +101,7 @@ class CudaRecorder:
             with torch.cuda.device(self._device):
                 memsets_as_kernels(graph.raw_cuda_graph(), driver)
             graph.instantiate()
+        self._graphs.add(graph)
         return results, graph.replay
 
     def _recover(self) -> None:

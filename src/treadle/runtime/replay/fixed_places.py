@@ -1,17 +1,20 @@
 """Where a recording finds the inputs of a call: those that move at places of their own, to which
 they are copied, the rest where they were when it was made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from treadle.runtime.execute.bindings import same_strides, spec_bytes
+from treadle.runtime.execute.bindings import same_strides, spec_bytes, view_of, whole
 from treadle.runtime.execute.call_frame import CallFrame
 from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs
-from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact, BufferSpec
+
+_ALIGNMENT = 256
+"""As the allocator's own tensors have it, so that kernels read them in the same widths."""
 
 
 @final
@@ -31,14 +34,14 @@ class FixedPlaces:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the places, and give their memory back."""
+        """Forget the places."""
         self._places: dict[int, Tensor] = {}
         self._steady: SteadyInputs | None = None  # of what stays, what is the same tensors
 
     @property
     def nbytes(self) -> int:
         """Of the places of all that moves."""
-        return sum(spec_bytes(self._specs[at]) for at in self._moving)
+        return place_bytes(self._specs[at] for at in self._moving)
 
     @property
     def are_written(self) -> bool:
@@ -58,9 +61,13 @@ class FixedPlaces:
         """Whether all that moves has the layout of its place."""
         return all(self._is_alike(inputs[at], at) for at in sorted(self._moving))
 
-    def settle(self, inputs: Sequence[Tensor]) -> None:
-        """From now on what moves has a place, which has these numbers, and the rest stays."""
-        self._places = {at: self._place(at) for at in sorted(self._moving)}
+    def settle(self, inputs: Sequence[Tensor], memory: Tensor) -> None:
+        """From now on what moves has a place in ``memory``, which has these numbers, and the rest
+        stays."""
+        moving = sorted(self._moving)
+        self._places = dict(
+            zip(moving, places_in(memory, [self._specs[at] for at in moving]), strict=True)
+        )
         self._addresses = [input_.data_ptr() for input_ in inputs]
         fixed = self._placeable - self._places.keys()
         self._stays = [at in fixed for at in range(len(inputs))]
@@ -106,6 +113,22 @@ class FixedPlaces:
             and same_strides(tensor, spec)
         )
 
-    def _place(self, at: int) -> Tensor:
-        spec = self._specs[at]
-        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
+
+def place_bytes(specs: Iterable[BufferSpec]) -> int:
+    """Of memory that has a place for each."""
+    return sum(_rounded(spec_bytes(spec)) for spec in specs)
+
+
+def places_in(memory: Tensor, specs: Iterable[BufferSpec]) -> list[Tensor]:
+    """One for each, one after another."""
+    places: list[Tensor] = []
+    start = 0
+    for spec in specs:
+        raw = memory[start : start + spec_bytes(spec)]
+        places.append(view_of(raw.view(spec.dtype), whole(spec)))
+        start += _rounded(spec_bytes(spec))
+    return places
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import final
 
-import torch
 from torch import Tensor
 
-from treadle.runtime.execute.bindings import spec_bytes
 from treadle.runtime.execute.call_frame import CallFrame
 from treadle.runtime.execute.incoming import INCOMING
-from treadle.runtime.replay.fixed_places import FixedPlaces
+from treadle.runtime.replay.fixed_places import FixedPlaces, place_bytes, places_in
 from treadle.runtime.replay.recording_plan import RecordingPlan
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
+from treadle.runtime.replay.shared_recordings import RecordingBytes
 from treadle.runtime.replay.when_to_record import WhenToRecord
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep
 from treadle.util.errors import RuntimeFailure
@@ -70,17 +69,18 @@ class JointReplay:
     ) -> None:
         plan = RecordingPlan.of(artifact, policy)
         refusal = plan.refusal or ("not recorded: a part of it waits" if plan.segments else "")
-        self._when = WhenToRecord(refusal, policy.room)
+        self._when = WhenToRecord(refusal)
         self._frame, self._recorder = frame, recorder
         self._cut, self._results = cut, results
         self._incoming = _incoming(artifact)
-        self._device = torch.device(artifact.device)
-        self._nbytes = plan.nbytes + sum(spec_bytes(spec) for spec in self._incoming.values())
+        self._result_bytes = plan.nbytes
         self._places = FixedPlaces(artifact, frame, policy, plan.placeable)
         self._times = (0.0, 0.0)  # launching, and all, of the call that is timed
         self._mode = _Mode.USUAL
         self._inputs: Sequence[Tensor] = ()  # of a call that is replayed
         self._forget()
+        self.limit_bytes = artifact.peak_bytes + policy.room
+        frame.memory.recordings.join(self)
 
     def _forget(self) -> None:
         self._forward: _Recorded | None = None
@@ -104,11 +104,13 @@ class JointReplay:
         if self._when.is_off:
             return usual()
         if self._forward is not None and self._backward is not None:
-            if self._places.fit(inputs):
+            if self._places.fit(inputs) and self._frame.memory.keeps_block():
                 return self._replayed_forward(self._forward, inputs)
             self._drop()
-        if self._when.is_due and self._may_record(inputs):
-            return self._recorded_forward(inputs)
+        elif self._when.is_due:
+            places = self._memory_for_places(inputs)
+            if places is not None:
+                return self._recorded_forward(inputs, places)
         self._places.observe(inputs)
         if not self._when.is_timed():
             return usual()
@@ -158,24 +160,47 @@ class JointReplay:
         return results
 
     def _drop(self) -> None:
+        self._frame.memory.recordings.leave(self)
+        self.lose_recording(again=False)
+
+    def lose_recording(self, *, again: bool) -> None:
+        """Forget both recordings, and make them again. ``again``: however often they were made."""
         self._forget()
         self._places.drop()
-        self._when.is_due = True
+        self._when.put_off(again=again)
 
-    def _may_record(self, inputs: Sequence[Tensor]) -> bool:
-        why = self._when.why_not(self._nbytes + self._places.nbytes)
+    @property
+    def place_bytes(self) -> int:
+        """Of the places that inputs and incoming gradients need."""
+        if self._when.is_off:
+            return 0
+        return self._places.nbytes + place_bytes(self._incoming.values())
+
+    def _memory_for_places(self, inputs: Sequence[Tensor]) -> Tensor | None:
+        """If this call may be recorded."""
+        memory, why = self._frame.memory, self._when.why_not()
         if why:
             self._give_up(why)
-        return not why and self._places.are_alike(inputs)
+            return None
+        if not (self._places.are_alike(inputs) and memory.keeps_block()):
+            self._when.put_off()
+            return None
+        need = RecordingBytes(self.place_bytes, self._result_bytes)
+        places = memory.admit(self, need)
+        if places is None:
+            self._give_up(need.without_room)
+        return places
 
     def _give_up(self, why: str) -> None:
         self._drop()
         self._when.give_up(why)
 
-    def _recorded_forward(self, inputs: Sequence[Tensor]) -> Results:
+    def _recorded_forward(self, inputs: Sequence[Tensor], places: Tensor) -> Results:
         frame = self._frame
         frame.memory.allocate()
-        self._places.settle(inputs)
+        self._places.settle(inputs, places)
+        gradients = places_in(places[self._places.nbytes :], self._incoming.values())
+        self._gradients = dict(zip(self._incoming, gradients, strict=True))
         self._recorder.start()
         bound = self._places.bound(inputs)
 
@@ -191,7 +216,6 @@ class JointReplay:
 
     def _recorded_backward(self, gradients: Sequence[Tensor]) -> Results:
         frame = self._frame
-        self._gradients = {number: self._place(spec) for number, spec in self._incoming.items()}
         self._fill(gradients)
 
         def launched() -> None:
@@ -233,6 +257,7 @@ class JointReplay:
 
     def _replayed_forward(self, forward: _Recorded, inputs: Sequence[Tensor]) -> Results:
         self._mode, self._inputs = _Mode.REPLAYED, inputs
+        self._frame.memory.recordings.use(self)
         self._places.fill(inputs)
         forward.launch()
         return self._frame.replayed_results(inputs, forward.alive, end=self._results)
@@ -244,9 +269,6 @@ class JointReplay:
         backward.launch()
         alive = {**forward.alive, **backward.alive}
         return self._frame.replayed_results(self._inputs, alive, first=self._results)
-
-    def _place(self, spec: BufferSpec) -> Tensor:
-        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
 
     def _fill(self, gradients: Sequence[Tensor]) -> None:
         for number, place in self._gradients.items():

@@ -25,6 +25,7 @@ from treadle.runtime.replay.fixed_places import FixedPlaces
 from treadle.runtime.replay.recording_plan import RecordingPlan
 from treadle.runtime.replay.recordings import Recording, record_segments, record_whole
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
+from treadle.runtime.replay.shared_recordings import RecordingBytes
 from treadle.runtime.replay.when_to_record import WhenToRecord
 from treadle.runtime.store.artifact import Artifact
 from treadle.util.expected import NotExpected
@@ -38,10 +39,12 @@ class Replay:
         self, artifact: Artifact, frame: CallFrame, recorder: Recorder, policy: ReplayPolicy
     ) -> None:
         self._plan = RecordingPlan.of(artifact, policy)
-        self._when = WhenToRecord(self._plan.refusal, policy.room)
+        self._when = WhenToRecord(self._plan.refusal)
         self._places = FixedPlaces(artifact, frame, policy, self._plan.placeable)
         self._frame, self._recorder = frame, recorder
         self._recording: Recording | None = None
+        self.limit_bytes = artifact.peak_bytes + policy.room
+        frame.memory.recordings.join(self)
 
     @property
     def note(self) -> str:
@@ -71,47 +74,66 @@ class Replay:
         called before anything runs."""
         if self._when.is_off:
             return None
+        memory = self._frame.memory
         if self._recording is not None:
-            if self._places.fit(inputs):
+            if self._places.fit(inputs) and memory.keeps_block():
+                memory.recordings.use(self)
                 begins()
                 self._places.fill(inputs)
                 return self._recording.replay(inputs)
             self.drop()
-            self._when.is_due = True
         elif not self._when.is_due:
             self._places.observe(inputs)
-        elif self._may_record(inputs):
+        elif (places := self._memory_for_places(inputs)) is not None:
             begins()
-            return self._record(inputs)
+            return self._record(inputs, places)
         return None
 
     def drop(self) -> None:
         """Forget the recording, and give its memory back."""
-        self._recording, self._when.is_due = None, False
-        self._places.drop()
+        self._frame.memory.recordings.leave(self)
+        self.lose_recording(again=False)
 
-    def _may_record(self, inputs: Sequence[Tensor]) -> bool:
-        self._when.is_due = False
-        why = self._when.why_not(self._plan.nbytes + self._places.nbytes)
+    def lose_recording(self, *, again: bool) -> None:
+        """Forget the recording, and make it again. ``again``: however often it was made."""
+        self._recording = None
+        self._places.drop()
+        self._when.put_off(again=again)
+
+    @property
+    def place_bytes(self) -> int:
+        """Of the places that its inputs need."""
+        return 0 if self._when.is_off else self._places.nbytes
+
+    def _memory_for_places(self, inputs: Sequence[Tensor]) -> Tensor | None:
+        """If this call may be recorded."""
+        memory, why = self._frame.memory, self._when.why_not()
         if self._places.are_written:
             why = "an argument is written to"
         if why:
             self._give_up(why)
-        return not why and self._places.are_alike(inputs)
+            return None
+        if not (self._places.are_alike(inputs) and memory.keeps_block()):
+            self._when.put_off()
+            return None
+        need = RecordingBytes(self._places.nbytes, self._plan.nbytes)
+        places = memory.admit(self, need)
+        if places is None:
+            self._give_up(need.without_room)
+        return places
 
     def _give_up(self, why: str) -> None:
         self.drop()
         self._when.give_up(why)
 
-    def _record(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def _record(self, inputs: Sequence[Tensor], places: Tensor) -> list[Tensor | None]:
         record = record_segments if self._plan.segments else record_whole
-        self._places.settle(inputs)
+        self._places.settle(inputs, places)
         try:
             attempt = record(self._frame, self._recorder, self._plan, self._places, inputs)
         except NotExpected:
             self.drop()
             self._frame.settle(failed=True)
-            self._when.is_due = True  # another call is recorded
             raise
         self._recording = attempt.recording
         if attempt.recording is None:

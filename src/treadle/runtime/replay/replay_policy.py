@@ -33,13 +33,15 @@ class Recorder(Protocol):
 class ReplayPolicy:
     """What a recording has to know of a step. ``moving``: inputs that are elsewhere at each call;
     ``written``: those that change in place; ``room``: bytes it may cost beside the plan's own;
-    ``clear``: gives the workspaces of libraries back; ``layouts``: watches layouts."""
+    ``clear``: gives the workspaces of libraries back; ``layouts``: watches layouts; ``records``:
+    whether anything is to be recorded."""
 
     moving: frozenset[int]
     written: frozenset[int]
     room: int
     clear: Callable[[], None]
     layouts: LayoutsOf | None = None
+    records: bool = True
 
     def steady_inputs(self, count: int, moving: frozenset[int]) -> SteadyInputs | None:
         """Of ``count`` inputs those that stay, where layouts are watched."""

@@ -13,18 +13,21 @@ _ATTEMPTS = 4
 @final
 class WhenToRecord:
     """``note``: why calls are recorded or are not, in words; ``is_off``: they never are again;
-    ``is_due``: the next one is to be. ``room``: bytes that a recording may keep."""
+    ``is_due``: the next one is to be."""
 
-    def __init__(self, refusal: str, room: int) -> None:
+    def __init__(self, refusal: str) -> None:
         self.note = refusal
         self.is_off = bool(refusal)
         self.is_due = False
-        self._room = room
         self._calls = self._attempts = 0
+        self._is_put_off = False
 
     def is_timed(self) -> bool:
         """Count a call that is launched as usual; whether it is the one to be timed."""
         if self.is_off:
+            return False
+        if self._is_put_off:
+            self._is_put_off, self.is_due = False, True
             return False
         self._calls += 1
         return self._calls == _TIMED_CALL
@@ -40,17 +43,23 @@ class WhenToRecord:
         self.is_off = not self.is_due
         self.note = times if self.is_due else f"not recorded: {times}"
 
-    def why_not(self, nbytes: int) -> str:
-        """Count an attempt; why it must not be, in words, if so. ``nbytes``: what a recording
-        keeps."""
+    def put_off(self, *, again: bool = False) -> None:
+        """The recording is gone: once more as usual, which prepares what a recording needs, and
+        then a new one. ``again``: however often there was one."""
+        self.is_due, self._is_put_off = False, not self.is_off
+        self._attempts -= again
+        self.note = f"{self.note.split(';')[0]}; to be recorded again"
+
+    def why_not(self) -> str:
+        """Count an attempt; why it must not be, in words, if so."""
+        self.is_due = False
         self._attempts += 1
-        if nbytes > self._room:
-            return f"copies of {nbytes} bytes have no room beside the plan"
         return "its tensors move from call to call" if self._attempts > _ATTEMPTS else ""
 
     def give_up(self, why: str) -> None:
         """Launch as usual for good."""
-        self.is_off, self.is_due, self.note = True, False, f"not recorded: {why}"
+        self.is_off, self.is_due, self._is_put_off = True, False, False
+        self.note = f"not recorded: {why}"
 
     def recorded(self, what: str) -> None:
         """From now on calls are replayed, as ``what``."""

@@ -1,0 +1,139 @@
+"""The recordings that take turns in an arena, and the memory that they share beside it.
+
+::
+
+    what launches allocate    one pool, of the recorder: nothing in it outlives the call
+    places of inputs          one block, as large as the largest need
+    results                   each recording's own, until they are copied out
+
+A recording costs bytes beside the plan. Where all of them together would take more than there is
+room for, and where there are very many, the least recently used one goes first.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, final
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.replay.replay_policy import Recorder
+
+_MOST = 24
+"""Recordings that are held at once: the driver keeps the arguments of every launch of each."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RecordingBytes:
+    """``places``: of inputs, shared; ``results``: what the recording alone keeps."""
+
+    places: int
+    results: int
+
+    @property
+    def without_room(self) -> str:
+        """Why there is no recording, if there is no room for these."""
+        return f"copies of {self.places + self.results} bytes have no room beside the plan"
+
+
+class Recorded(Protocol):
+    """What may have a recording. ``limit_bytes``: that its calls may hold with all recordings."""
+
+    limit_bytes: int
+
+    @property
+    def place_bytes(self) -> int:
+        """Of the places that its inputs need."""
+        ...
+
+    def lose_recording(self, *, again: bool) -> None:
+        """Forget the recording. ``again``: it is made again, however often it was made."""
+        ...
+
+
+@final
+class SharedRecordings:
+    """``recorder``: of all of them."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self._members: WeakSet[Recorded] = WeakSet()
+        self._held: WeakKeyDictionary[Recorded, RecordingBytes] = WeakKeyDictionary()
+        """The least recently used first."""
+        self._newest = 0  # the identity of the last one; a reference would keep it alive
+        self._block: Tensor | None = None
+
+    def join(self, member: Recorded) -> None:
+        """From now on it may have a recording."""
+        self._members.add(member)
+
+    @property
+    def nbytes(self) -> int:
+        """Held by all of them, the shared block counted once."""
+        return self.block_bytes + sum(each.results for each in self._held.values())
+
+    @property
+    def block_bytes(self) -> int:
+        """Of the places that they share."""
+        return 0 if self._block is None else self._block.numel()
+
+    def result_bytes(self, member: Recorded) -> int:
+        """Of results that the recording of ``member`` keeps."""
+        held = self._held.get(member)
+        return 0 if held is None else held.results
+
+    def use(self, member: Recorded) -> None:
+        """It is the most recently used one."""
+        if self._newest != id(member):
+            self._held[member] = self._held.pop(member)
+            self._newest = id(member)
+
+    def keep_within(self, promised: int) -> None:
+        """Let go of as many as it takes beside ``promised`` bytes of the plans, which may be more
+        than when they were made."""
+        while self._held and self.nbytes > self._room(promised):
+            self._lose_oldest()
+
+    def admit(
+        self, member: Recorded, need: RecordingBytes, promised: int, device: torch.device
+    ) -> Tensor | None:
+        """Memory for the places of a recording that is made now, beside ``promised`` bytes of the
+        plans: others have gone if they had to. ``None`` if there is no room for it alone."""
+        room = self._room(promised) - need.results
+        while self._held and (len(self._held) >= _MOST or not self._fits(need.places, room)):
+            self._lose_oldest()
+        if not self._fits(need.places, room):
+            return None
+        if self._block is None or need.places > self.block_bytes:
+            self.lose_all(again=True)  # their launches read the old block
+            known = max(each.place_bytes for each in self._members)
+            size = known if known <= room else need.places
+            self._block = torch.empty(size, dtype=torch.uint8, device=device)
+        self._held[member], self._newest = need, id(member)
+        return self._block
+
+    def leave(self, member: Recorded) -> None:
+        """Its recording is no more."""
+        self._held.pop(member, None)
+        if not self._held:
+            self._block, self._newest = None, 0
+
+    def lose_all(self, *, again: bool) -> None:
+        """No recording is right any more. ``again``: however often they were made."""
+        for member in list(self._held):
+            self._lose(member, again=again)
+
+    def _lose_oldest(self) -> None:
+        self._lose(next(iter(list(self._held))), again=False)
+
+    def _lose(self, member: Recorded, *, again: bool) -> None:
+        self.leave(member)
+        member.lose_recording(again=again)
+
+    def _room(self, promised: int) -> int:
+        return max((each.limit_bytes for each in self._members), default=0) - promised
+
+    def _fits(self, places: int, room: int) -> bool:
+        results = sum(each.results for each in self._held.values())
+        return max(self.block_bytes, places) + results <= room
