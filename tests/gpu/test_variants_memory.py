@@ -1,5 +1,5 @@
-"""On a real GPU: the variants of a step share their memory. Eight shapes in any order, each recorded
-and replayed; what is allocated stays within what the step promises."""
+"""On a real GPU: the variants of a step share their memory. Eight shapes in any order, each of them
+recorded and replayed; what is allocated stays within what the step promises."""
 
 import copy
 import gc
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from treadle.compat.switches import clear_workspaces
 
 ROWS = (3, 16, 33, 64, 100, 256, 500, 1024)
 WIDTH = 64
@@ -67,8 +68,8 @@ def test_eight_shapes_in_any_order_stay_within_the_promise(seed):
         x = batch(rows)
         torch.testing.assert_close(step(x), eager(x), rtol=5e-3, atol=1e-3)
     assert len(recorded(step)) == len(ROWS), step.explain()
-    peak = 0
-    before = torch.cuda.memory_allocated()  # the eager twin's, and all that stays between calls
+    clear_workspaces()  # the eager twin's
+    before = torch.cuda.memory_allocated()  # of the twin, and all that stays between calls
     torch.cuda.reset_peak_memory_stats()
     for rows in order(seed + 100, rounds=3):
         step(batch(rows))
@@ -98,23 +99,36 @@ def test_shapes_that_come_while_others_are_recorded(seed):
     assert len(recorded(step)) == len(ROWS), step.explain()
 
 
+def workspace():
+    """Bytes that cuBLAS takes once and for all, which no plan counts."""
+    square = torch.ones(WIDTH, WIDTH, device="cuda")
+    clear_workspaces()
+    before = torch.cuda.memory_allocated()
+    product = square @ square
+    return torch.cuda.memory_allocated() - before - product.untyped_storage().nbytes()
+
+
 def test_a_budget_is_for_all_variants():
     torch.manual_seed(0)
+    library = workspace()
     model = Deep().cuda()
     _, plain = compiled(copy.deepcopy(model))
     plain(batch(ROWS[-1]))
     budget = plain.summary().peak_predicted_bytes + (300 << 10)
     del plain
     gc.collect()
+    clear_workspaces()
     before = torch.cuda.memory_allocated()
     own = sum(p.untyped_storage().nbytes() for p in model.parameters())
     _, step = compiled(model, memory=budget)
-    torch.cuda.reset_peak_memory_stats()
     for rows in order(0, rounds=12):
+        step(batch(rows))
+    torch.cuda.reset_peak_memory_stats()
+    for rows in order(1, rounds=12):
         step(batch(rows))
     torch.cuda.synchronize()
     assert step.summary().peak_of_any_call_bytes <= budget
-    assert torch.cuda.max_memory_allocated() - before + own <= 1.01 * budget
+    assert torch.cuda.max_memory_allocated() - before + own <= 1.01 * budget + library
     assert recorded(step), step.explain()
 
 

@@ -54,8 +54,8 @@ next:
 
 
 class CudaRecorder:
-    """Records with CUDA graphs. ``clear``: gives libraries' workspaces back, since those that the
-    recording uses come beside them.
+    """Records with CUDA graphs. ``clear``: gives libraries' workspaces back: before a recording,
+    whose own come beside them, and after it, so that later ones take the same.
 
     All recordings that are alive share one pool of memory. A later one may be given what an earlier
     one has freed by its end, so they are replayed one at a time, and what was made in one is copied
@@ -97,6 +97,7 @@ class CudaRecorder:
         except BaseException:
             self._recover()
             raise
+        self._clear()
         if driver is not None:
             with torch.cuda.device(self._device):
                 memsets_as_kernels(graph.raw_cuda_graph(), driver)
