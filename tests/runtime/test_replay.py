@@ -1,18 +1,18 @@
 """Replays of recorded launches, with a recorder that runs them again instead of a GPU."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
+import treadle.graph.custom_ops.table  # noqa: F401  (our operators are known to PyTorch)
+from runtime.recorders import Again
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.execute.incoming import INCOMING
 from treadle.runtime.execute.joint_calls import JointCalls
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.recording_plan import why_not
-from treadle.runtime.replay.replay_policy import Launches, ReplayPolicy
+from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Storage, View
 
 PLAIN = Build.without_compiler()
@@ -40,40 +40,6 @@ def step() -> Artifact:
     buffers = {each.name: each for each in (X, W, Y, Z)}
     results = (whole(Y), whole(Z))
     return Artifact("cpu", (), buffers, steps, (), ("x", "w"), results, 64, 64)
-
-
-class Again:
-    """Records by keeping the launches; they run when it is replayed. ``share``: of a call that
-    launching takes."""
-
-    def __init__(self, share: float = 1.0, failing: bool = False) -> None:
-        self.share, self.failing = share, failing
-        self.replays = self.recordings = 0
-
-    def start(self) -> None:
-        return
-
-    def timed(self, run: Callable[[], None]) -> tuple[float, float]:
-        run()
-        return self.share, 1.0
-
-    def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        if self.failing:
-            raise RuntimeError("operation not permitted\nand more")
-        self.recordings += 1
-        state = [each.clone() for each in self.state]
-        held = run()
-        for mine, old in zip(self.state, state, strict=True):
-            mine.copy_(old)  # recording does not do the work
-
-        def replay() -> None:
-            self.replays += 1
-            for name, value in run().items():
-                held[name].copy_(value)
-
-        return held, replay
-
-    state: tuple[Tensor, ...] = ()
 
 
 def made(
@@ -284,6 +250,22 @@ def test_a_backward_that_comes_three_times(at):
     calls = calls_of(recorder)
     for number in range(9):
         check_call(calls, w, backwards=3 if number == at else 1)
+
+
+def test_what_moved_is_launched_as_usual_before_it_is_recorded_again():
+    """A launch prepares what the next recording needs: tables of addresses."""
+    recorder, w = Again(), torch.randn(4)
+    calls = calls_of(recorder)
+    for _ in range(6):
+        check_call(calls, w)
+    other = w.clone()
+    recordings, replays = recorder.recordings, recorder.replays
+    check_call(calls, other)
+    assert (recorder.recordings, recorder.replays) == (recordings, replays)
+    assert calls.note.endswith("to be recorded again")
+    check_call(calls, other)
+    assert recorder.recordings == recordings + 2
+    assert calls.note.endswith("replayed as two CUDA graphs")
 
 
 def test_a_gradient_is_let_go_of_when_it_has_been_read():
