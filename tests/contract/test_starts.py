@@ -99,6 +99,39 @@ MAKES_NO_DIFFERENCE = {
 }
 
 
+CTC = """
+import torch
+import treadle
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 6)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CTCLoss()
+
+
+def train(x, targets, lengths, target_lengths):
+    optimizer.zero_grad()
+    loss = criterion(model(x).log_softmax(-1), targets, lengths, target_lengths)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+step = treadle.compile(train, model=model, optimizer=optimizer)
+targets, lengths = torch.randint(1, 6, (2, 3)), torch.tensor([10, 10])
+losses = [step(torch.randn(10, 2, 8), targets, lengths, lengths // 3) for _ in range(3)]
+print("losses", *(loss.item().hex() for loss in losses))
+print("untraced", step.compiled.untraced)
+"""
+
+
+def test_operators_of_ours_are_known_where_nothing_was_traced(run):
+    first, second = run(CTC), run(CTC)
+    assert (first["untraced"], second["untraced"]) == ("False", "True")
+    assert second["losses"] == first["losses"]
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_differs_between_processes_is_never_stale(run, change):
     run(with_change(""))

@@ -22,7 +22,7 @@ from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.replay_policy import ReplayPolicy
-from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact, CallStep
 from treadle.runtime.store.cache import Cache
 from treadle.runtime.store.serialize import artifact_from_dict
 from treadle.util.errors import RuntimeFailure
@@ -134,6 +134,7 @@ def executable_of(
     arena: Arena | None = None,
 ) -> Executable:
     """``generators``: the user's that it draws from; ``arena``: what it takes turns in."""
+    _register_operators(artifact)
     return Executable(
         artifact,
         build_,
@@ -142,6 +143,16 @@ def executable_of(
         policy=policy,
         arena=arena,
     )
+
+
+def _register_operators(artifact: Artifact) -> None:
+    """Make PyTorch know operators of ours that the artifact calls: where nothing was traced, nobody
+    has imported them."""
+    calls = [step for step in artifact.steps if isinstance(step, CallStep)]
+    if any(step.op.startswith("treadle.") for step in calls):
+        import treadle.graph.custom_ops.table  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    for body in artifact.bodies.values():
+        _register_operators(body)
 
 
 def replay_policy(signature: Signature, artifact: Artifact, options: Options) -> ReplayPolicy:
