@@ -45,14 +45,17 @@ class Arena:
         self.recordings = SharedRecordings()
         self._grows_only = grows_only
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+        self._promised: tuple[int, int] | None = None  # to how many tenants, how much
 
     def join(self, tenant: Tenant) -> None:
         """From now on it takes turns with the others."""
         self._tenants.add(tenant)
+        self._promised = None
 
     def leave(self, tenant: Tenant) -> None:
         """Until its next call it takes no turns; what only it needs is freed."""
         self._tenants.discard(tenant)
+        self._promised = None
         tenant.leave_arena()
         needed = max((other.artifact.arena_bytes for other in self._tenants), default=-1)
         if self.bytes is not None and self.bytes.numel() > needed:
@@ -62,10 +65,12 @@ class Arena:
     def promised_bytes(self) -> int:
         """The largest peak of any tenant beside the constants of all others: no call holds more,
         whoever was there before, but for the recordings."""
-        artifacts = [tenant.artifact for tenant in self._tenants]
-        constants = [constant_bytes(artifact) for artifact in artifacts]
-        peaks = zip(artifacts, constants, strict=True)
-        return sum(constants) + max((each.peak_bytes - own for each, own in peaks), default=0)
+        if self._promised is None or self._promised[0] != len(self._tenants):  # one has died
+            artifacts = [tenant.artifact for tenant in self._tenants]
+            constants = [constant_bytes(artifact) for artifact in artifacts]
+            peaks = (each.peak_bytes - own for each, own in zip(artifacts, constants, strict=True))
+            self._promised = len(artifacts), sum(constants) + max(peaks, default=0)
+        return self._promised[1]
 
     def keep_promise(self) -> None:
         """Recordings go where a plan that came later needs their bytes."""
@@ -78,7 +83,8 @@ class Arena:
 
     def get(self, tenant: Tenant, device: torch.device) -> Tensor:
         """A block that is large enough for ``tenant``, allocated when there is none."""
-        self._tenants.add(tenant)
+        if tenant not in self._tenants:
+            self.join(tenant)
         held = self.bytes
         if held is None or not self._suits(held.numel(), tenant.artifact):
             sizes = {other.artifact.arena_bytes for other in self._tenants}
