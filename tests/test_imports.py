@@ -47,3 +47,32 @@ def test_names_are_there_when_they_are_asked_for():
     assert "treadle.api" in loaded_by(code)
     assert "treadle.api" not in loaded_by("import treadle; hasattr(treadle, '__wrapped__')")
     loaded_by("import treadle; assert not hasattr(treadle, 'nothing'); treadle.options.Options")
+
+
+def test_what_a_first_call_imports_draws_no_random_numbers_of_the_users(tmp_path):
+    code = f"""
+import random
+import numpy as np
+import torch
+import treadle
+
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train(x):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def states():
+    return random.getstate(), np.random.get_state()[1:3], torch.get_rng_state()
+
+before = states()
+options = treadle.Options(cache_dir={str(tmp_path)!r})
+step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+step(torch.ones(2, 3))
+step.explain(), step.stages(), step.summary(), step.graph()
+print(repr(before) == repr(states()))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["True"]

@@ -212,6 +212,41 @@ def test_a_saved_step_is_not_traced_again(tmp_path):
     assert loaded.recompiles == []
 
 
+def test_named_tuples_are_what_their_fields_say(run, tmp_path):
+    """The code that Python makes for one belongs to no file, and no module has its variables."""
+    text = with_change("import beside").replace(
+        "* options", "* beside.Pair(2.0, 3.0).first * options"
+    )
+    beside = tmp_path / "beside.py"
+    made = "from collections import namedtuple\nPair = namedtuple('Pair', '{}')\n"
+    beside.write_text(made.format("first last"))
+    first, second = run(text), run(text)
+    assert second["untraced"] == "True", first["start"]
+    assert second["losses"] == first["losses"]
+    beside.write_text(made.format("last first"))
+    third = run(text)
+    assert third["untraced"] == "False"
+    assert close(third, run(eager_of(text)))
+    assert third["losses"] != first["losses"]
+
+
+def test_methods_of_frozen_sets_are_told_apart_by_what_is_in_them(tmp_path):
+    def steps(known):
+        asked = frozenset(known).__contains__
+
+        def train(x):
+            return x * 2 if asked("b") else x * 3
+
+        options = treadle.Options(cache_dir=tmp_path)
+        return treadle.compile(train, model=nn.Linear(1, 1), options=options)
+
+    x = torch.ones(3)
+    for known, factor, untraced in (("ab", 2, False), ("ac", 3, False), ("ba", 2, True)):
+        step = steps(known)
+        torch.testing.assert_close(step(x), x * factor)
+        assert step.compiled.untraced == untraced, step.compiled.start
+
+
 SAVED = """
 path = Path(__file__).with_name("step")
 if path.exists():

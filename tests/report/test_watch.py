@@ -15,9 +15,10 @@ from testing import forget_progress_settings
 from treadle.graph.text.parsing import parse
 from treadle.graph.text.printing import show
 from treadle.options import Options, from_environment
-from treadle.report.progress import ProgressLine, can_be_live
+from treadle.report.progress import ProgressLine
 from treadle.report.stages import PRODUCTS, Clock, Watcher, Watchers
 from treadle.report.watch import watcher_for
+from treadle.util.files import can_be_live
 
 
 def compiled(tmp_path, **options):

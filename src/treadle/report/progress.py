@@ -6,9 +6,6 @@ import threading
 import time
 from typing import IO, TextIO
 
-from rich.console import Console
-from rich.file_proxy import FileProxy
-
 from treadle.report.stages import Watcher
 
 _TERMINAL = threading.Lock()
@@ -16,17 +13,23 @@ _TERMINAL = threading.Lock()
 _CLEAR = "\r\x1b[K"
 
 
-def can_be_live(stream: IO[str]) -> bool:
-    """Whether ``stream`` is a terminal on which a line can be written again."""
-    return stream.isatty() and not Console(file=stream).is_dumb_terminal
-
-
 def is_taken() -> bool:
     """Whether a live display of rich is shown, in any console of this process. It redirects both
     streams, or draws itself again from a thread of its own."""
-    if isinstance(sys.stdout, FileProxy) or isinstance(sys.stderr, FileProxy):
+    if any(_behind(stream) is not None for stream in (sys.stdout, sys.stderr)):
         return True
     return any(type(thread).__module__ == "rich.live" for thread in threading.enumerate())
+
+
+def _behind(stream: IO[str]) -> IO[str] | None:
+    """The stream that rich has put another in front of, if it has. Whoever shows a display has
+    loaded rich: a step does not, as that draws from Python's random numbers, which are the
+    user's."""
+    if "rich.file_proxy" not in sys.modules:
+        return None
+    from rich.file_proxy import FileProxy
+
+    return stream.rich_proxied_file if isinstance(stream, FileProxy) else None
 
 
 class ProgressLine(Watcher):
@@ -36,7 +39,7 @@ class ProgressLine(Watcher):
     """
 
     def __init__(self, stream: TextIO, *, after: float = 1.0, every: float = 0.5) -> None:
-        self._stream = stream.rich_proxied_file if isinstance(stream, FileProxy) else stream
+        self._stream = _behind(stream) or stream
         self._after, self._every = after, every
         self._stage = ""
         self._shown = False

@@ -14,9 +14,10 @@ from treadle.graph.text.printing import show
 from treadle.options import Options
 from treadle.report.made_up import NumbersPrinter
 from treadle.report.products import Product, text_of
-from treadle.report.progress import ProgressLine, can_be_live
+from treadle.report.progress import ProgressLine
 from treadle.report.stages import PRODUCTS, Watcher, Watchers
 from treadle.runtime.store.artifact import Artifact
+from treadle.util.files import can_be_live
 
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
 """From which level of ``debug`` on a product is printed."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from treadle.api import Step, compile
 from treadle.options import from_environment
-from treadle.report.progress import ProgressLine, can_be_live
+from treadle.report.progress import ProgressLine
 from treadle.report.stages import Clock, Watcher
 from treadle.tools.entry_point import EntryPoint, TrainingJob
-from treadle.util.files import check_output
+from treadle.util.files import can_be_live, check_output
 
 Budget = str | int | float | None
 """Bytes, ``"12GiB"``, a ratio, or ``None`` for the fastest plan."""

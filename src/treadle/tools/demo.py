@@ -21,8 +21,7 @@ from torch import Tensor
 from treadle.api import Step, compile
 from treadle.options import from_environment
 from treadle.tools.bench import eager_peak
-from treadle.tools.commands import can_be_live
-from treadle.util.files import check_output, write_output
+from treadle.util.files import can_be_live, check_output, write_output
 from treadle.util.package import PACKAGE
 from treadle.util.sizes import format_bytes
 

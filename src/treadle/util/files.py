@@ -5,10 +5,14 @@ import os
 import tempfile
 import threading
 from pathlib import Path
+from typing import IO
 
 from treadle.util.errors import TreadleError
 
 _REMEDY = "give the path of a file in a directory that can be written"
+
+_DUMB = ("dumb", "unknown")
+"""Kinds of terminals that write no line again."""
 
 
 def check_output(path: Path) -> None:
@@ -47,3 +51,8 @@ def write_output(path: Path, text: str) -> None:
 def _cannot(path: Path, error: OSError | ValueError) -> TreadleError:
     why = (isinstance(error, OSError) and error.strerror) or str(error)
     return TreadleError(f"{path} cannot be written: {why}", code="TR-004", remedy=_REMEDY)
+
+
+def can_be_live(stream: IO[str]) -> bool:
+    """Whether ``stream`` is a terminal on which a line can be written again."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB

@@ -100,12 +100,15 @@ def function_text(function: FunctionType) -> str:
 
 
 def builtin_text(function: BuiltinFunctionType) -> str:
-    """A function made in C, of a module or a class. ``NotStored`` for a method of an object."""
+    """A function made in C, of a module, a class or a frozen set. ``NotStored`` for a method of
+    another object."""
     owner = function.__self__
     if isinstance(owner, ModuleType):
         of = owner.__name__
     elif isinstance(owner, type):
         of = kind_text(owner)
+    elif type(owner) is frozenset and all(map(is_plain, cast("frozenset[object]", owner))):
+        of = f"{{{', '.join(sorted(map(plain_text, cast('frozenset[object]', owner))))}}}"
     elif type(owner).__module__.startswith("torch"):  # its functions are bound to its classes
         of = kind_text(type(owner))
     elif owner is None or type(owner).__module__ == _PYBIND:  # each is bound to a record of its own

@@ -177,7 +177,8 @@ class ReadsText:
             case ModuleType():
                 return f"module {held.__name__}"
             case type():
-                return f"class {kind_text(held)}"
+                fields = getattr(held, "_fields", "") if issubclass(held, tuple) else ""
+                return f"class {kind_text(held)} {fields}".rstrip()  # a named tuple is made of them
             case Tensor():
                 at = self._of_bound.get(id(held))
                 return None if at is None else f"parameter {at}"

@@ -7,6 +7,7 @@ import dis
 import functools
 import sysconfig
 import threading
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -41,6 +42,8 @@ _INSTALLED = ("site-packages", "dist-packages")
 _TRACING = all_of(lambda integration: integration.tracing_files)
 LIBRARY_FILES = all_of(lambda integration: integration.library_files)
 """Installed code that counts as Python's own library."""
+_NAMED_TUPLE = ("_tuple_new",)
+"""The names that the ``__new__`` of a named tuple mentions."""
 _IMPORTING: CodeType = vars(_bootstrap)["_find_and_load_unlocked"].__code__
 _REPORTING = frozenset(all_of(lambda integration: integration.reporting_files))
 
@@ -206,6 +209,9 @@ class FrameRecorder:
         self._reflection.enters(frame)
         if key in self._told:
             return False
+        if _makes_named_tuple(code, frame.f_globals):
+            self._told.add(key)
+            return False
         imports = _is_import(frame)
         self._imports = self._imports or imports
         owner = code_owner(file_of(frame))
@@ -312,6 +318,21 @@ class FrameRecorder:
                 return True
             caller = caller.f_back
         return False
+
+
+def _makes_named_tuple(code: CodeType, space: Mapping[str, object]) -> bool:
+    """Whether it is the ``__new__`` that ``collections.namedtuple`` made: it reads nothing, belongs
+    to no file and to no module, and what it does the fields of its class say."""
+    return (
+        code.co_names == _NAMED_TUPLE
+        and space.get("_tuple_new") is tuple.__new__
+        and code.co_code == _named_tuple_code(code.co_varnames[1:])
+    )
+
+
+def _named_tuple_code(fields: tuple[str, ...]) -> bytes:
+    made = namedtuple("_", fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    return made.__new__.__code__.co_code
 
 
 def file_of(frame: FrameType) -> str:
