@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build, build
 from treadle.runtime.kernels.compilers import find_cxx, loaded_openmp
@@ -340,6 +341,22 @@ def test_nothing_of_a_call_stays_alive_but_the_arena() -> None:
     assert arena() is None
     assert executable.run([torch.ones(5, 5)])[0][0, 0] == 5
     del executable
+
+
+def test_programs_of_a_loop_share_an_arena_that_goes_with_the_last_round() -> None:
+    x, y = spec("x", Storage.INPUT, (4,)), spec("y", Storage.ARENA, (4,))
+    step = CallStep("aten.add.Tensor", (whole(x), whole(x)), {}, ("y",), out="aten.add.out")
+    doubled = artifact((x, y), (step,), ("x",), (whole(y),), arena=64)
+    arena = Arena(grows_only=True)
+    larger = artifact((x, y), (step,), ("x",), (whole(y),), arena=128)
+    condition, body = (Executable(each, PLAIN, arena=arena) for each in (doubled, larger))
+    for _ in range(2):  # the second time as well, the block is large enough for both at once
+        with condition.repeated() as asks:
+            assert torch.equal(asks([torch.ones(4)])[0], torch.full((4,), 2.0))
+            with body.repeated() as run:
+                assert torch.equal(run([torch.ones(4)])[0], torch.full((4,), 2.0))
+                assert torch.equal(asks([torch.ones(4)])[0], torch.full((4,), 2.0))
+        assert arena.bytes is None
 
 
 def _double_artifact() -> Artifact:

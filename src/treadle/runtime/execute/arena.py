@@ -59,7 +59,7 @@ class Arena:
         tenant.leave_arena()
         needed = max((other.artifact.arena_bytes for other in self._tenants), default=-1)
         if self.bytes is not None and self.bytes.numel() > needed:
-            self._free(again=True)
+            self.free(again=True)
 
     @property
     def promised_bytes(self) -> int:
@@ -91,12 +91,13 @@ class Arena:
             size = max(size for size in sizes if self._suits(size, tenant.artifact))
             grows = held is None or size > held.numel()
             del held
-            self._free(again=grows)  # before there is the new one
+            self.free(again=grows)  # before there is the new one
             held = self.bytes = _aligned(size, device)
         return held
 
-    def _free(self, *, again: bool) -> None:
-        """The block, which nobody keeps. ``again``: what was recorded is recorded again."""
+    def free(self, *, again: bool = True) -> None:
+        """Free the block; the next call allocates it again. ``again``: what was recorded is made
+        again, however often it was made."""
         self.recordings.lose_all(again=again)
         for tenant in self._tenants:
             tenant.leave_arena()

@@ -147,8 +147,17 @@ class CallFrame:
         self.define(kept.alive)
 
     def give_back(self) -> None:
-        """Free all that stays between calls; the next one allocates it again."""
+        """Free all that stays between calls, also of those it takes turns with; the next one
+        allocates it again."""
         self.memory.give_back()
+        self._forget()
+
+    def leave(self) -> None:
+        """The same of what those it takes turns with do not need."""
+        self.memory.leave()
+        self._forget()
+
+    def _forget(self) -> None:
         self._bindings.drop()
         self.inputs.forget()
 

@@ -195,7 +195,7 @@ class Executable:
         with self._arena.lock:
             if self.replay is not None:
                 self.replay.drop()
-            self.frame.give_back()
+            self.frame.leave()
 
 
 def _programs_of(artifact: Artifact, build: Build) -> Mapping[str, Executable]:

@@ -98,6 +98,11 @@ class StepMemory:
         return self._arena.recordings.admit(member, need, promised, self._device)
 
     def give_back(self) -> None:
+        """Free both; those it takes turns with lose the block as well."""
+        self._arena.free()
+        self.constants = {}
+
+    def leave(self) -> None:
         """Free the constants, and of the block what nobody else needs."""
         self._arena.leave(self)
         self.constants = {}
