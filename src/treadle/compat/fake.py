@@ -87,9 +87,19 @@ MEMOS = frozenset(
 """Attributes in which a fake tensor keeps what was asked of it: sizes that depend on values."""
 
 
-def is_fake(tensor: Tensor) -> bool:
+def is_fake(tensor: Tensor) -> TypeGuard[FakeTensor]:
     """Has it a shape and nothing else?"""
     return isinstance(tensor, FakeTensor)
+
+
+DEVICE_OF = torch.ops.prim.device.default
+"""What PyTorch's C++ calls of a fake tensor, through all modes, whenever it asks for its device: in
+the trace of a training step half of all operations."""
+
+
+def device_of_fake(tensor: FakeTensor) -> torch.device:
+    """What ``DEVICE_OF`` gives of it, if no other mode is asked."""
+    return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
 
 def is_traced(value: object) -> TypeGuard[Tensor]:
@@ -335,6 +345,7 @@ def _types_sums_of_products() -> bool:
 
 
 __all__ = [
+    "DEVICE_OF",
     "MEMOS",
     "METADATA_CHANGES",
     "MISTYPED",
@@ -348,6 +359,7 @@ __all__ = [
     "alone",
     "class_of",
     "detect_fake_mode",
+    "device_of_fake",
     "fake_like",
     "fake_mode_of",
     "fake_operations_heard",

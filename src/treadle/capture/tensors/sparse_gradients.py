@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
+from treadle.compat.fake import DEVICE_OF, device_of_fake, is_fake
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import Args, DispatchMode, Kwargs, without_functions
 from treadle.graph.core.operators import arguments_of
@@ -116,8 +117,10 @@ class SparseGradients(DispatchMode):
         args: Args = (),
         kwargs: Kwargs | None = None,
     ) -> object:
+        if func is DEVICE_OF and is_fake(args[0]):
+            return device_of_fake(args[0])
         named = dict(kwargs or {})
-        asks = isinstance(func, OpOverload) and func.namespace == "prim"  # which device it is on
+        asks = isinstance(func, OpOverload) and func.namespace == "prim"
         if not asks and (
             func in (_MAKE, _BAGS) or _has_sparse(args) or _has_sparse(named.values())
         ):

@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, methodcaller
 from sys import _getframe
+from threading import get_ident
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol, final
 
@@ -193,14 +194,15 @@ class Reflection:
     def _replacements(self) -> dict[str, Callable[..., object]]:
         got, has, names_of = builtins.getattr, builtins.hasattr, builtins.dir
         space_of, ours, known = builtins.vars, self._is_ours, self._executed.names
+        watch = self._watch
 
         def get(owner: object, name: str, *default: object) -> Any:
-            if name not in known or name in _WAYS_ON:
+            if (name not in known or name in _WAYS_ON) and watch.inside != get_ident():
                 self._asked(owner, name)
             return got(owner, name, *default)
 
         def is_there(owner: object, name: str, /) -> bool:
-            if name not in known or name in _WAYS_ON:
+            if (name not in known or name in _WAYS_ON) and watch.inside != get_ident():
                 self._asked(owner, name)
             return has(owner, name)
 
