@@ -184,13 +184,13 @@ def test_the_backend_checks_as_well():
 
 
 STAGES = {
-    "capture": "treadle.session.variants.compiling",
+    "capture": "treadle.capture.step",
     "cleaned": "treadle.compiler.pipeline",
     "fastest_plan": "treadle.compiler.memory",
     "lower": "treadle.compiler.memory",
     "schedule": "treadle.compiler.memory",
     "artifact_of": "treadle.compiler.pipeline",
-    "Executable": "treadle.compiler.pipeline",
+    "Executable": "treadle.compiler.stored_build",
 }
 
 

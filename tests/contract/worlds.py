@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import treadle
-import treadle.session.variants.compiling
+import treadle.capture.step
 from contract.python_state import LAYERS, Layer, Leaf, Scope
 from contract.python_values import HEADER, LEAVES, SCOPES, WRAPS
 from contract.torch_state import TORCH, TorchState
@@ -229,12 +229,12 @@ def no_compiling() -> Iterator[None]:
     def refuse(*_: object, **__: object) -> Any:
         raise Recompiles
 
-    original = treadle.session.variants.compiling.capture
-    treadle.session.variants.compiling.capture = refuse
+    original = treadle.capture.step.capture
+    treadle.capture.step.capture = refuse
     try:
         yield
     finally:
-        treadle.session.variants.compiling.capture = original
+        treadle.capture.step.capture = original
 
 
 class TooSlow(Exception):
