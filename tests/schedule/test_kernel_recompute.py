@@ -148,3 +148,20 @@ def test_a_value_of_a_chunk_is_stored():
 def test_who_computes_again(workers: Workers):
     program, value = backward_of_norm(scaled)
     assert stores(schedule(program, workers=workers), value) == (workers is not PROGRAMS)
+
+
+@pytest.mark.parametrize("columns", [WIDTH, 2], ids=["wide", "narrow"])
+def test_numbers_of_a_row_are_stored_in_the_place_of_the_row(columns):
+    """The largest and the logarithm of the sum, beside which a row of a log-softmax is cheap."""
+    b = Builder()
+    x = b.input(1 << 14, columns)
+    top = b.reduce(ReduceKind.MAX, x, [1], True)
+    powers = b.pointwise("exp", b.pointwise("sub", x, top))
+    log = b.pointwise("log", b.reduce(ReduceKind.SUM, powers, [1], True))
+    value = b.pointwise("sub", b.pointwise("sub", x, top), log)
+    loss = b.mm(b.input(1, 1 << 14), b.reduce(ReduceKind.SUM, value, [1], True))
+    slope = b.pointwise("exp", b.pointwise("mul", value, loss))
+    plan = schedule(b.program(loss, slope), workers=AGAIN)
+    assert stores(plan, value) is (columns == 2)  # where they are no smaller than the row
+    stored = {name for kernel in kernels_of(plan) for name in plan_writes(kernel)}
+    assert {top.buffer, log.buffer} <= stored or columns == 2

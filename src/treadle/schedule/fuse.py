@@ -8,7 +8,7 @@ A group is a set of computes in one nest. Two groups may merge when
   it can stay in a register, and nothing is overwritten while another element still reads it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from treadle.algebra.extents import sample_of
@@ -442,22 +442,37 @@ def _common_nest(a: Group, b: Group) -> LoopNest | None:
     return a.nest if b.pointwise else None
 
 
+def loaded_from_memory(group: Group, steps: Sequence[Step]) -> frozenset[str]:
+    """What a kernel, or a call, reads from memory."""
+    if group.nest is None:
+        return frozenset(name for m in group.members for name in steps[m].reads)
+    return group.loaded
+
+
+def loaders_of(groups: Sequence[Group], steps: Sequence[Step]) -> dict[str, set[int]]:
+    """The positions of the groups that read each buffer from memory."""
+    loaders: dict[str, set[int]] = {}
+    for g, group in enumerate(groups):
+        for name in loaded_from_memory(group, steps):
+            loaders.setdefault(name, set()).add(g)
+    return loaders
+
+
 def stored_buffers(
+    number: int,
     group: Group,
-    owners: Mapping[int, Group],
+    loaders: Mapping[str, Set[int]],
     facts: Dependencies,
     buffers: Mapping[str, Buffer],
     results: frozenset[str],
 ) -> Iterator[ScheduledOp]:
-    """The members whose value someone outside of the kernel reads. ``owners``: of each step."""
+    """The members of the group at a position whose value someone outside of the kernel reads.
+    ``loaders``: of all groups."""
     for op in group.placed:
         name = op.buffer
         if name in group.again:
             continue
-        outside = any(
-            not group.mask >> reader & 1 and name not in owners[reader].again
-            for reader in facts.readers.get(name, ())
-        )
+        outside = bool(loaders.get(name, set[int]()) - {number})
         several = len(facts.writers[name]) > 1
         ours = buffers[name].kind is BufferKind.TEMPORARY
         if outside or several or not ours or name in results:

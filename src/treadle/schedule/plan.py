@@ -20,7 +20,7 @@ from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.beside import blocks_beside, lives_beside
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts
-from treadle.schedule.fuse import Fuser, stored_buffers
+from treadle.schedule.fuse import Fuser, loaders_of, stored_buffers
 from treadle.schedule.joined import write_where_joined
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
@@ -80,14 +80,14 @@ def _scheduled(
         groups = reduce_both_ways(fuser, buffers, workers.sweeps)
     if fuse and workers.computes_again:
         groups = KernelRecompute(groups, steps, known, buffers, kept, nests).run()
-    owners = {m: group for group in groups for m in group.members}
+    loaders = loaders_of(groups, steps)
     made: list[PlanStep] = []
     for number, group in enumerate(groups):
         step = steps[group.members[0]]
         if isinstance(step, Call):
             made.append(step)
             continue
-        leaving = stored_buffers(group, owners, known, buffers, kept)
+        leaving = stored_buffers(number, group, loaders, known, buffers, kept)
         stored = frozenset(op.step for op in leaving)
         made.append(build_kernel(number, group, stored, steps, nests))
     reads = [plan_reads(step) for step in made]

@@ -47,12 +47,12 @@ def safe_softmax(context: LoweringContext, x: Value, dim: int, **_dtype: object)
 
 @lowers(aten._log_softmax.default)
 def log_softmax(context: LoweringContext, x: Value, dim: int, half_to_float: bool) -> Array:
-    """``x - max - log sum exp(x - max)``."""
-    largest, _, total = _shifted(context, x, dim, compute_dtype(context.dtype))
-    return pointwise(
-        context, lambda x, top, total: x - top - total.fn("log"), x, largest, total,
-        common=compute_dtype(context.dtype),
-    )  # fmt: skip
+    """``x - max - log sum exp(x - max)``; the logarithm is a value of each row, beside which the
+    rest costs next to nothing to compute again."""
+    wide = compute_dtype(context.dtype)
+    largest, _, total = _shifted(context, x, dim, wide)
+    log = step(context, "log", wide, lambda total: total.fn("log"), total)
+    return pointwise(context, lambda x, top, log: x - top - log, x, largest, log, common=wide)
 
 
 @lowers(aten._softmax_backward_data.default)

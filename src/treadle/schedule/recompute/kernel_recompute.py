@@ -5,6 +5,9 @@
     before:  one kernel:  n = x * r;  store n, bf16(n * w)     another:  dx = f(x, r, load n)
     after:   one kernel:  n = x * r;  store bf16(n * w)        another:  n = x * r;  dx = f(x, r, n)
 
+What it is made of is read as it is in memory, or computed again likewise; a number for each row,
+such as the largest and the sum of a softmax, is stored for that.
+
 Kernels are apart because something between them is a library's, or because one sums rows and the
 other columns. The normalised rows of a norm are the usual such value: two kernels of its backward
 pass want them in 32 bits, beside the rows that they are made of.
@@ -16,7 +19,7 @@ from typing import final
 
 from treadle.loop.program import Buffer, Compute, Step
 from treadle.schedule.depend import Dependencies
-from treadle.schedule.fuse import MAX_BUFFERS, Group, flow_of
+from treadle.schedule.fuse import MAX_BUFFERS, Group, flow_of, loaded_from_memory, loaders_of
 from treadle.schedule.loop_nest import LoopNests, ScheduledOp
 from treadle.schedule.recompute.values import COPIED, Values
 
@@ -58,10 +61,7 @@ class KernelRecompute:
         self._values = Values(steps, buffers, results)
         self._results = results
         self._nests = nests
-        self._reading: dict[str, set[int]] = {}  # groups that load each buffer
-        for g, group in enumerate(groups):
-            for name in _loaded(group, steps):
-                self._reading.setdefault(name, set()).add(g)
+        self._reading = loaders_of(groups, steps)
 
     def run(self) -> list[Group]:
         """The groups, with those values among them."""
@@ -86,7 +86,7 @@ class KernelRecompute:
                 if self._values.is_small(choice.more, size) and not choice.longer
             }
         for g, choice in ready.items():
-            before, after = (_loaded(one, self._steps) for one in (self._groups[g], choice.group))
+            before, after = (loaded_from_memory(one, self._steps) for one in (self._groups[g], choice.group))
             for gone in before - after:
                 self._reading[gone].discard(g)
             for new in after - before:
@@ -98,6 +98,7 @@ class KernelRecompute:
         group = self._groups[g]
         if group.nest is None:
             return None
+        size = self._values.nbytes((value.buffer,))
         new: dict[int, ScheduledOp] = {}
         pending = [value.step]
         while pending:
@@ -111,7 +112,7 @@ class KernelRecompute:
             new[number] = placed
             known = {number, *new, *(op.step for op in group.placed)}
             for name in step.reads:
-                if self._is_in_memory(name):
+                if self._is_in_memory(name) or self._may_be_stored(name, size):
                     continue
                 (source,) = self._values.writers.get(name, (None,))
                 if source is None or not self._is_cheap(source):
@@ -157,15 +158,17 @@ class KernelRecompute:
         fixed = all(map(values.is_fixed, (name, *step.reads)))
         return values.is_temporary(name) and fixed and values.is_simple(step.template, COPIED)
 
+    def _may_be_stored(self, name: str, size: int) -> bool:
+        """Whether a value that its kernel keeps to itself may be stored in the place of one of
+        ``size`` bytes: a number for each row, beside the rows."""
+        (writer,) = self._values.writers.get(name, (None,))
+        if writer is None or not isinstance(self._steps[writer], Compute):
+            return False
+        small = self._values.is_small(self._values.nbytes((name,)), size)
+        return small and self._steps[writer].origin.chunk is None
+
     def _is_in_memory(self, name: str) -> bool:
         """Whether some group loads the buffer, or it is there for all."""
         if not self._values.is_temporary(name) or name in self._results:
             return True
         return bool(self._reading.get(name))
-
-
-def _loaded(group: Group, steps: tuple[Step, ...]) -> frozenset[str]:
-    """What a group reads from memory."""
-    if group.nest is None:
-        return frozenset(name for m in group.members for name in steps[m].reads)
-    return group.loaded
