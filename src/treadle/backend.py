@@ -49,6 +49,7 @@ from treadle.report.trace import trace_of
 from treadle.report.watch import watcher_for
 from treadle.runtime.execute.joint_calls import JointCalls, OpenCall
 from treadle.runtime.store.cache import Cache
+from treadle.session.attention_masks import lay_out_masks
 from treadle.session.joint import JointGraph, annotate, computed_of
 from treadle.targets.registry import device_of_kinds
 from treadle.util.errors import LoweringError, TreadleError
@@ -73,6 +74,7 @@ def treadle(
     """The backend. ``options``: ``memory`` (a budget for forward and backward together, as for
     ``treadle.compile``) and ``strict``. ``TreadleError`` TR-001 for any other, and for ``mode``."""
     chosen = _options(mode, options or {})
+    lay_out_masks(module)
     forward, backward = _Half(chosen, "forward"), _Half(chosen, "backward")
     return through_autograd(module, inputs, forward, backward, _Partition(chosen))
 

@@ -54,6 +54,16 @@ def stack_of(node: fx.Node) -> str:
     return node.meta.get("stack_trace") or ""
 
 
+def copy_stack(node: fx.Node, other: fx.Node) -> None:
+    """Let ``node`` be called where ``other`` is."""
+    node.meta["stack_trace"] = stack_of(other)
+
+
+def traced_value(node: fx.Node) -> object:
+    """The fake value of a node of Dynamo's graph, which AOTAutograd has not traced yet."""
+    return node.meta.get("example_value")
+
+
 def checkpoint_of(node: fx.Node) -> tuple[CheckpointPolicy, int | None] | None:
     """What a checkpoint policy says of a node of a joint graph, and the number of its region."""
     policy = node.meta.get("recompute")

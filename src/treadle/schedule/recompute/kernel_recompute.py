@@ -86,7 +86,9 @@ class KernelRecompute:
                 if self._values.is_small(choice.more, size) and not choice.longer
             }
         for g, choice in ready.items():
-            before, after = (loaded_from_memory(one, self._steps) for one in (self._groups[g], choice.group))
+            before, after = (
+                loaded_from_memory(one, self._steps) for one in (self._groups[g], choice.group)
+            )
             for gone in before - after:
                 self._reading[gone].discard(g)
             for new in after - before:
