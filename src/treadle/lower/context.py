@@ -244,6 +244,14 @@ class Builder:
             self.steps.append(self._filled(ref, once, origin))
         return replace(ref, shape=tuple(value.shape))
 
+    def fill_margins(self, ref: TensorRef, origin: Origin) -> None:
+        """Zeros in the room around a value that a larger product reads."""
+        for start, shape in margins(ref.shape, self.buffers[ref.buffer].shape):
+            offset = sum(s * stride for s, stride in zip(start, ref.strides, strict=True))
+            block = TensorRef(ref.buffer, ref.dtype, shape, ref.strides, offset)
+            zeros = Array(fresh_axes(shape), const(0, ref.dtype))
+            self.steps.append(Compute(block, zeros, origin))
+
     def local(self, ref: TensorRef, origin: Origin, *, may_wait: bool = True) -> TensorRef:
         """``ref`` on the device of the program: what lives elsewhere is copied once. ``may_wait``:
         whether its bytes may change once the step has returned."""
@@ -320,7 +328,7 @@ class LoweringContext:
             return value
         ref = self.output()
         self.builder.steps.append(Compute(ref, value, self.origin))
-        self.fill_margins(ref)
+        self.builder.fill_margins(ref, self.origin)
         return ref
 
     @property
@@ -333,15 +341,6 @@ class LoweringContext:
         """A new buffer with eager's strides (contiguous ones if eager's have gaps or overlap)."""
         kept = self.strides if is_dense(self.shape, self.strides) else None
         return self.builder.buffer(self.name, self.dtype, self.shape, kept, layout=self.layout)
-
-    def fill_margins(self, ref: TensorRef) -> None:
-        """Zeros in the room around a value that a larger product reads."""
-        extents = self.builder.buffers[ref.buffer].shape
-        for start, shape in margins(ref.shape, extents):
-            offset = sum(s * stride for s, stride in zip(start, ref.strides, strict=True))
-            block = TensorRef(ref.buffer, ref.dtype, shape, ref.strides, offset)
-            zeros = Array(fresh_axes(shape), const(0, ref.dtype))
-            self.builder.steps.append(Compute(block, zeros, self.origin))
 
     def axes(self) -> Axes:
         """New axes of the result's shape."""

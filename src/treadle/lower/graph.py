@@ -19,6 +19,7 @@ from treadle.loop.expr import Array
 from treadle.loop.program import IMPORT, BufferKind, Call, Compute, Origin, Program, TensorRef
 from treadle.lower.context import Builder, Layouts, LoweringContext
 from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
+from treadle.lower.odd_products import round_odd_products
 from treadle.lower.operators import (
     activations,
     batch_norm,
@@ -87,6 +88,8 @@ def lower(
     writes = write_in_place(builder, writes, results)
     place_write_backs(builder, writes)
     drop_dead_steps(builder, inputs, results)
+    if pad:
+        round_odd_products(builder)
     steps = tuple(builder.steps)
     return Program(builder.buffers, steps, inputs, results, builder.constants, device)
 
