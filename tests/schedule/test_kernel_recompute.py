@@ -10,7 +10,7 @@ import pytest
 from schedule.steps import Builder, kernels_of
 from treadle.loop.expr import ReduceKind
 from treadle.loop.kernel import KernelPlan
-from treadle.loop.program import Compute, Program, TensorRef
+from treadle.loop.program import BufferKind, Compute, Program, TensorRef
 from treadle.schedule.plan import plan_reads, plan_writes, schedule
 from treadle.schedule.workers import PROGRAMS, THREADS, WORKERS, Workers
 
@@ -165,3 +165,29 @@ def test_numbers_of_a_row_are_stored_in_the_place_of_the_row(columns):
     assert stores(plan, value) is (columns == 2)  # where they are no smaller than the row
     stored = {name for kernel in kernels_of(plan) for name in plan_writes(kernel)}
     assert {top.buffer, log.buffer} <= stored or columns == 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "while it is read"])
+def test_an_operand_may_be_filled_in_parts(late):
+    """As long as nobody reads it before it is whole."""
+    b = Builder()
+    half = ROWS // 2
+    parts = [b.mm(b.input(half, WIDTH), b.input(WIDTH, WIDTH)) for _ in range(2)]
+    whole = b.buffer((ROWS, WIDTH), BufferKind.TEMPORARY)
+
+    def fill(number):
+        target = replace(whole, shape=(half, WIDTH), offset=number * half * WIDTH)
+        b.pointwise("mul", parts[number], 2.0, into=target)
+
+    fill(0)
+    if not late:
+        fill(1)
+    first = replace(whole, shape=(half, WIDTH))
+    early = b.pointwise("add", first, 1.0)
+    if late:
+        fill(1)
+    value = b.pointwise("mul", whole, b.input(ROWS, 1))
+    gradient = b.mm(b.pointwise("mul", value, b.input(WIDTH)), b.input(WIDTH, WIDTH))
+    result = b.pointwise("sub", gradient, b.pointwise("mul", value, gradient))
+    plan = schedule(b.program(whole, early, result), workers=AGAIN)
+    assert stores(plan, value) is late

@@ -116,8 +116,10 @@ class KernelRecompute:
             for name in step.reads:
                 if self._is_in_memory(name) or self._may_be_stored(name, size):
                     continue
-                (source,) = self._values.writers.get(name, (None,))
-                if source is None or not self._is_cheap(source):
+                if not self._values.is_made_once(name):
+                    return None
+                (source,) = self._values.writers[name]
+                if not self._is_cheap(source):
                     return None
                 if source not in known:
                     pending.append(source)
@@ -157,17 +159,16 @@ class KernelRecompute:
         if not isinstance(step, Compute) or step.origin.chunk is not None:
             return False  # the operands of a chunk are gone after it
         values, name = self._values, step.output.buffer
-        fixed = all(map(values.is_fixed, (name, *step.reads)))
-        return values.is_temporary(name) and fixed and values.is_simple(step.template, COPIED)
+        fixed = values.is_made_once(name) and all(map(values.is_fixed, step.reads))
+        return fixed and values.is_simple(step.template, COPIED)
 
     def _may_be_stored(self, name: str, size: int) -> bool:
         """Whether a value that its kernel keeps to itself may be stored in the place of one of
         ``size`` bytes: a number for each row, beside the rows."""
-        (writer,) = self._values.writers.get(name, (None,))
-        if writer is None or not isinstance(self._steps[writer], Compute):
-            return False
-        small = self._values.is_small(self._values.nbytes((name,)), size)
-        return small and self._steps[writer].origin.chunk is None
+        values = self._values
+        writer = values.source(name) if values.is_made_once(name) else None
+        small = values.is_small(values.nbytes((name,)), size)
+        return writer is not None and writer.origin.chunk is None and small
 
     def _is_in_memory(self, name: str) -> bool:
         """Whether some group loads the buffer, or it is there for all."""

@@ -3,7 +3,7 @@
 ::
 
     simple(v)   no reduction, few functions, none of them expensive
-    fixed(v)    v's buffer has one value all through the step
+    fixed(v)    all who read v's buffer find the same in it
     late(v)     somebody far away, or of another phase, reads v: it is stored whatever is done here
     pinned(v)   a call reads v, or the step returns it
 
@@ -91,8 +91,17 @@ class Values:
         return self._buffers[name].kind is BufferKind.TEMPORARY
 
     def is_fixed(self, name: str) -> bool:
-        """Whether the buffer has one value all through the step."""
-        return len(self.writers.get(name, ())) == int(self.is_temporary(name))
+        """Whether all who read the buffer find the same in it: of several writers each fills a part
+        of it, before anybody reads."""
+        writers = self.writers.get(name, ())
+        if not self.is_temporary(name):
+            return not writers
+        readers = self.readers.get(name, ())
+        return bool(writers) and (not readers or writers[-1] < readers[0])
+
+    def is_made_once(self, name: str) -> bool:
+        """Whether the buffer is ours, and one step fills it."""
+        return self.is_temporary(name) and len(self.writers.get(name, ())) == 1
 
     def is_whole(self, step: Compute) -> bool:
         """Whether the step fills all of its buffer, as the buffer lies."""
@@ -101,8 +110,7 @@ class Values:
 
     def may_vanish(self, name: str) -> bool:
         """Whether one step alone fills the buffer, and no call and no caller needs it stored."""
-        single = len(self.writers.get(name, ())) == 1
-        return single and self.is_temporary(name) and name not in self.pinned
+        return self.is_made_once(name) and name not in self.pinned
 
     def is_late(self, name: str) -> bool:
         """Whether a reader far away, or of another phase, wants what the last writer makes."""
