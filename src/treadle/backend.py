@@ -12,9 +12,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import SymInt, Tensor, fx
@@ -110,6 +111,10 @@ class CompiledGraph:
         """The graph's results, as the backend calls it."""
         with self.timed() as seconds:
             return self._built.executable.run(self.checked(tensors), seconds)
+
+    def release(self) -> None:
+        """Give its memory back until the next call."""
+        self._built.executable.release()
 
     def checked(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Inputs of a call, in which every index is one."""
@@ -233,18 +238,29 @@ class _Partition:
         places = _inputs_first(graph)
         first, last = places[: len(primals)], places[len(primals) :]
         written = mutated_inputs(graph)
-        if _has_symbols(graph):
-            old = copy_overwritten(graph, [first[at] for at in written], last)
-            return _in_two(joint, first, last, num_fwd_outputs, old)
         parts = JointGraph.of(graph, first, last, num_fwd_outputs, written)
+        has_symbols = _has_symbols(graph)
         with outside_modes():
             if not parts.why_apart():
-                return _Joined(parts, joint, self.options).modules(parts, joint)
-            step = _planned(parts.step(), self.options)
-        graph, places = step.graph, step.placeholders
+                return _Joined(parts, joint, self.options, has_symbols=has_symbols).modules(
+                    parts, joint
+                )
+            if has_symbols and self.options.memory is not None:
+                raise _unplanned(parts.why_apart())
+            if not has_symbols:
+                step = _planned(parts.step(), self.options)
+                graph, places = step.graph, step.placeholders
         first, last = places[: len(first)], places[len(first) :]
         old = copy_overwritten(graph, [first[at] for at in written], last)
         return _in_two(joint, first, last, num_fwd_outputs, old)
+
+
+def _unplanned(why: str) -> TreadleError:
+    return TreadleError(
+        f"no plan for a forward and a backward of sizes that change: {why}",
+        code="TR-207",
+        remedy="leave out options={'memory': ...}, or compile with dynamic=False",
+    )
 
 
 def _in_two(
@@ -342,15 +358,23 @@ class _Half:
         return boxed(call)
 
 
-class _Joined:
-    """A forward and a backward that are one graph, compiled at once."""
+class _JointProgram:
+    """A forward and a backward of known sizes that are one graph, compiled at once. ``saved``: what
+    autograd looks after, by its place among the inputs and results, if not as ``parts`` says."""
 
-    def __init__(self, parts: JointGraph, module: fx.GraphModule, options: Options) -> None:
+    def __init__(
+        self,
+        parts: JointGraph,
+        module: fx.GraphModule,
+        options: Options,
+        saved: Sequence[int] | None = None,
+    ) -> None:
         places = (*parts.inputs, *parts.gradients)
+        kept = parts.saved() if saved is None else [parts.ends[at] for at in saved]
         self._results = _Returns.of(parts.results, places, parts.computed_results)
         self._wanted = _Returns.of(parts.wanted, places, parts.computed_gradients)
-        self._saved = _Returns.of(parts.saved(), places, self._results.computed)
-        self._inputs = len(parts.inputs)
+        self._saved = _Returns.of(kept, places, self._results.computed)
+        self._tensors, self._inputs = parts.tensors, len(parts.inputs)
         step = parts.joined(module)
         cache = Cache(options.cache_dir)
         with _watched("joint", options) as clock:
@@ -360,7 +384,62 @@ class _Joined:
         calls = self._calls = JointCalls(built.executable, len(self._results.computed))
         about = "forward and backward", step, built, options
         self._graph = CompiledGraph(*about, note=lambda: calls.note)
-        self._open: dict[int, OpenCall] = {}
+
+    def forward(self, args: Sequence[Any]) -> tuple[list[object], OpenCall]:
+        """The results, what autograd has to look after, and the call, which is open now."""
+        with self._graph.timed() as seconds:
+            tensors = self._graph.checked(_resolved(args[at] for at in self._tensors))
+            values, call = self._calls.forward(tensors, seconds)
+        given = dict(enumerate(args))
+        results, saved = self._results.of_call(given, values), self._saved.of_call(given, values)
+        return [*results, *saved], call
+
+    def backward(self, call: OpenCall, args: list[Any], *, again: bool) -> list[object]:
+        """The gradients of the inputs, of what autograd looked after, the call's number and the
+        gradients of the results."""
+        count = len(self._saved.plan)
+        given = self._given(args[:count], args[count + 1 :])
+        gradients = _resolved(args[count + 1 :])
+        args.clear()  # what autograd saved, and with it the number, is gone unless it keeps it
+        with self._graph.timed() as seconds:
+            values = call.backward(gradients, again=again, seconds=seconds)
+        return self._wanted.of_call(given, values)
+
+    def release(self) -> None:
+        """Give back the memory of calls that are over."""
+        self._calls.release()
+
+    def _given(self, saved: Sequence[Tensor], gradients: Sequence[Tensor]) -> Mapping[int, Tensor]:
+        """By their places, the inputs and incoming gradients that are results as they are: no
+        others are to stay for as long as the backward runs."""
+        places = (plan.place for plan in self._saved.plan)
+        given = {at: tensor for at, tensor in zip(places, saved, strict=True) if at is not None}
+        given |= {self._inputs + at: tensor for at, tensor in enumerate(gradients)}
+        wanted = {plan.place for plan in self._wanted.plan}
+        return {at: tensor for at, tensor in given.items() if at in wanted}
+
+
+class _Joined:
+    """What AOTAutograd has of a forward and a backward that are one graph, compiled at once, or if
+    a size is a symbol for each set of sizes when it comes."""
+
+    def __init__(
+        self,
+        parts: JointGraph,
+        module: fx.GraphModule,
+        options: Options,
+        *,
+        has_symbols: bool,
+    ) -> None:
+        self._saved = [parts.ends.index(node) for node in parts.saved()]
+        self._program_for: Callable[[list[Any]], _JointProgram]
+        if has_symbols:
+            compiled = partial(_of_sizes, parts, module, options, self._saved)
+            self._program_for = _OfSizes(compiled).get
+        else:
+            program = _JointProgram(parts, module, options)
+            self._program_for = lambda _: program
+        self._open: dict[int, tuple[_JointProgram, OpenCall]] = {}
         self._numbers = itertools.count()
 
     def __deepcopy__(self, _: object) -> "_Joined":
@@ -373,13 +452,13 @@ class _Joined:
         """What AOTAutograd takes for the two graphs: their inputs and results, and nothing
         between. The forward gives what autograd has to look after, and the number of its call."""
         forward, backward = fx.Graph(joint), fx.Graph(joint)
-        saved = parts.saved()
+        saved = [node for node in map(parts.ends.__getitem__, self._saved) if node is not None]
         known = {node: _placeholder(forward, node) for node in parts.inputs}
         operands = tuple(known.values())
         number = forward.call_function(_result, operands)
         # What is saved and shares no memory AOTAutograd takes for a buffer to be given away, and
         # refuses ``retain_graph``: so the number has, as far as it can see, that of an input.
-        set_value(number, value_of(parts.inputs[0]).detach())
+        set_value(number, value_of(parts.inputs[parts.tensors[0]]).detach())
         known |= {node: _stand_in(forward, operands, node) for node in parts.computed_results}
         returned = [None if node is None else known[node] for node in parts.results]
         forward.output((*returned, *(known[node] for node in saved), number))
@@ -396,43 +475,38 @@ class _Joined:
 
     def forward(self, args: list[Any]) -> list[object]:
         """The results, what autograd has to look after, and the number of the call."""
-        with self._graph.timed() as seconds:
-            tensors = self._graph.checked(_resolved(args))
-            values, call = self._calls.forward(tensors, seconds)
+        program = self._program_for(args)
+        values, call = program.forward(args)
         key = next(self._numbers)
         number = torch.tensor(key)
-        self._open[key] = call
+        self._open[key] = program, call
         if not has_saved_tensor_hooks():  # which may keep a copy of the number alone
             weakref.finalize(number, self._end, key).atexit = False
-        given = dict(enumerate(args))
-        results, saved = self._results.of_call(given, values), self._saved.of_call(given, values)
-        return [*results, *saved, number]
+        return [*values, number]
 
     def backward(self, args: list[Any]) -> list[object]:
         """The gradients of the inputs, of what the forward gave and those of its results."""
-        count = len(self._saved.plan)
-        number, again = args[count].item(), keeps_graph()
-        call = self._open[number] if again else self._open.pop(number)
-        given = self._given(args[:count], args[count + 1 :])
-        gradients = _resolved(args[count + 1 :])
-        args.clear()  # what autograd saved, and with it the number, is gone unless it keeps it
-        with self._graph.timed() as seconds:
-            values = call.backward(gradients, again=again, seconds=seconds)
-        return self._wanted.of_call(given, values)
-
-    def _given(self, saved: Sequence[Tensor], gradients: Sequence[Tensor]) -> Mapping[int, Tensor]:
-        """By their places, the inputs and incoming gradients that are results as they are: no
-        others are to stay for as long as the backward runs."""
-        places = (plan.place for plan in self._saved.plan)
-        given = {at: tensor for at, tensor in zip(places, saved, strict=True) if at is not None}
-        given |= {self._inputs + at: tensor for at, tensor in enumerate(gradients)}
-        wanted = {plan.place for plan in self._wanted.plan}
-        return {at: tensor for at, tensor in given.items() if at in wanted}
+        number, again = args[len(self._saved)].item(), keeps_graph()
+        program, call = self._open[number] if again else self._open.pop(number)
+        return program.backward(call, args, again=again)
 
     def _end(self, number: int) -> None:
-        call = self._open.pop(number, None)
-        if call is not None:
-            call.close()
+        opened = self._open.pop(number, None)
+        if opened is not None:
+            opened[1].close()
+
+
+def _of_sizes(
+    parts: JointGraph,
+    module: fx.GraphModule,
+    options: Options,
+    saved: Sequence[int],
+    args: Sequence[object],
+) -> _JointProgram:
+    """A graph with symbols, for the sizes of ``args``."""
+    with torch.no_grad():
+        known, traced = parts.of_sizes(module, args)
+        return _JointProgram(known, traced, options, saved)
 
 
 def _result(*operands: object) -> Any:
@@ -470,6 +544,11 @@ class _FixedSizes:
         self._returns = _Returns.of(returned, places, computed_of(returned))
         self._graph = _built(module, places, self._returns.computed, options, phase)
         self._used = [isinstance(known_value(node), Tensor) for node in places]
+
+    def release(self) -> None:
+        """Give its arena back until the next call."""
+        if self._graph is not None:
+            self._graph.release()
 
     def __call__(self, args: list[Any]) -> list[object]:
         values: Sequence[object] = ()
@@ -568,33 +647,54 @@ def _require_strict(built: Built, options: Options) -> None:
         )
 
 
-@dataclass
-class _Sized:
-    """One graph with symbols: compiled for each set of sizes when it comes."""
+class _Releasable(Protocol):
+    def release(self) -> None:
+        """Give back the memory of calls that are over."""
 
-    module: fx.GraphModule
-    options: Options
-    phase: str
-    known: OrderedDict[object, _FixedSizes] = field(
-        default_factory=OrderedDict[object, _FixedSizes]
-    )
 
-    def __call__(self, args: list[object]) -> list[object]:
+Program = TypeVar("Program", bound=_Releasable)
+
+
+class _OfSizes(Generic[Program]):
+    """What was compiled of one graph with symbols, for each set of sizes that came. Those that do
+    not run keep no memory: what a call may take is promised once, whatever sizes come."""
+
+    def __init__(self, compiled: Callable[[list[Any]], Program]) -> None:
+        self._compiled = compiled
+        self._known: OrderedDict[object, Program] = OrderedDict()
+
+    def get(self, args: list[Any]) -> Program:
+        """That for the sizes of ``args``, compiled if there is none."""
         key = tuple(
             (argument.shape, argument.stride(), argument.dtype)
             if isinstance(argument, Tensor)
             else argument
             for argument in args
         )
-        sized = self.known.get(key)
-        if sized is None:
-            with torch.no_grad():
-                sized = _FixedSizes(retraced(self.module, args), self.options, self.phase)
-            self.known[key] = sized
-            if len(self.known) > _MOST:
-                self.known.popitem(last=False)
-        self.known.move_to_end(key)
-        return sized(args)
+        known = self._known
+        if known and next(reversed(known)) != key:
+            known[next(reversed(known))].release()
+        if key not in known:
+            known[key] = self._compiled(args)
+            if len(known) > _MOST:
+                known.popitem(last=False)
+        known.move_to_end(key)
+        return known[key]
+
+
+class _Sized:
+    """One graph with symbols: compiled for each set of sizes when it comes."""
+
+    def __init__(self, module: fx.GraphModule, options: Options, phase: str) -> None:
+        self._module, self._options, self._phase = module, options, phase
+        self._of_sizes = _OfSizes(self._compiled)
+
+    def __call__(self, args: list[object]) -> list[object]:
+        return self._of_sizes.get(args)(args)
+
+    def _compiled(self, args: list[object]) -> _FixedSizes:
+        with torch.no_grad():
+            return _FixedSizes(retraced(self._module, args), self._options, self._phase)
 
 
 __all__ = ["CompiledGraph", "compiled", "compiled_graphs", "profiling", "treadle"]

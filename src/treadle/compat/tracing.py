@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from treadle.compat.distributed.sharded_tensors import layout_of, load_sharded_tensors, local_of
 from treadle.compat.fake import stand_in_for, standing_in, users_class, without_words
+from treadle.compat.known_sizes import KnownLayout
 from treadle.compat.switches import without_onednn
 
 P = ParamSpec("P")
@@ -197,11 +198,17 @@ def outside_modes() -> Iterator[None]:
         yield
 
 
-def retraced(module: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule:
-    """``module``, traced with symbols, for inputs of known sizes."""
+def retraced(
+    module: fx.GraphModule, inputs: Sequence[object], later: Sequence[KnownLayout] = ()
+) -> fx.GraphModule:
+    """``module``, traced with symbols, for inputs of known sizes. ``later``: of those that come
+    after ``inputs``, and are not there yet."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
-    return traced(fx.Interpreter(module).run, fakes)
+    with mode:
+        fakes += [layout.empty() for layout in later]
+    run = functools.partial(fx.Interpreter(module).run, enable_io_processing=False)
+    return traced(run, fakes)
 
 
 def load_tracer() -> None:

@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, fx
+from torch import SymInt, Tensor, fx
 
 from treadle.capture.tensors.written import expand_written
 from treadle.compat.dynamo import checkpoint_of, stack_of
+from treadle.compat.known_sizes import known_layout
+from treadle.compat.tracing import retraced
 from treadle.graph.analysis.alias import storages
 from treadle.graph.core.effects import remove_tokens
 from treadle.graph.core.node_info import (
@@ -78,6 +80,20 @@ class JointGraph:
             tuple(inputs[at] for at in written),
         )
 
+    def of_sizes(
+        self, module: fx.GraphModule, args: Sequence[object]
+    ) -> "tuple[JointGraph, fx.GraphModule]":
+        """The same for inputs of known sizes, traced again, and its module. ``module``: of this
+        graph."""
+        pairs = list(zip(map(known_value, self.inputs), args, strict=True))
+        later = [known_layout(value_of(node), pairs) for node in self.gradients]
+        traced = retraced(module, args, later)
+        places = traced.graph.find_nodes(op="placeholder")
+        count = len(self.inputs)
+        written = [self.inputs.index(node) for node in self.written]
+        parts = traced.graph, places[:count], places[count:], len(self.results), written
+        return JointGraph.of(*parts), traced
+
     def step(self) -> StepGraph:
         """For a memory plan: forward and backward with all their inputs."""
         remove_tokens(self.graph)
@@ -91,7 +107,19 @@ class JointGraph:
         """Inputs and results that the backward reads, so that autograd knows when one of them was
         written to in between."""
         kept = split(self.graph, self.inputs, self.gradients, len(self.results)).kept
-        return tuple(node for node in kept if node in self.inputs or node in self.results)
+        looked_after = {*(self.inputs[at] for at in self.tensors), *self.computed_results}
+        return tuple(node for node in kept if node in looked_after)
+
+    @property
+    def ends(self) -> tuple[Result, ...]:
+        """The inputs, then the results of the forward."""
+        return (*self.inputs, *self.results)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Positions of the inputs that are tensors. Sizes are inputs where they are symbols."""
+        values = map(known_value, self.inputs)
+        return tuple(at for at, value in enumerate(values) if isinstance(value, Tensor))
 
     @property
     def computed_results(self) -> tuple[fx.Node, ...]:
@@ -105,30 +133,35 @@ class JointGraph:
 
     def why_apart(self) -> str:
         """Why forward and backward have to be graphs of their own; empty if they need not."""
-        values = [known_value(node) for node in (*self.inputs, *self.gradients)]
-        if not all(isinstance(value, Tensor) for value in values):
-            return "an input is no tensor"
-        if not self.computed_results:
+        if not all(isinstance(known_value(node), Tensor | SymInt | int) for node in self.inputs):
+            return "an input is no tensor and no size"
+        computed = self.computed_results
+        if not computed:
             return "the forward computes nothing"
+        tensors = (*self.gradients, *computed, *self.computed_gradients)
+        if not all(isinstance(known_value(node), Tensor) for node in tensors):
+            return "a result is no tensor"
         if any(node.op == "call_function" and has_effect(node) for node in self.graph.nodes):
             return "an operation has an effect"
-        device = _device(self.computed_results[0])
+        device = _device(computed[0])
         if any(_device(node) != device for node in self.gradients if node.users):
             return "a gradient comes from another device"
         places = {node: at for at, node in enumerate(self.graph.nodes)}
-        last = max(places[node] for node in self.computed_results)
+        last = max(places[node] for node in computed)
         early = any(places[user] < last for node in self.gradients for user in node.users)
         return "the backward begins before the forward is over" if early else ""
 
     def joined(self, module: fx.GraphModule) -> StepGraph:
-        """The one graph, a copy: of ``inputs``, to the computed results and then the computed
-        gradients. ``module``: that of the graph, which has its constants."""
+        """The one graph, a copy, where no size is a symbol: of the inputs that are tensors, to the
+        computed results and then the computed gradients. ``module``: that of the graph, which has
+        its constants."""
         old = copy_overwritten(self.graph, self.written, self.gradients)
         graph = fx.Graph(module)
         copies: dict[fx.Node, fx.Node] = {}
+        sizes = {node for node in self.inputs if not isinstance(known_value(node), Tensor)}
         ahead = {*self.computed_results, *old}
         for node in self.graph.nodes:
-            if node.op == "output" or node in self.gradients:
+            if node.op == "output" or node in self.gradients or node in sizes:
                 continue
             copies[node] = graph.node_copy(node, copies.__getitem__)
             ahead.discard(node)
@@ -143,7 +176,7 @@ class JointGraph:
         graph.output(tuple(copies[node] for node in outputs))
         remove_tokens(graph)
         expand_written(graph)
-        return _step_of(graph, [Role.PARAMETER] * len(self.inputs), len(outputs))
+        return _step_of(graph, [Role.PARAMETER] * len(self.tensors), len(outputs))
 
 
 def _is_view(node: fx.Node) -> bool:

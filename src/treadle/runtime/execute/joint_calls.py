@@ -45,12 +45,21 @@ class JointCalls:
             program = self._free.pop()
         except IndexError:
             program = _Program(self._first.another(), self._results)
-        call = OpenCall(program, self._free.append)
+        call = OpenCall(program, self._over)
         try:
             return program.forward(inputs, seconds), call
         except BaseException:
             call.close()
             raise
+
+    def _over(self, program: "_Program") -> None:
+        self._free.append(program)
+
+    def release(self) -> None:
+        """Give back the arenas of calls that are over; the next call makes one again."""
+        idle, self._free = self._free, []
+        for program in idle:
+            program.release()
 
 
 @final
@@ -159,6 +168,10 @@ class _Program:
             replay.restore(allocated)
 
         return restore
+
+    def release(self) -> None:
+        """It runs no call any more."""
+        self._executable.release()
 
     def close(self) -> None:
         """The call is over."""
