@@ -452,7 +452,7 @@ class _Joined:
         """What AOTAutograd takes for the two graphs: their inputs and results, and nothing
         between. The forward gives what autograd has to look after, and the number of its call."""
         forward, backward = fx.Graph(joint), fx.Graph(joint)
-        saved = [node for node in map(parts.ends.__getitem__, self._saved) if node is not None]
+        saved = [n for n in map(parts.ends.__getitem__, self._saved) if isinstance(n, fx.Node)]
         known = {node: _placeholder(forward, node) for node in parts.inputs}
         operands = tuple(known.values())
         number = forward.call_function(_result, operands)
@@ -460,14 +460,15 @@ class _Joined:
         # refuses ``retain_graph``: so the number has, as far as it can see, that of an input.
         set_value(number, value_of(parts.inputs[parts.tensors[0]]).detach())
         known |= {node: _stand_in(forward, operands, node) for node in parts.computed_results}
-        returned = [None if node is None else known[node] for node in parts.results]
+        returned = [known[n] if isinstance(n, fx.Node) else n for n in parts.results]
         forward.output((*returned, *(known[node] for node in saved), number))
         taken = {node: _placeholder(backward, node) for node in (*saved, number)}
         taken |= {node: _placeholder(backward, node) for node in parts.gradients}
         operands = tuple(taken.values())
         others = [node for node in parts.computed_gradients if node not in taken]
         taken |= {node: _stand_in(backward, operands, node) for node in others}
-        backward.output(tuple(None if node is None else taken[node] for node in parts.wanted))
+        wanted = (taken[n] if isinstance(n, fx.Node) else n for n in parts.wanted)
+        backward.output(tuple(wanted))
         modules = fx.GraphModule(joint, forward), fx.GraphModule(joint, backward)
         for module in modules:
             note_on(module, self)

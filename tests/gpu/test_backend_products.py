@@ -83,5 +83,5 @@ def test_odd_logits_that_are_returned(bias, vocabulary):
     for one, two in zip(grads, wanted, strict=True):
         scale = math.sqrt(two.square().mean())
         torch.testing.assert_close(one.float() / scale, two / scale, rtol=3e-2, atol=5e-2)
-    (graph,) = backend.compiled()
+    graph = max(backend.compiled(), key=lambda graph: graph.number)
     assert any("_piece" in name for name in graph._built.artifact.buffers)

@@ -41,7 +41,8 @@ from treadle.passes.memory.split import copy_overwritten, split
 from treadle.util.reach import reached
 
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
-Result = fx.Node | None
+Result = fx.Node | int | None
+"""What a graph returns in one place: sizes are numbers where they are known."""
 
 
 @final
@@ -70,7 +71,7 @@ class JointGraph:
         (output,) = graph.find_nodes(op="output")
         returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
         output.args = (tuple(returned),)
-        phases(graph, [node for node in returned[:results] if node is not None])
+        phases(graph, [node for node in returned[:results] if isinstance(node, fx.Node)])
         return JointGraph(
             graph,
             tuple(inputs),
