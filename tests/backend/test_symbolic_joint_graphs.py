@@ -58,13 +58,14 @@ def loss_of(model, batch):
 
 
 def test_each_size_is_one_graph():
+    others = backend.compiled()
     ours, theirs = dynamic(Net())
     for rows in (5, 9, 5, 13):
         batch = torch.randn(rows, 8)
         for model in (ours, theirs):
             loss_of(model, batch).backward()
         same_gradients(ours, theirs)
-    names = [graph.name for graph in backend.compiled()]
+    names = [graph.name for graph in backend.compiled() if graph not in others]
     assert len(names) == 3
     assert all(name.endswith("forward and backward") for name in names)
 
