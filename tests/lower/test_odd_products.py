@@ -55,6 +55,7 @@ def numbers(*shape):
 CASES = {
     "returned": (returned, lambda t, d, v: (numbers(t, d), numbers(v, d))),
     "bias": (returned_with_bias, lambda t, d, v: (numbers(t, d), numbers(v, d), numbers(v))),
+    "one bias": (returned_with_bias, lambda t, d, v: (numbers(t, d), numbers(v, d), numbers(1))),
     "gradients": (gradients, lambda t, d, v: (numbers(t, v), numbers(v, d), numbers(t, d))),
     "at the right": (gradient_at_the_right, lambda t, d, v: (numbers(t, v), numbers(t, d))),
 }
@@ -69,13 +70,13 @@ def test_numbers_stay(name, sizes):
     step = trace(fn, *inputs)
     program = for_gpu(step)
     plain, pieces = run(lower(step), inputs), run(program, inputs)
-    assert len(calls_of(program)) > len(plain)
+    assert (len(calls_of(program)) > len(plain)) is (name != "one bias")
     for mine, theirs in zip(pieces, plain, strict=True):
         assert mine.stride() == theirs.stride()
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "one bias"])
 @pytest.mark.usefixtures("eager_pieces")
 def test_products_are_of_round_sizes(name):
     fn, make = CASES[name]

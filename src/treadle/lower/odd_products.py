@@ -81,7 +81,7 @@ class _OddProduct:
         sizes = (*out.shape, *left.shape)
         if left.dtype not in _HALF or any(isinstance(size, Size) for size in sizes):
             return None
-        if added is not None and not (isinstance(added, TensorRef) and len(added.shape) == 1):
+        if added is not None and (not isinstance(added, TensorRef) or added.shape != out.shape[1:]):
             return None
         found = cls._of(builder, call, left, right, out, added)
         if found is None or found.copies != (False, True, False) or added is not None:
@@ -111,7 +111,8 @@ class _OddProduct:
             matrix.shape != shape or not _is_aligned(matrix, builder.target.aligned_bytes)
             for matrix, shape in zip(matrices, wanted, strict=True)
         )
-        copied = sum(m.numel for m, is_copied in zip(matrices, copies, strict=True) if is_copied)
+        pairs = zip(matrices, copies, strict=True)
+        copied = sum(matrix.numel for matrix, is_copied in pairs if is_copied)
         if not copied or m * k * n < max(_LEAST, _REUSED * copied):
             return None
         first, second, third = copies

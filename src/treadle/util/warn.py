@@ -1,11 +1,13 @@
 """Warnings that name the line of the user's from which a call came."""
 
+import contextlib
 import sys
 import warnings
 
 from treadle.util.package import PACKAGE
 
-_OWN = str(PACKAGE)
+_OWN = (str(PACKAGE), contextlib.__file__)
+"""Where frames of ours lie: those of a function inside a context manager go through the latter."""
 
 
 def warn_user(message: str) -> None:
