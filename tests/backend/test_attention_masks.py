@@ -5,7 +5,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from treadle.session.attention_masks import lay_out_masks
+from treadle.session.joint.attention_masks import lay_out_masks
 
 B, H, T, S, D = 2, 3, 5, 7, 8
 
@@ -77,14 +77,25 @@ def test_what_is_expanded_stays_so():
         torch.ones(B, 1, T, S, dtype=torch.bool),
         torch.ones(1, 1, 1, S).expand(B, H, T, S),
         torch.ones(B, 1, T, 1),
+        torch.tensor(True),
     ],
-    ids=["in order", "expanded elsewhere", "one column"],
+    ids=["in order", "expanded elsewhere", "one column", "one number"],
 )
 def test_others_stay_as_they_are(mask):
     module = traced(mask)
     text = str(module.graph)
     assert lay_out_masks(module) == 0
     assert str(module.graph) == text
+
+
+@pytest.mark.parametrize("shape", [(0, 1, T, S), (B, 1, 0, S), (B, 0, T, S)])
+def test_empty_masks(shape):
+    mask = torch.ones(1, 1, 1, 1).expand(shape)
+    module = traced(mask)
+    assert lay_out_masks(module) == 1
+    q, k, v = (torch.randn(*shape[:1], H, n, D) for n in (shape[2], S, S))
+    if shape[1]:  # eager takes no mask of no heads
+        assert module(q, k, v, mask).shape == (shape[0], H, shape[2], D)
 
 
 def test_on_a_cpu_they_stay_as_they_are():

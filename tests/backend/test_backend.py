@@ -12,13 +12,6 @@ import treadle as package
 from treadle.backend import treadle
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def perceptron():
     return nn.Sequential(
         nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32), nn.Dropout(0.2), nn.Linear(32, 4)

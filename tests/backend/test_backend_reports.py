@@ -19,9 +19,7 @@ class Net(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
-def test_what_was_compiled_tells_as_much_as_a_step(tmp_path, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
+def test_what_was_compiled_tells_as_much_as_a_step(tmp_path):
     before = set(backend.compiled())
     model = torch.compile(Net(), backend=treadle)
     batch = torch.randn(5, 9)

@@ -15,14 +15,6 @@ from treadle import backend
 from treadle.backend import treadle
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo(tmp_path, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

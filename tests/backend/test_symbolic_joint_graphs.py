@@ -10,18 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from treadle import backend
 from treadle.backend import treadle
-from treadle.session.joint import JointGraph
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo(tmp_path, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+from treadle.session.joint.joint_graph import JointGraph
 
 
 class Net(nn.Module):
@@ -144,3 +137,58 @@ def test_sizes_that_cannot_be_one_graph_have_no_budget(monkeypatch):
     budgeted, _ = dynamic(Net(), memory=0.5)
     with pytest.raises(Exception, match=r"TR-207.*sizes that change: an operation has an effect"):
         budgeted(batch)
+
+
+def test_every_size_knows_the_lines_of_the_model():
+    ours, _ = dynamic(Net())
+    for rows in (6, 10):
+        loss_of(ours, torch.randn(rows, 8)).backward()
+        graph = max(backend.compiled(), key=lambda graph: graph.number)
+        assert "h = torch.tanh(layer(h)) * F.gelu(h)" in graph.explain()
+
+
+def test_what_is_checkpointed_is_computed_again_at_every_size():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(lambda h, layer=layer: torch.sigmoid(layer(h)).sin(), x,
+                               use_reentrant=False)  # fmt: skip
+            return x
+
+    ours, theirs = dynamic(Checkpointed())
+    for rows in (300, 500):
+        batch = torch.randn(rows, 64)
+        for model in (ours, theirs):
+            model(batch).square().sum().backward()
+        same_gradients(ours, theirs)
+        graph = max(backend.compiled(), key=lambda graph: graph.number)
+        assert graph.summary().arena_bytes < 10 * 64 * rows * 4  # 12 are kept without
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_attention_whose_workspace_is_measured(backward):
+    """The first call of a graph has a mode of AOTAutograd's around it, which is none of ours."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.split = nn.Linear(32, 96)
+
+        def forward(self, x):
+            heads = self.split(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(*heads)
+
+    ours, theirs = dynamic(Attention())
+    for length in (9, 17):
+        batch = torch.randn(2, length, 32)
+        with torch.set_grad_enabled(backward):
+            mine, other = ours(batch), theirs(batch)
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+        if backward:
+            mine.square().sum().backward()
+            other.square().sum().backward()
+            same_gradients(ours, theirs)

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import treadle.graph.custom_ops.table  # noqa: F401  (our operators are known to PyTorch)
 from runtime.recorders import Again
+from treadle.graph.custom_ops.incoming import INCOMING_GRADIENT
 from treadle.guards.watching import watch_tensors
 from treadle.runtime.execute.executable import Executable
-from treadle.runtime.execute.incoming import INCOMING
 from treadle.runtime.execute.joint_calls import JointCalls
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.recording_plan import why_not
@@ -203,7 +202,7 @@ def joint() -> Artifact:
     steps = (
         CallStep("aten.mul.Tensor", (whole(X), whole(W)), {}, ("y",)),
         CallStep("aten.add.Tensor", (whole(X), whole(W)), {}, ("z",), out="aten.add.out"),
-        CallStep(INCOMING, ([y], 0, [4], [1], torch.float32), {}, ("d",)),
+        CallStep(str(INCOMING_GRADIENT.op), ([y], 0, [4], [1], torch.float32), {}, ("d",)),
         CallStep("aten.mul.Tensor", (whole(D), z), {}, ("dx",)),
     )
     buffers = {each.name: each for each in (X, W, Y, Z, D, DX)}
@@ -315,3 +314,34 @@ def test_halves_that_cannot_be_recorded_run_as_usual():
             check_call(calls, w)
         assert recorder.recordings == 0
         assert why in calls.note
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_memory_that_is_given_back_decides_nothing(at, share):
+    """A step that launching does not bind is not recorded because its memory went before it was
+    timed; nor is one that is off said to be recorded again."""
+    recorder, w = Again(share), torch.randn(4)
+    recorder.state = (w,)
+    executable = made(recorder)
+    for number in range(9):
+        x, before = torch.randn(4), w.clone()
+        if number == at:
+            executable.release()
+        found = executable.run([x, w])
+        torch.testing.assert_close(found[0], x + before, rtol=0, atol=0)
+    assert executable.replay is not None
+    assert executable.replay.is_recorded is (share == 1.0)
+    executable.release()
+    assert ("again" in executable.replay.note) is (share == 1.0)
+
+
+def test_arenas_of_calls_that_are_over_are_given_back():
+    recorder, w = Again(), torch.randn(4)
+    calls = calls_of(recorder)
+    for number in range(12):
+        check_call(calls, w)
+        if number % 6 == 5:
+            assert calls.note.endswith("replayed as two CUDA graphs")
+            calls.release()
+            assert calls.note.endswith("to be recorded again")

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
     track_tensor_tree,
 )
+from torch.fx.traceback import preserve_node_meta
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -201,14 +202,15 @@ def outside_modes() -> Iterator[None]:
 def retraced(
     module: fx.GraphModule, inputs: Sequence[object], later: Sequence[KnownLayout] = ()
 ) -> fx.GraphModule:
-    """``module``, traced with symbols, for inputs of known sizes. ``later``: of those that come
-    after ``inputs``, and are not there yet."""
+    """``module``, traced with symbols, for inputs of known sizes: nodes have the notes of those
+    they come from. ``later``: of those that come after ``inputs``, and are not there yet."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
     with mode:
         fakes += [layout.empty() for layout in later]
     run = functools.partial(fx.Interpreter(module).run, enable_io_processing=False)
-    return traced(run, fakes)
+    with preserve_node_meta():
+        return traced(run, fakes)
 
 
 def load_tracer() -> None:

@@ -1,6 +1,7 @@
 """What runs, made of an artifact; and what another process built, found without its graph."""
 
 import functools
+import importlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -68,17 +69,9 @@ def built_again(
     policy = replay_policy(captured.step.signature, artifact, options)
     with clock.stage("build"):
         executable = executable_of(artifact, build_, stored.checks, policy, arena=arena)
+    told = told_later(entry, lines)
     return Compiled(
-        *(
-            key,
-            stored.facts,
-            entry,
-            lines,
-            artifact,
-            executable,
-            told_later(entry, lines),
-            clock.seconds,
-        ),
+        *(key, stored.facts, entry, lines, artifact, executable, told, clock.seconds),
         *(True, target.library, stored.checks, target.hardware, None),
         captured=captured,
         options=options,
@@ -150,7 +143,7 @@ def _register_operators(artifact: Artifact) -> None:
     has imported them."""
     calls = [step for step in artifact.steps if isinstance(step, CallStep)]
     if any(step.op.startswith("treadle.") for step in calls):
-        import treadle.graph.custom_ops.table  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        importlib.import_module("treadle.graph.custom_ops.table")
     for body in artifact.bodies.values():
         _register_operators(body)
 

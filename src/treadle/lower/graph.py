@@ -19,7 +19,6 @@ from treadle.loop.expr import Array
 from treadle.loop.program import IMPORT, BufferKind, Call, Compute, Origin, Program, TensorRef
 from treadle.lower.context import Builder, Layouts, LoweringContext
 from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
-from treadle.lower.odd_products import round_odd_products
 from treadle.lower.operators import (
     activations,
     batch_norm,
@@ -41,6 +40,7 @@ from treadle.lower.operators import (
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
 from treadle.lower.reuse import LoweredNodes
+from treadle.lower.unaligned_products import pad_unaligned_products
 from treadle.lower.write_back import drop_dead_steps, place_write_backs, write_in_place
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import target_for
@@ -89,7 +89,7 @@ def lower(
     place_write_backs(builder, writes)
     drop_dead_steps(builder, inputs, results)
     if pad:
-        round_odd_products(builder)
+        pad_unaligned_products(builder)
     steps = tuple(builder.steps)
     return Program(builder.buffers, steps, inputs, results, builder.constants, device)
 

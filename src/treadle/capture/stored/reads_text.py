@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import _lru_cache_wrapper as _LruCached
+from inspect import getattr_static
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -177,8 +178,7 @@ class ReadsText:
             case ModuleType():
                 return f"module {held.__name__}"
             case type():
-                fields = getattr(held, "_fields", "") if issubclass(held, tuple) else ""
-                return f"class {kind_text(held)} {fields}".rstrip()  # a named tuple is made of them
+                return f"class {kind_text(held)}{_fields_text(held)}"
             case Tensor():
                 at = self._of_bound.get(id(held))
                 return None if at is None else f"parameter {at}"
@@ -250,6 +250,12 @@ class ReadsText:
         if isinstance(value, Space):
             value = sys.modules.get(str(vars(value).get("__name__")))
         return isinstance(value, type | ModuleType) and owner_of(value) < CodeOwner.INSTALLED
+
+
+def _fields_text(kind: type) -> str:
+    """The fields of a named tuple, whose methods are made of them."""
+    fields = getattr_static(kind, "_fields", None) if issubclass(kind, tuple) else None
+    return f" {fields}" if type(fields) is tuple and all(map(is_plain, fields)) else ""
 
 
 def _is_of_library(function: FunctionType) -> bool:

@@ -11,6 +11,7 @@ backward, or when nobody can ask for it any more, and its program serves another
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import final
 
 from torch import Tensor
@@ -45,21 +46,22 @@ class JointCalls:
             program = self._free.pop()
         except IndexError:
             program = _Program(self._first.another(), self._results)
-        call = OpenCall(program, self._over)
+        call = OpenCall(program, self._free.append)
         try:
             return program.forward(inputs, seconds), call
         except BaseException:
             call.close()
             raise
 
-    def _over(self, program: "_Program") -> None:
-        self._free.append(program)
-
     def release(self) -> None:
-        """Give back the arenas of calls that are over; the next call makes one again."""
-        idle, self._free = self._free, []
+        """Give back the arenas of calls that are over; the next call allocates one again."""
+        idle: list[_Program] = []
+        with suppress(IndexError):  # taken one by one: no other call begins in one meanwhile
+            while True:
+                idle.append(self._free.pop())
         for program in idle:
             program.release()
+        self._free += idle
 
 
 @final
@@ -170,7 +172,7 @@ class _Program:
         return restore
 
     def release(self) -> None:
-        """It runs no call any more."""
+        """Give its arena back, while it runs no call."""
         self._executable.release()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from treadle.runtime.replay.fixed_places import FixedPlaces, place_bytes, places
 from treadle.runtime.replay.recording_plan import RecordingPlan
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
 from treadle.runtime.replay.shared_recordings import RecordingBytes
-from treadle.runtime.replay.when_to_record import WhenToRecord
+from treadle.runtime.replay.when_to_record import WhenToRecord, memory_for_recording
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep
 from treadle.util.errors import RuntimeFailure
 from treadle.util.expected import NotExpected
@@ -178,20 +178,12 @@ class JointReplay:
 
     def _memory_for_places(self, inputs: Sequence[Tensor]) -> Tensor | None:
         """If this call may be recorded."""
-        memory, why = self._frame.memory, self._when.why_not()
-        if why:
-            self._give_up(why)
-            return None
-        if not (self._places.are_alike(inputs) and memory.keeps_block()):
-            self._when.put_off()
-            return None
         need = RecordingBytes(self.place_bytes, self._result_bytes)
-        places = memory.admit(self, need)
-        if places is None:
-            self._give_up(need.without_room)
-        return places
+        memory = self._frame.memory
+        return memory_for_recording(self, self._when, self._places, memory, need, inputs)
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Launch as usual for good."""
         self._drop()
         self._when.give_up(why)
 
@@ -243,7 +235,7 @@ class JointReplay:
             alive, launch = self._recorder.record(run)
         except (RuntimeError, RuntimeFailure, NotExpected) as error:
             frame.settle(failed=True)
-            self._give_up(str(error).partition("\n")[0])
+            self.give_up(str(error).partition("\n")[0])
             frame.define(before)
             launched()
             return None

@@ -26,7 +26,7 @@ from treadle.runtime.replay.recording_plan import RecordingPlan
 from treadle.runtime.replay.recordings import Recording, record_segments, record_whole
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
 from treadle.runtime.replay.shared_recordings import RecordingBytes
-from treadle.runtime.replay.when_to_record import WhenToRecord
+from treadle.runtime.replay.when_to_record import WhenToRecord, memory_for_recording
 from treadle.runtime.store.artifact import Artifact
 from treadle.util.expected import NotExpected
 
@@ -107,22 +107,13 @@ class Replay:
 
     def _memory_for_places(self, inputs: Sequence[Tensor]) -> Tensor | None:
         """If this call may be recorded."""
-        memory, why = self._frame.memory, self._when.why_not()
-        if self._places.are_written:
-            why = "an argument is written to"
-        if why:
-            self._give_up(why)
-            return None
-        if not (self._places.are_alike(inputs) and memory.keeps_block()):
-            self._when.put_off()
-            return None
         need = RecordingBytes(self._places.nbytes, self._plan.nbytes)
-        places = memory.admit(self, need)
-        if places is None:
-            self._give_up(need.without_room)
-        return places
+        refusal = "an argument is written to" if self._places.are_written else ""
+        memory = self._frame.memory
+        return memory_for_recording(self, self._when, self._places, memory, need, inputs, refusal)
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Launch as usual for good."""
         self.drop()
         self._when.give_up(why)
 
@@ -137,7 +128,7 @@ class Replay:
             raise
         self._recording = attempt.recording
         if attempt.recording is None:
-            self._give_up(attempt.failure)
+            self.give_up(attempt.failure)
         else:
             self._when.recorded(str(attempt.recording))
         return attempt.results

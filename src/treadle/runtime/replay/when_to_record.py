@@ -1,6 +1,13 @@
 """Whether the calls of a program are recorded, and when: for whole steps and for joint graphs."""
 
-from typing import final
+from collections.abc import Sequence
+from typing import Protocol, final
+
+from torch import Tensor
+
+from treadle.runtime.execute.step_memory import StepMemory
+from treadle.runtime.replay.fixed_places import FixedPlaces
+from treadle.runtime.replay.shared_recordings import Recorded, RecordingBytes
 
 _TIMED_CALL = 3
 """The first calls compile kernels, and libraries choose their algorithms in them."""
@@ -20,6 +27,7 @@ class WhenToRecord:
         self.is_off = bool(refusal)
         self.is_due = False
         self._calls = self._attempts = 0
+        self._pays = False
         self._is_put_off = False
 
     def is_timed(self) -> bool:
@@ -39,14 +47,17 @@ class WhenToRecord:
     def took(self, launching: float, total: float) -> None:
         """Seconds of the call that was timed."""
         times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
-        self.is_due = launching >= _SHARE * total
-        self.is_off = not self.is_due
-        self.note = times if self.is_due else f"not recorded: {times}"
+        self.is_due = self._pays = launching >= _SHARE * total
+        self.is_off = not self._pays
+        self.note = times if self._pays else f"not recorded: {times}"
 
     def put_off(self, *, again: bool = False) -> None:
         """The recording is gone: once more as usual, which prepares what a recording needs, and
-        then a new one. ``again``: however often there was one."""
-        self.is_due, self._is_put_off = False, not self.is_off
+        then a new one. ``again``: however often there was one. Nothing is put off that is not known
+        to pay."""
+        if self.is_off or not self._pays:
+            return
+        self.is_due, self._is_put_off = False, True
         self._attempts -= again
         self.note = f"{self.note.split(';')[0]}; to be recorded again"
 
@@ -64,3 +75,32 @@ class WhenToRecord:
     def recorded(self, what: str) -> None:
         """From now on calls are replayed, as ``what``."""
         self.note = f"{self.note.split(';')[0]}; replayed as {what}"
+
+
+class Replayed(Recorded, Protocol):
+    """What has recordings of its calls, or is to have them."""
+
+    def give_up(self, why: str) -> None:
+        """Launch as usual for good."""
+        ...
+
+
+def memory_for_recording(
+    member: Replayed,
+    when: WhenToRecord,
+    places: FixedPlaces,
+    memory: StepMemory,
+    need: RecordingBytes,
+    inputs: Sequence[Tensor],
+    refusal: str = "",
+) -> Tensor | None:
+    """Memory for the places of a recording of the call with ``inputs``; ``None`` if this call is
+    not recorded: another one is, or ``member`` is given up, at once for a ``refusal``."""
+    why = when.why_not() or refusal
+    if not why and not (places.are_alike(inputs) and memory.keeps_block()):
+        when.put_off()
+        return None
+    admitted = None if why else memory.admit(member, need)
+    if admitted is None:
+        member.give_up(why or need.without_room)
+    return admitted

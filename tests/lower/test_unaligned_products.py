@@ -1,4 +1,4 @@
-"""Large products of odd sizes whose matrices are not ours: in pieces of round sizes."""
+"""Large products whose rows are not aligned, of matrices that are not ours: in padded pieces."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 
 from lower.lowering_help import calls_of, run, trace
 from treadle.loop.program import Call, Compute
-from treadle.lower import lower, odd_products
+from treadle.lower import lower, unaligned_products
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import PROGRAMS
 from treadle.targets.cuda import CUDA
@@ -19,10 +19,10 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def eager_pieces(monkeypatch):
     """Products of any size are worth their copies, four rows or columns at a time."""
-    monkeypatch.setattr(odd_products, "_LEAST", 1)
-    monkeypatch.setattr(odd_products, "_REUSED", 0)
-    monkeypatch.setattr(odd_products, "_ROWS", 4)
-    monkeypatch.setattr(odd_products, "_PIECE", 1)
+    monkeypatch.setattr(unaligned_products, "_LEAST", 1)
+    monkeypatch.setattr(unaligned_products, "_REUSED", 0)
+    monkeypatch.setattr(unaligned_products, "_ROWS", 4)
+    monkeypatch.setattr(unaligned_products, "_PIECE", 1)
 
 
 def for_gpu(step):
@@ -78,7 +78,7 @@ def test_numbers_stay(name, sizes):
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "one bias"])
 @pytest.mark.usefixtures("eager_pieces")
-def test_products_are_of_round_sizes(name):
+def test_products_are_of_whole_units(name):
     fn, make = CASES[name]
     program = lower(trace(fn, *make(16, 16, 37)), device="cuda")
     for call in calls_of(program):
@@ -103,7 +103,7 @@ def test_small_products_are_left_alone():
 
 @pytest.mark.parametrize("vocabulary", [1000, 4096])
 @pytest.mark.usefixtures("eager_pieces")
-def test_round_products_are_left_alone(vocabulary):
+def test_aligned_products_are_left_alone(vocabulary):
     step = trace(returned, numbers(64, 16), numbers(vocabulary, 16))
     program = lower(step, device="cuda")
     assert not any(isinstance(s, Compute) for s in program.steps)

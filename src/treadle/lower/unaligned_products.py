@@ -1,5 +1,5 @@
-"""Large products of odd sizes on a GPU, of matrices that somebody else lays out: some rows at a
-time, copied through matrices of ours.
+"""Large products on a GPU whose rows are not aligned, of matrices that somebody else lays out: some
+rows at a time, copied through padded matrices of ours.
 
 ::
 
@@ -10,8 +10,8 @@ time, copied through matrices of ours.
 
 ``padding.py`` gives matrices of ours room for whole units. What a step returns, and what it is
 given, has eager's layout: the logits of a model, and their gradient. A library takes up to seven
-times as long for such a product as for one a little larger, which is far more than copies take; a
-few rows at a time they are never in memory twice.
+times as long for such a product as for one a little larger (decision 0026), far more than copies
+take; copied a few rows at a time, the matrix is never in memory twice.
 """
 
 import itertools
@@ -36,27 +36,27 @@ _LEAST = 1 << 31
 _REUSED = 256
 """Multiplications with each number that is copied: from there on copies are the smaller part."""
 _HALF = (torch.bfloat16, torch.float16)
-_TAKEN = ("aten.mm.out", "aten.addmm.out", "aten.mm.dtype_out")
+_TAKEN = ("aten.mm.out", "aten.addmm.out")
 
 
-def round_odd_products(builder: Builder) -> None:
-    """Put products of round sizes in the place of large ones of odd sizes, where ``aligned_bytes``
-    of the target says that it matters."""
+def pad_unaligned_products(builder: Builder) -> None:
+    """Put padded products, a piece at a time, in the place of large unaligned ones, where
+    ``aligned_bytes`` of the target says that it matters."""
     if not builder.target.aligned_bytes or builder.library:
         return
     numbers = (step.origin.chunk for step in builder.steps)
     chunks = itertools.count(1 + max((n for n in numbers if n is not None), default=-1))
     steps: list[Step] = []
     for step in builder.steps:
-        odd = _OddProduct.of(builder, step) if isinstance(step, Call) else None
-        steps += [step] if odd is None else _Pieces(builder, odd, chunks).steps()
+        product = _Product.of(builder, step) if isinstance(step, Call) else None
+        steps += [step] if product is None else _Pieces(builder, product, chunks).steps()
     builder.steps[:] = steps
 
 
 @dataclass(frozen=True, slots=True)
-class _OddProduct:
-    """``out[m, n] = left[m, k] @ right[k, n] + bias[n]``, for which ``k`` and ``n`` are rounded up
-    to whole units. ``copies``: of left, right and out, which are not as the library likes them."""
+class _Product:
+    """``out[m, n] = left[m, k] @ right[k, n] + bias[n]``. ``k`` and ``n``: padded to whole units.
+    ``copies_…``: whether a matrix is copied, since it has another size or is not aligned."""
 
     call: Call
     left: TensorRef
@@ -65,11 +65,13 @@ class _OddProduct:
     bias: TensorRef | None
     k: int
     n: int
-    copies: tuple[bool, bool, bool]
+    copies_left: bool
+    copies_right: bool
+    copies_out: bool
 
     @classmethod
     def of(cls, builder: Builder, call: Call) -> Self | None:
-        """The product of a call, if it is an odd one that repays its copies."""
+        """The product of a call, if it is an unaligned one that repays its copies."""
         *bias, left, right = call.args if call.out in _TAKEN else (None, None)
         if call.origin.chunk is not None or not isinstance(left, TensorRef):
             return None  # pieces of a chunk are ours
@@ -83,9 +85,9 @@ class _OddProduct:
             return None
         if added is not None and (not isinstance(added, TensorRef) or added.shape != out.shape[1:]):
             return None
-        found = cls._of(builder, call, left, right, out, added)
-        if found is None or found.copies != (False, True, False) or added is not None:
-            return found
+        product = cls._of(builder, call, left, right, out, added)
+        if product is None or product.copies_left or product.copies_out or added is not None:
+            return product
         left, right, out = map(_transposed, (right, left, out))  # what is copied is cut in rows
         return cls._of(builder, call, left, right, out, None)
 
@@ -106,22 +108,19 @@ class _OddProduct:
         (m, k), n = left.shape, right.shape[1]
         wide_k = _rounded(k, unit) if _by_rows(left) or not _by_rows(right) else k
         wide_n = _rounded(n, unit) if _by_rows(right) or _by_rows(out) else n
-        wanted = (m, wide_k), (wide_k, wide_n), (m, wide_n)
-        copies = tuple(
+        padded = (m, wide_k), (wide_k, wide_n), (m, wide_n)
+        copies = [
             matrix.shape != shape or not _is_aligned(matrix, builder.target.aligned_bytes)
-            for matrix, shape in zip(matrices, wanted, strict=True)
-        )
-        pairs = zip(matrices, copies, strict=True)
-        copied = sum(matrix.numel for matrix, is_copied in pairs if is_copied)
+            for matrix, shape in zip(matrices, padded, strict=True)
+        ]
+        copied = sum(itertools.compress((matrix.numel for matrix in matrices), copies))
         if not copied or m * k * n < max(_LEAST, _REUSED * copied):
             return None
-        first, second, third = copies
-        return cls(call, left, right, out, bias, wide_k, wide_n, (first, second, third))
+        return cls(call, left, right, out, bias, wide_k, wide_n, *copies)
 
     def rows(self) -> Iterator[tuple[int, int]]:
         """From where to where the pieces go."""
-        copies_left, _, copies_out = self.copies
-        widths = [self.k] * copies_left + [self.n] * copies_out
+        widths = [self.k] * self.copies_left + [self.n] * self.copies_out
         m = self.left.shape[0]
         rows = m
         if widths:
@@ -136,14 +135,14 @@ class _Pieces:
     """Writes the steps of one product."""
 
     builder: Builder
-    product: _OddProduct
+    product: _Product
     chunks: Iterator[int]
 
     def steps(self) -> list[Step]:
         """In the place of the call."""
         product, before = self.product, len(self.builder.steps)
         origin, right, bias = product.call.origin, product.right, product.bias
-        if product.copies[1]:
+        if product.copies_right:
             right = self._padded(right, (product.k, product.n), origin)
         if bias is not None and bias.shape != (product.n,):
             bias = self._padded(bias, (product.n,), origin)
@@ -159,9 +158,9 @@ class _Pieces:
     ) -> None:
         product, builder = self.product, self.builder
         left, out = (_rows_of(matrix, start, stop) for matrix in (product.left, product.out))
-        copies_left, _, copies_out = product.copies
-        if copies_left:
+        if product.copies_left:
             left = self._padded(left, (stop - start, product.k), origin)
+        copies_out = product.copies_out
         target = self._like(out, (stop - start, product.n)) if copies_out else out
         args = (left, right) if bias is None else (bias, left, right)
         call = replace(product.call, args=args, outputs=(target.buffer,), origin=origin)

@@ -67,11 +67,10 @@ class JointGraph:
         results: int,
         written: Sequence[int],
     ) -> "JointGraph":
-        """Of a graph whose first ``results`` outputs are the forward's, which gets phases."""
+        """Of a graph whose first ``results`` outputs are the forward's."""
         (output,) = graph.find_nodes(op="output")
         returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
         output.args = (tuple(returned),)
-        phases(graph, [node for node in returned[:results] if isinstance(node, fx.Node)])
         return JointGraph(
             graph,
             tuple(inputs),
@@ -85,7 +84,7 @@ class JointGraph:
         self, module: fx.GraphModule, args: Sequence[object]
     ) -> "tuple[JointGraph, fx.GraphModule]":
         """The same for inputs of known sizes, traced again, and its module. ``module``: of this
-        graph."""
+        graph, which still has AOTAutograd's notes."""
         pairs = list(zip(map(known_value, self.inputs), args, strict=True))
         later = [known_layout(value_of(node), pairs) for node in self.gradients]
         traced = retraced(module, args, later)
@@ -94,6 +93,11 @@ class JointGraph:
         written = [self.inputs.index(node) for node in self.written]
         parts = traced.graph, places[:count], places[count:], len(self.results), written
         return JointGraph.of(*parts), traced
+
+    def tell_phases(self) -> None:
+        """Note of each node whether it is forward or backward, its line, and what checkpoints ask
+        of it, in the place of AOTAutograd's notes."""
+        phases(self.graph, [node for node in self.results if isinstance(node, fx.Node)])
 
     def step(self) -> StepGraph:
         """For a memory plan: forward and backward with all their inputs."""
@@ -112,7 +116,7 @@ class JointGraph:
         return tuple(node for node in kept if node in looked_after)
 
     @property
-    def ends(self) -> tuple[Result, ...]:
+    def boundary(self) -> tuple[Result, ...]:
         """The inputs, then the results of the forward."""
         return (*self.inputs, *self.results)
 

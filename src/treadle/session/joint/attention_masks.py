@@ -52,7 +52,8 @@ def _in_order(graph: fx.Graph, call: fx.Node, mask: fx.Node) -> fx.Node:
     """The mask with the elements of a row in order, before its first ``call``."""
     value, node = traced_value(mask), mask
     assert isinstance(value, Tensor)
-    expanded = [dim for dim, stride in enumerate(value.stride()[:-1]) if stride == 0]
+    layout = zip(value.shape[:-1], value.stride()[:-1], strict=True)
+    expanded = [dim for dim, (size, stride) in enumerate(layout) if stride == 0 and size > 1]
     with graph.inserting_before(call):
         for dim in expanded:
             node = _method(graph, call, "narrow", node, dim, 0, 1)
