@@ -1,8 +1,10 @@
 """Modules whose tensors are no parameters: they may be other objects at every call, and what stands
 beside them may not."""
 
+import copy
 import random
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 import treadle
 from contract.contract_help import training
+from treadle.capture.python_state.reads import object_match, read_tensors
 from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 
 OPTIONS = treadle.Options(codegen=False)
@@ -40,6 +43,21 @@ class Tables(nn.Module):
         return y * self.held.scale + self.held.shift.to(y.dtype)
 
 
+class Buffers(nn.Module):
+    """Nothing but parameters, buffers and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("table", torch.randn(4), persistent=False)
+        self.register_buffer("other", torch.randn(4))
+        self.gain = 1.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm((self.layer(x) * self.table).float()) + self.other * self.gain
+
+
 CHANGES: dict[str, Callable[[Tables], object]] = {
     "nothing": lambda m: None,
     "nothing again": lambda m: None,
@@ -63,26 +81,35 @@ CHANGES: dict[str, Callable[[Tables], object]] = {
     "a number in an object": lambda m: setattr(m.held, "scale", random.choice([2.0, 0.5])),
     "another object": lambda m: setattr(m, "held", Held()),
 }
+OF_TABLES = ("list", "object")
+OF_BUFFERS = {
+    **{name: change for name, change in CHANGES.items() if name.split()[-1] not in OF_TABLES},
+    "the norm's in place": lambda m: m.norm.running_mean.mul_(0.5),
+    "the norm's": lambda m: setattr(m.norm, "running_var", torch.rand(4) + 1),
+    "the norm's are one": lambda m: setattr(m.norm, "running_mean", m.norm.running_var),
+    "a hook": lambda m: m.norm.register_forward_hook(lambda *_: None),
+}
 
 
-def made() -> tuple[Tables, treadle.Step]:
-    model = Tables()
+def made(kind: type[nn.Module] = Tables) -> tuple[Any, treadle.Step]:
+    model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     step = training(lambda x: model(x).square().sum(), optimizer)
     return model, treadle.compile(step, model=model, optimizer=optimizer, options=OPTIONS)
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("kind", "changes"), [(Tables, CHANGES), (Buffers, OF_BUFFERS)])
 @pytest.mark.filterwarnings("ignore:.*compiled again")
-def test_any_change_between_calls_counts(seed):
+def test_any_change_between_calls_counts(kind, changes, seed):
     random.seed(seed)
     torch.manual_seed(seed)
-    model, step = made()
+    model, step = made(kind)
     for number in range(24):
-        name = random.choice(list(CHANGES)) if number > 1 else "nothing"
-        CHANGES[name](model)
+        name = random.choice(list(changes)) if number > 1 else "nothing"
+        changes[name](model)
         x = torch.randn(3, 4)
-        right = model(x).square().sum()
+        right = copy.deepcopy(model)(x).square().sum()
         torch.testing.assert_close(step(x), right, msg=f"call {number}, after {name}")
 
 
@@ -99,3 +126,16 @@ def test_where_only_such_tensors_change_one_look_at_everything_is_enough(name):
             torch.testing.assert_close(step(x), model(x).square().sum())
     assert asked.call_count == (4 if name == "another buffer" else 0)
     assert not step.recompiles
+
+
+def test_buffers_that_the_models_watch_sees_are_asked_nothing():
+    model, step = made(Buffers)
+    for _ in range(3):
+        step(torch.randn(3, 4))
+    with (
+        mock.patch.object(read_tensors, "tensor_fact", side_effect=AssertionError),
+        mock.patch.object(object_match, "tensor_fact", side_effect=AssertionError),
+    ):
+        for _ in range(3):
+            model.other.add_(1)
+            step(torch.randn(3, 4))

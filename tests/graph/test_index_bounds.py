@@ -122,3 +122,41 @@ def test_bits_as_an_index_are_checked_as_what_they_are_read_as():
     check.require([table, bits])
     with pytest.raises(BadIndex, match="takes 0 to 6, and was given 2 to 4294967296"):
         check.require([table, torch.tensor([2, 1 << 32]).view(torch.int32)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "pad", "asked"),
+    [
+        (6, -100, 1),  # what is looked up holds for the targets too
+        (6, 3, 1),
+        (5, -100, 1),
+        (7, -100, 2),  # a row that is no class
+        (6, -1, 2),  # nor is the pad
+        (6, 6, 2),
+    ],
+)
+def test_what_another_check_implies_is_not_asked(rows, pad, asked):
+    def program(table, tokens):
+        targets = aten.constant_pad_nd(tokens, [0, 1], pad)[1:].view(-1)
+        scores = aten.embedding(table, tokens)
+        return aten.nll_loss_forward(scores, targets, None, 1, -100)[0]
+
+    table, tokens = torch.randn(rows, 6), torch.tensor([0, 1, 4, 2])
+    with FakeTensorMode() as mode:  # eager refuses some of these pads
+        fakes = [mode.from_tensor(each) for each in (table, tokens)]
+        check = IndexCheck.of(step_of(program, *fakes))
+    assert len(check.before.checks) == asked
+    if asked == 1:
+        check.require([table, tokens])
+    with pytest.raises(BadIndex, match="embedding"):
+        check.require([table, tokens + rows])
+
+
+def test_a_check_of_some_elements_implies_nothing_of_all():
+    def program(table, other, index):
+        return aten.embedding(table, index[1:]).sum() + aten.embedding(other, index).sum()
+
+    table, other, index = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([6, 1, 4])
+    check = IndexCheck.of(step_of(program, table, other, index))
+    assert len(check.before.checks) == 2
+    check.require([table, other, index])

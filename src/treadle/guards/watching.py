@@ -189,7 +189,8 @@ class Table:
 @final
 class Watches:
     """Several watches as one. Words are compared in one pass, those first that were added first;
-    what is no word is asked after them.
+    what is no word is asked after them. ``whole``: the ids of dicts and tensors that are watched in
+    all that counts of them, so that nobody else has to.
 
     A loop at the level of a module writes to its globals at every turn: a watch is asked whether
     what was written counts (``FingerprintWatch.excuse``), which costs less than to look at all
@@ -198,6 +199,7 @@ class Watches:
 
     def __init__(self) -> None:
         self.polled: list[Callable[[], bool]] = []
+        self.whole: set[int] = set()
         self._watches: list[FingerprintWatch] = []
         self._tables: list[Table] = []
 

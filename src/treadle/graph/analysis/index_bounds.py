@@ -36,6 +36,10 @@ _ALONG_A_DIM = frozenset({
 })  # fmt: skip
 
 
+_PARTS = frozenset({aten.select.int, aten.slice.Tensor})
+"""What gives some of the elements."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexBound:
     """``value`` must be in ``low..high``, or ``ignored``; ``origin`` is the user's line."""
@@ -108,6 +112,29 @@ def unmoved(node: fx.Node) -> fx.Node:
             break
         node = operand  # sizes that were declared come behind it
     return node
+
+
+def implies(bound: IndexBound, other: IndexBound) -> bool:
+    """Whether ``other``, of elements of the same value and constants, holds where ``bound`` does.
+    Both are of known sizes::
+
+        0 <= tokens < 61     =>     0 <= pad(tokens, -100)[:, 1:] < 61, or -100
+    """
+    if bound is other or bound.ignored is not None:
+        return False
+    if bound.low < other.low or bound.high > other.high:
+        return False
+    node = other.value
+    while node is not bound.value and isinstance(node.target, OpOverload):
+        given = arguments(node)
+        if node.target is aten.constant_pad_nd.default:
+            constant = given["value"]
+            if constant != other.ignored and not other.low <= constant <= other.high:
+                return False
+        elif node.target not in _PARTS:
+            return False
+        node = unmoved(given["self"])
+    return node is bound.value
 
 
 def _is_whole(node: fx.Node) -> bool:

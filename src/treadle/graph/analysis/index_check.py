@@ -1,7 +1,7 @@
 """The checks of a step's indices, ready to run on the inputs of a call: data, without the graph."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, final
 
 import torch
@@ -14,6 +14,7 @@ from treadle.graph.analysis.index_bounds import (
     asked_before,
     can_be_launched,
     cone_of,
+    implies,
     index_bounds_in,
     is_fixed,
     is_on_host,
@@ -78,7 +79,7 @@ class _BoundCheck:
 
     def _is_inside(self, value: Tensor) -> bool:
         smallest, largest = torch.aminmax(value)
-        if smallest >= self.low and largest <= self.high:
+        if smallest.item() >= self.low and largest.item() <= self.high:
             return True
         if self.ignored is None:
             return False
@@ -132,11 +133,23 @@ class _IndexChecks:
         if not self.checks:
             return
         values = {name: inputs[number] for name, number in self.inputs}
-        with torch.no_grad():
-            for call in self.calls:
-                call.run(values)
-            for check in self.checks:
-                check.require(values[check.value])
+        for call in self.calls:  # on whole numbers, of which there are no gradients
+            call.run(values)
+        for check in self.checks:
+            check.require(values[check.value])
+
+
+def _at_sizes(bound: IndexBound, sizes: Sizes) -> IndexBound:
+    return replace(bound, low=at(bound.low, sizes), high=at(bound.high, sizes))
+
+
+def _needed(bounds: Sequence[tuple[IndexBound, bool]]) -> list[tuple[IndexBound, bool]]:
+    """Those that no other one implies, which is asked in the same way."""
+    return [
+        (bound, waits)
+        for bound, waits in bounds
+        if not any(waits == other_waits and implies(other, bound) for other, other_waits in bounds)
+    ]
 
 
 def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]], sizes: Sizes) -> _IndexChecks:
@@ -160,8 +173,8 @@ def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]], sizes: Siz
     checks = [
         _BoundCheck(
             bound.value.name,
-            at(bound.low, sizes),
-            at(bound.high, sizes),
+            bound.low,
+            bound.high,
             bound.ignored,
             bound.operation,
             bound.origin,
@@ -192,7 +205,7 @@ class IndexCheck:
     @staticmethod
     def of(step: StepGraph, sizes: Sizes | None = None) -> "IndexCheck":
         """``sizes``: those of dynamic dims."""
-        bounds = index_bounds_in(step.graph)
+        bounds = [_at_sizes(bound, sizes or {}) for bound in index_bounds_in(step.graph)]
         waited = {bound for bound in bounds if is_on_host(bound.value)}
         waited |= set(asked_before(step.graph, bounds))
         kinds: dict[str, list[tuple[IndexBound, bool]]] = {
@@ -204,6 +217,7 @@ class IndexCheck:
             apart = bound in waited or not can_be_launched(bound.value)
             kind = "fixed" if is_fixed(bound) else "before" if apart else "launched"
             kinds[kind].append((bound, bound in waited))
+        kinds = {kind: _needed(entries) for kind, entries in kinds.items()}
         return IndexCheck(*(_part(step, kinds[kind], sizes or {}) for kind in kinds))
 
     def require_fixed(self) -> None:

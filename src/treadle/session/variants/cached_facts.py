@@ -73,7 +73,11 @@ class ModelWatch:
     """Models by the words of their modules' dicts and of their tensors; which parameters have
     gradients is looked at beside them."""
 
-    def __init__(self, words: FingerprintWatch, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, words: FingerprintWatch, parameters: Sequence[Tensor], whole: Iterable[object]
+    ) -> None:
+        """``whole``: the dicts and tensors whose words these are."""
+        self._whole = frozenset(map(id, whole))
         places = {
             at: word for at, parameter in enumerate(parameters) if (word := grad_word(parameter))
         }
@@ -93,6 +97,7 @@ class ModelWatch:
     def join(self, watches: Watches) -> None:
         """All of it, gradients included, while these are what ``note_grads`` was told."""
         watches.add(self._words)
+        watches.whole |= self._whole
 
 
 @final
@@ -137,7 +142,7 @@ def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | PolledModels |
     ]
     words = FingerprintWatch()
     if all(map(words.add, looks)):
-        return ModelWatch(words, parameters)
+        return ModelWatch(words, parameters, (*dicts, *unique))
     tensors = watch_tensors(unique)
     return None if tensors is None else PolledModels(watch_dicts(dicts), tensors, parameters)
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import final
 
+from torch import Tensor
+
 from treadle.capture.python_state.parts import Computed
 from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.capture.python_state.reads.object_graph import Node, Space, Watched
-from treadle.capture.python_state.reads.object_match import AlikePart
+from treadle.capture.python_state.reads.object_match import AlikePart, tensors_within
 from treadle.guards.watching import Watches
 
 
@@ -61,26 +63,34 @@ class GuardedParts:
         """What was written is how it is."""
         self._identities.accept()
 
-    def join(self, watches: Watches, nodes: Mapping[int, Node]) -> bool:
+    def join(self, watches: Watches, nodes: Mapping[int, Node]) -> dict[int, Tensor] | None:
         """All of them, while the very same objects are there, but for what is found anew at every
-        call; whether that can be said. ``nodes``: by the ids of their objects."""
+        call; ``None`` if that cannot be said. ``nodes``: by the ids of their objects. The tensors
+        of parts that are watched already, by the ids of their facts."""
         if self.given:
-            return False
+            return None
         parts: list[Watched | AlikePart] = []
         for node, at in self.polled:
             watched = node.watched[at]
             by_raw = watched.raw is not None or isinstance(watched.part, Computed)
             parts.append(watched if by_raw else AlikePart(nodes, watched))
         if not all(part.is_now_same() for part in parts):
-            return False
+            return None
+        seen: dict[int, Tensor] = {}
+        for (node, at), part in zip(self.polled, parts, strict=True):
+            watched = node.watched[at]
+            there = tensors_within(watched.part, watched.held, watches.whole)
+            if there is None:
+                watches.polled.append(part.is_now_same)
+            else:
+                seen |= there
         anew = {
             number: AlikePart(nodes, node.watched[at])
             for number, (node, at) in enumerate(self._of_words)
             if node.watched[at].raw is None
         }
         self._identities.join(watches, lambda number: self._is_untouched(number, anew.get(number)))
-        watches.polled += [part.is_now_same for part in parts]
-        return True
+        return seen
 
     def _is_untouched(self, number: int, anew: AlikePart | None) -> bool:
         """Of a part that was written to: whether what counts of it is the very same, but for what

@@ -226,6 +226,34 @@ class AlikePart:
         return alike and not match.held()
 
 
+def tensors_within(
+    part: Part, held: Mapping[object, Entry], watched: Collection[int]
+) -> dict[int, Tensor] | None:
+    """The tensors that come and go in a part, by the ids of their facts, where it and all that
+    comes and goes in it are of the objects that are ``watched``, by their ids, in all that they
+    hold: then there is nothing else to look at. ``None`` otherwise."""
+    reading = part.dictionary()
+    if reading is None or id(reading) not in watched:
+        return None
+    tensors: dict[int, Tensor] = {}
+    for name, entry in held.items():
+        if not comes_and_goes(entry):
+            continue
+        value = reading.get(name)
+        if isinstance(entry, Fact) and isinstance(value, Tensor) and id(value) in watched:
+            tensors[id(entry)] = value
+            continue
+        if not isinstance(entry, Node) or type(value) is not dict or id(value) not in watched:
+            return None
+        parts = parts_of(value, entry.label).parts
+        for inner, of_node in zip(parts, entry.watched, strict=True):
+            there = tensors_within(inner, of_node.held, watched)
+            if there is None:
+                return None
+            tensors |= there
+    return tensors
+
+
 def comes_and_goes(entry: Entry) -> bool:
     """Whether what stands there may be another object at every call."""
     return isinstance(entry, Fact | OfKind) or (isinstance(entry, Node) and entry.is_found_anew)

@@ -1,6 +1,6 @@
 """Tensors that a run found outside of its step: each counts by its type, not by its numbers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import final
 
 from torch import Tensor
@@ -13,7 +13,9 @@ from treadle.capture.python_state.reads.object_graph import (
     words_of,
     words_of_value,
 )
+from treadle.guards.watching import Watches
 
+_NONE_SEEN: Mapping[int, Tensor] = {}
 _OTHER_ALIASES = "tensors outside of the step that were one are several, or the other way round"
 
 
@@ -35,8 +37,10 @@ class ReadTensors:
         """After the last one: which are the same as others."""
         self._same = self._aliases()
 
-    def _aliases(self) -> tuple[int, ...]:
-        return first_of_each(fact.place.get() for fact in self.facts)
+    def _aliases(self, seen: Mapping[int, Tensor] = _NONE_SEEN) -> tuple[int, ...]:
+        return first_of_each(
+            seen[id(fact)] if id(fact) in seen else fact.place.get() for fact in self.facts
+        )
 
     def places(self) -> dict[int, Location]:
         """By its id, where a tensor was found."""
@@ -45,17 +49,21 @@ class ReadTensors:
             places.setdefault(id(fact.place.get()), fact.place)
         return places
 
-    def differences(self) -> Iterator[str]:
-        """Those that are no longer of the same type, or not the same ones as others, in words."""
+    def differences(self, seen: Mapping[int, Tensor] = _NONE_SEEN) -> Iterator[str]:
+        """Those that are no longer of the same type, or not the same ones as others, in words.
+        ``seen``: by the ids of facts, tensors that others have found to be as they were."""
         for fact in self.facts:
+            if id(fact) in seen:
+                continue
             now = fact.place.get()
             if not isinstance(now, Tensor) or tensor_fact(now) != fact.fact:
                 yield f"{fact.place.label}: {words_of(fact)} became {words_of_value(now)}"
             elif id(now) in self._bound:
                 yield f"{fact.place.label}: a tensor became a parameter"
-        if self._aliases() != self._same:
+        if self._aliases(seen) != self._same:
             yield _OTHER_ALIASES
 
-    def are_alike(self) -> bool:
-        """Whether there is no difference."""
-        return not any(True for _ in self.differences())
+    def join(self, watches: Watches, seen: Mapping[int, Tensor]) -> None:
+        """That there is no difference. ``seen``: as above, by what is watched already."""
+        if len(seen) < len(self.facts):
+            watches.polled.append(lambda: not any(True for _ in self.differences(seen)))

@@ -40,10 +40,10 @@ class ReadsGuard:
     def join(self, watches: Watches) -> bool:
         """All of it, while the very same objects are there, but for what is found anew at every
         call; whether that can be said."""
-        if not self._parts.join(watches, self.graph.by_identity):
+        seen = self._parts.join(watches, self.graph.by_identity)
+        if seen is None:
             return False
-        tensors = self.graph.tensors
-        watches.polled += [tensors.are_alike] if tensors.facts else []
+        self.graph.tensors.join(watches, seen)
         return True
 
     def changed(self) -> list[str]:
