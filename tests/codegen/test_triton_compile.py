@@ -71,7 +71,7 @@ def _signature(entry, names):
     if entry["table"]:
         kinds = dict(zip(names, ("*i64", "*i32", "*i32", "constexpr", "constexpr"), strict=True))
         return kinds, {(3,): 16, (4,): 16}
-    kinds = [f"*{NAMES[kind]}" for kind in entry["types"]] + ["i32"] * entry["sizes"]
+    kinds = [f"*{NAMES[kind]}" for kind in entry["types"]] + ["i32"] * len(entry["sizes"])
     return dict(zip(names, kinds, strict=True)), {}
 
 

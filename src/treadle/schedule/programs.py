@@ -12,12 +12,15 @@ A program owns a block of the parallel axis (rows of a rows kernel, columns of a
                  so that results do not change from run to run
     swept        rows are reduced in registers, one after another; what they add up to by columns
                  goes through scratch as well, and a second launch joins it
+
+Blocks, parts and warps are plain numbers. Of a size that calls decide, the largest one chooses:
+what fits it fits all.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from treadle.algebra.extents import ceil_div, divides, largest, same, surely_less
 from treadle.algebra.index import Axis
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import (
@@ -75,7 +78,7 @@ def _without_narrow_updates(kernel: Kernel) -> list[Kernel]:
     parallel = {kernel.rows, kernel.cols}
     if reductions_of(kernel):
         parallel = {kernel.cols if kernel.kind is KernelKind.COLUMNS else kernel.rows}
-    parallel = {axis for axis in parallel if axis.extent > 1}
+    parallel = {axis for axis in parallel if not surely_less(axis.extent, 2)}
     read = set(loaded(kernel.body))
     late = [
         item
@@ -118,8 +121,8 @@ def sweeps(rows: int, cols: int, sums: int) -> bool:
     """Whether one kernel reduces along both axes at no loss: rows that programs hold in registers
     beside ``sums`` accumulators for each column, and enough of them."""
     along = power_of_two(cols)
-    narrow = cols >= _NARROWEST and along * sums <= _WIDEST
-    return narrow and rows * along >= _SWEEPS * _TURNS * BLOCK // 2
+    narrow = not surely_less(cols, _NARROWEST) and along * sums <= _WIDEST
+    return narrow and largest(rows) * along >= _SWEEPS * _TURNS * BLOCK // 2
 
 
 def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
@@ -143,11 +146,11 @@ def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
 
 def _pointwise(kernel: Kernel) -> KernelSchedule:
     rows, cols = kernel.rows.extent, kernel.cols.extent
-    if rows == cols == 1:
+    if same(rows, 1) and same(cols, 1):
         return KernelSchedule(LoopForm.FLAT, warps=1)
-    if rows == 1:
+    if same(rows, 1):
         return KernelSchedule(LoopForm.FLAT, cols=BLOCK, warps=4)
-    if cols == 1:
+    if same(cols, 1):
         return KernelSchedule(LoopForm.FLAT, rows=BLOCK, warps=4)
     block_r, block_c = _tile(kernel)
     return KernelSchedule(LoopForm.TILED, block_r, block_c, warps=warps(block_r * block_c))
@@ -158,7 +161,9 @@ def _tile(kernel: Kernel) -> tuple[int, int]:
     rows, cols = power_of_two(kernel.rows.extent), power_of_two(kernel.cols.extent)
     contiguous: set[Axis] = set()
     for index in indices(kernel.body):
-        contiguous |= {atom for atom, scale in index.terms if scale == 1 and isinstance(atom, Axis)}
+        contiguous |= {
+            atom for atom, scale in index.terms if same(scale, 1) and isinstance(atom, Axis)
+        }
     if kernel.rows not in contiguous:
         block_c = min(cols, BLOCK)
         return min(rows, BLOCK // block_c), block_c
@@ -172,7 +177,7 @@ def _tile(kernel: Kernel) -> tuple[int, int]:
 def _reducing(kernel: Kernel) -> KernelSchedule:
     is_rows = kernel.kind is KernelKind.ROWS
     axes = (kernel.rows, kernel.cols) if is_rows else (kernel.cols, kernel.rows)
-    parallel, reduced = (axis.extent for axis in axes)
+    parallel, reduced = (largest(axis.extent) for axis in axes)
     running = tuple(running_sums(kernel)) if is_rows and parallel >= _MANY_ROWS else ()
     lanes = _RUNNING if running else _lanes(kernel)
     if is_rows:
@@ -193,14 +198,14 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     how = KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
     if form is not LoopForm.LOOPED or not running:
         return how
-    ahead = _AHEAD if reduced % _VECTOR else 0
+    ahead = 0 if divides(_VECTOR, axes[1].extent) else _AHEAD
     return replace(how, running=running, unrolled=_UNROLLED, stages=ahead, warps=_RUNNING_WARPS)
 
 
 def _swept(kernel: Kernel) -> KernelSchedule:
     along = power_of_two(kernel.cols.extent)
     across = min(power_of_two(kernel.rows.extent), max(1, BLOCK // along))
-    parts = min(_SWEEPS, math.ceil(kernel.rows.extent / (across * _TURNS)))
+    parts = min(_SWEEPS, ceil_div(largest(kernel.rows.extent), across * _TURNS))
     return KernelSchedule(LoopForm.SWEPT, across, along, parts=parts, warps=warps(across * along))
 
 
@@ -208,8 +213,8 @@ def _parts(kernel: Kernel, parallel: int, reduced: int, across: int, along: int)
     """As many as fill a large GPU, if each has a few blocks of its own."""
     if kernel.kind is KernelKind.ROWS and parallel >= _MANY_ROWS:
         return 1
-    blocks, programs = math.ceil(reduced / along), math.ceil(parallel / across)
-    most = min(math.ceil(_FILL / programs), blocks // 4, 8192 // across)
+    blocks, programs = ceil_div(reduced, along), ceil_div(parallel, across)
+    most = min(ceil_div(_FILL, programs), blocks // 4, 8192 // across)
     return max(1, most)
 
 
@@ -222,8 +227,8 @@ def _lanes(kernel: Kernel) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is at least ``n``."""
-    return 1 << max(0, n - 1).bit_length()
+    """The least power of two that is at least ``n``, whatever that is."""
+    return 1 << max(0, largest(n) - 1).bit_length()
 
 
 def warps(elements: int) -> int:

@@ -87,5 +87,6 @@ CUDA = DeviceTarget(
     driver=_Cuda(),
     libraries=frozenset({"cublas", "cudnn"}),
     aligned_bytes=16,
+    any_size=True,
     wide_products=True,
 )

@@ -1,11 +1,11 @@
 """One device function: positions, masks, definitions and stores; and pointwise kernels."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from treadle.algebra.extents import ceil_div, divides
 from treadle.codegen.contraction import only_summed
-from treadle.codegen.triton.expr import TYPES, Named, TritonWriter
+from treadle.codegen.triton.expr import TYPES, Named, TritonWriter, number
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, fill, finish
 from treadle.loop.expr import Expr, Reduce, values_of
 from treadle.loop.kernel import Definition, Kernel, KernelSchedule, LoopForm, Store
@@ -14,12 +14,11 @@ from treadle.loop.nest import is_position, is_wide
 
 @dataclass(frozen=True, slots=True)
 class GridFunction:
-    """One device function: ``programs`` of it run, or one per ``block`` elements of ``n``. The
-    lines call the number of the program at hand ``program``."""
+    """One device function. ``programs``: how many of it run, a formula of the sizes that it is
+    told. The lines call the number of the program at hand ``program``."""
 
     lines: tuple[str, ...]
-    programs: int
-    block: int
+    programs: str
     how: KernelSchedule
 
 
@@ -111,7 +110,7 @@ def pointwise(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> 
     rows, cols = kernel.rows.extent, kernel.cols.extent
     blocks = [axis for axis, block in (("r", how.rows), ("c", how.cols)) if block > 1]
     writer = new_writer(kernel, buffers, blocks, contract=contract)
-    across = math.ceil(cols / how.cols)
+    across = number(ceil_div(cols, how.cols))
     both = how.rows > 1 and how.cols > 1
     writer.line(f"pid = {program(writer)}")
     positions(writer, "r", f"pid // {across} * {how.rows}", how.rows, both)
@@ -119,7 +118,8 @@ def pointwise(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> 
     bound(writer, "r", rows, how.rows)
     bound(writer, "c", cols, how.cols)
     straight(TritonBody(kernel, writer), None)
-    return GridFunction(tuple(writer.lines), math.ceil(rows / how.rows) * across, 0, how)
+    programs = number(ceil_div(rows, how.rows) * ceil_div(cols, how.cols))
+    return GridFunction(tuple(writer.lines), programs, how)
 
 
 def program(writer: TritonWriter) -> str:
@@ -140,15 +140,20 @@ def _flat(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> Grid
         writer.line(f"m{axis} = {axis} < n")
         writer.masks[axis] = f"m{axis}"
     straight(TritonBody(kernel, writer), None)
-    lines = tuple(writer.lines)
-    return GridFunction(lines, 1, 0, how) if block == 1 else GridFunction(lines, 0, block, how)
+    programs = "1" if block == 1 else f"(n + {block - 1}) // {block}"
+    return GridFunction(tuple(writer.lines), programs, how)
 
 
 def bound(writer: TritonWriter, axis: str, extent: int, block: int) -> None:
     """Mask the lanes past the end, if blocks of this size do not cover it exactly."""
-    if extent % block:
-        writer.line(f"m{axis} = {axis} < {extent}")
-        writer.masks[axis] = f"m{axis}"
+    if not divides(block, extent):
+        mask(writer, axis, extent)
+
+
+def mask(writer: TritonWriter, axis: str, extent: int) -> None:
+    """Mask the lanes past the end."""
+    writer.line(f"m{axis} = {axis} < {number(extent)}")
+    writer.masks[axis] = f"m{axis}"
 
 
 def straight(body: TritonBody, tile: Tile | None) -> None:

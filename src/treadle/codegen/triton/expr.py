@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from treadle.algebra.extents import surely_less
+from treadle.algebra.extents import same, surely_less
 from treadle.algebra.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.contraction import CONTRACTED
 from treadle.codegen.triton.prelude import HELPERS
@@ -275,9 +275,9 @@ class TritonWriter:
         for atom, scale in index.terms:
             value = self._atom(atom, done)
             axes |= value.axes
-            parts.append(value.text if scale == 1 else f"{scale} * {value.text}")
-        if index.const or not parts:
-            parts.append(str(index.const))
+            parts.append(value.text if same(scale, 1) else f"{number(scale)} * {value.text}")
+        if not same(index.const, 0) or not parts:
+            parts.append(number(index.const))
         return Named(" + ".join(parts), frozenset(axes))
 
     def _atom(self, atom: Atom, done: Mapping[int, Named]) -> Named:
@@ -287,10 +287,10 @@ class TritonWriter:
                 require(atom in self.names, VerifyError, reason)
                 axis = self.names[atom]
                 return Named(axis, frozenset({axis} & self.blocks))
-            case FloorDiv(index=inner, n=n) | Mod(index=inner, n=n):
-                value = self.index(inner, done)
+            case FloorDiv(index=inner, n=size) | Mod(index=inner, n=size):
+                value, n = self.index(inner, done), number(size)
                 sign = "//" if isinstance(atom, FloorDiv) else "%"
-                if inner.bounds[0] >= 0:
+                if surely_less(-1, inner.bounds[0]):
                     return Named(self.name(f"({value.text}) {sign} {n}"), value.axes)
                 rest = self.name(f"((({value.text}) % {n}) + {n}) % {n}")
                 if isinstance(atom, Mod):
@@ -333,8 +333,13 @@ def _evaluated(node: Expr) -> Iterable[Expr]:
 
 def _as_type(place: str, kind: str) -> str:
     """An offset as a tensor; one that is a number alone has no dtype to convert."""
-    is_variable = re.search("[a-z]", place)
+    is_variable = re.search("[A-Za-z]", place)
     return f"({place}).to({kind})" if is_variable else f"tl.full((), {place}, {kind})"
+
+
+def number(size: int) -> str:
+    """A number, or the formula of one that each call says, as Python writes it."""
+    return str(size).replace(" / ", " // ")
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:

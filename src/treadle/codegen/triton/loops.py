@@ -1,18 +1,19 @@
 """Reducing kernels: in registers, in loops, or cut into parts. See ``schedule/programs.py``."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from treadle.algebra.extents import ceil_div
 from treadle.algebra.index import Index
 from treadle.codegen.triton.body import (
     GridFunction,
     TritonBody,
     bound,
+    mask,
     positions,
     straight,
 )
-from treadle.codegen.triton.expr import Named, TritonWriter
+from treadle.codegen.triton.expr import Named, TritonWriter, number
 from treadle.codegen.triton.reduce import (
     Partial,
     collapse,
@@ -23,6 +24,7 @@ from treadle.codegen.triton.reduce import (
     start,
 )
 from treadle.codegen.triton.shape import (
+    Piece,
     Shape,
     as_reduce,
     gather,
@@ -56,7 +58,7 @@ def _persistent(
     positions(writer, shape.along, "0", shape.block_q, shape.both)
     bound(writer, shape.along, shape.reduced, shape.block_q)
     straight(TritonBody(kernel, writer), shape.tile(shape.block_q) if shape.block_q > 1 else None)
-    return GridFunction(tuple(writer.lines), shape.programs, 0, shape.how)
+    return GridFunction(tuple(writer.lines), number(shape.programs), shape.how)
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Looped:
         body = self._begin("program")
         for level in range(self.levels.last + 1):
             self._fixed(body, level)
-            self._collapse(body, self._loop(body, level, self.shape.reduced, 1))
+            self._collapse(body, self._loop(body, level))
         for item in self.levels.final_stores:
             body.store(item)
         return self._stage(body, self.shape.programs)
@@ -114,16 +116,14 @@ class Looped:
             self._fixed(body, below)
             for item in self.levels.reduced_in(below) if below < level else []:
                 gather(body, self.shape, item, self.scratch[item.name])
-        chunk = math.ceil(self.shape.reduced / self.shape.block_q / self.shape.splits)
-        chunk *= self.shape.block_q
-        for item, partial in self._loop(body, level, chunk, splits) if splits > 1 else []:
+        for item, partial in self._loop(body, level) if splits > 1 else []:
             scatter(body, self.shape, item, partial, self.scratch[item.name])
         for item in self.levels.final_stores if is_last else []:
             body.store(item, "(part == 0)" if splits > 1 else "")
         return self._stage(body, self.shape.programs * splits)
 
     def _stage(self, body: TritonBody, programs: int) -> GridFunction:
-        return GridFunction(tuple(body.writer.lines), programs, 0, self.shape.how)
+        return GridFunction(tuple(body.writer.lines), number(programs), self.shape.how)
 
     def _begin(self, program: str) -> TritonBody:
         writer = reducing_writer(self.kernel, self.buffers, self.shape, contract=self.contract)
@@ -135,10 +135,8 @@ class Looped:
         for item in self.levels.fixed_in(level):
             body.define(item, None)
 
-    def _loop(
-        self, body: TritonBody, level: int, span: int, splits: int
-    ) -> list[tuple[Definition, Partial]]:
-        """The loop of one level over ``span`` elements; gives its reductions' accumulators."""
+    def _loop(self, body: TritonBody, level: int) -> list[tuple[Definition, Partial]]:
+        """The loop of one level; gives its reductions' accumulators."""
         writer, levels = body.writer, self.levels
         reductions, stores = levels.reduced_in(level), levels.stored_in(level)
         if not reductions and not stores:
@@ -156,39 +154,37 @@ class Looped:
             writer.line("tl.debug_barrier()")  # after what other threads read before the loop
         is_running = any(item.name in levels.running for item in reductions)
         unrolled = self.shape.how.unrolled if is_running else 1
-        pieces = self.shape.pieces(span, unrolled)
-        for begin, end, blocks in reversed(pieces) if level % 2 else pieces:
+        pieces = self.shape.pieces(unrolled)
+        for piece in reversed(pieces) if level % 2 else pieces:
             outside = _state(writer)
-            self._head(writer, begin, end, blocks, backwards=level % 2 == 1)
-            covered = math.ceil(end / self.shape.block_q) * self.shape.block_q * splits
+            self._head(writer, piece, backwards=level % 2 == 1)
             new = {item.name: list[Partial]() for item in read}
-            for block in range(blocks):
+            for block in range(piece.blocks):
                 _restore(writer, outside)
                 first = f"q + {block * self.shape.block_q}" if block else "q"
-                first = f"part * {span} + {first}" if splits > 1 else first
+                if self.shape.splits > 1:
+                    first = f"part * {number(self.shape.part)} + {first}"
                 positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
-                if covered > self.shape.reduced:
-                    bound(writer, self.shape.along, self.shape.reduced, covered)
+                if not piece.filled:
+                    mask(writer, self.shape.along, self.shape.reduced)
                 self._pass(body, wanted, new, stores, ordered=ordered)
             self._combine(writer, sums, new)
             writer.indent -= 1
             _restore(writer, outside)
         return sums
 
-    def _head(
-        self, writer: TritonWriter, begin: int, end: int, blocks: int, *, backwards: bool
-    ) -> None:
+    def _head(self, writer: TritonWriter, piece: Piece, *, backwards: bool) -> None:
         """The head of a loop; ``q``: where its block begins. Every other pass goes back, since what
         was read last is what a cache still has."""
-        step = self.shape.block_q * blocks
-        places = f"{begin}, {end}, {step}"
+        step = self.shape.block_q * piece.blocks
+        places = f"{number(piece.begin)}, {number(piece.end)}, {step}"
         stages = self.shape.how.stages
         span = f"tl.range({places}, num_stages={stages})" if stages else f"range({places})"
         writer.line(f"for {'p' if backwards else 'q'} in {span}:")
         writer.indent += 1
         if backwards:
-            last = begin + (math.ceil((end - begin) / step) - 1) * step
-            writer.line(f"q = {begin + last} - p")
+            last = piece.begin + (ceil_div(piece.end - piece.begin, step) - 1) * step
+            writer.line(f"q = {number(piece.begin + last)} - p")
 
     def _pass(
         self,

@@ -1,11 +1,11 @@
 """Reducing kernels: their shape, and partial results that pass through scratch."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from treadle.algebra.extents import ceil_div, divides, same
 from treadle.codegen.triton.body import TritonBody, bound, new_writer, positions
-from treadle.codegen.triton.expr import TritonWriter
+from treadle.codegen.triton.expr import TritonWriter, number
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, identities
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, Store
@@ -52,20 +52,42 @@ class Shape:
         sizes = [self.block_p, block_q] if self.along == "c" else [block_q, self.block_p]
         return Tile(f"[{sizes[0]}, {sizes[1]}]", self.along, int(self.along == "c"), True)
 
-    def pieces(self, span: int, unrolled: int) -> list[tuple[int, int, int]]:
-        """Where the loops over ``span`` elements begin and end, and how many blocks each takes at
-        once. Those of rows are two if blocks do not fill them, so that whole blocks have no mask:
-        it costs two comparisons an element, and vectors of elements where it ends within one."""
+    def pieces(self, unrolled: int) -> "list[Piece]":
+        """The loops over the reduced axis, or over the part of it that a program takes. Those of
+        rows are two if blocks do not fill them, so that whole blocks have no mask: it costs two
+        comparisons an element, and vectors of elements where it ends within one."""
+        if self.splits > 1:
+            filled = same(self.part * self.splits, self.reduced)
+            return [Piece(0, self.part, 1, filled)]
         taken = self.block_q * unrolled
-        whole = span - span % taken
-        if self.along == "r" or self.splits > 1 or whole in (0, span):
-            return [(0, span, unrolled if whole == span else 1)]
-        return [(0, whole, unrolled), (whole, span, 1)]
+        if divides(taken, self.reduced):
+            return [Piece(0, self.reduced, unrolled, True)]
+        whole = self.reduced - self.reduced % taken
+        rest = Piece(whole, self.reduced, 1, divides(self.block_q, self.reduced))
+        if self.along == "r" or same(whole, 0):
+            return [replace(rest, begin=0)]
+        return [Piece(0, whole, unrolled, True), rest]
+
+    @property
+    def part(self) -> int:
+        """Elements of the reduced axis in each part, in whole blocks."""
+        return ceil_div(ceil_div(self.reduced, self.block_q), self.splits) * self.block_q
 
     @property
     def programs(self) -> int:
         """Programs that cover the parallel axis."""
-        return math.ceil(self.parallel / self.block_p)
+        return ceil_div(self.parallel, self.block_p)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A loop over a stretch of the reduced axis that takes ``blocks`` at once. ``filled``: every
+    place of them exists."""
+
+    begin: int
+    end: int
+    blocks: int
+    filled: bool
 
 
 def reducing_writer(
@@ -90,7 +112,9 @@ def scatter(
     """scratch[part, p] = this part's value"""
     tile = shape.tile(shape.block_q)
     value = collapse(body.writer, as_reduce(item), partial, tile)
-    leave(body.writer, value, scratch, f"part * {shape.parallel} + {shape.other}", shape.other)
+    leave(
+        body.writer, value, scratch, f"part * {number(shape.parallel)} + {shape.other}", shape.other
+    )
 
 
 def leave(
@@ -108,7 +132,7 @@ def gather(body: TritonBody, shape: Shape, item: Definition, scratch: Sequence[s
     writer, reduce = body.writer, as_reduce(item)
     count = 1 << (shape.splits - 1).bit_length()
     parts = writer.name(f"tl.arange(0, {count})" + _suffix(shape))
-    offset = f"{parts} * {shape.parallel} + {shape.other}"
+    offset = f"{parts} * {number(shape.parallel)} + {shape.other}"
     masks = [f"({parts} < {shape.splits})", *writer.lanes(frozenset({shape.other}))]
     loads: list[str] = []
     for pointer, other in zip(scratch, identities(reduce), strict=True):

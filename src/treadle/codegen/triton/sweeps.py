@@ -11,12 +11,19 @@
     total[c] = sum of scratch[:, c];  values of columns that are made of it
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from treadle.codegen.triton.body import GridFunction, TritonBody, bound, positions, program
-from treadle.codegen.triton.expr import TritonWriter
+from treadle.algebra.extents import ceil_div, same
+from treadle.codegen.triton.body import (
+    GridFunction,
+    TritonBody,
+    bound,
+    mask,
+    positions,
+    program,
+)
+from treadle.codegen.triton.expr import TritonWriter, number
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, combine, fill, start
 from treadle.codegen.triton.shape import (
     Shape,
@@ -83,9 +90,9 @@ class _Sweep:
                 value = sums[item.name]
                 if down.keep:
                     value = collapse(writer, as_reduce(item), value, down)
-                place = f"program * {shape.reduced} + c"
+                place = f"program * {number(shape.reduced)} + c"
                 leave(writer, value, self.scratch[item.name], place, "c")
-        return GridFunction(tuple(writer.lines), shape.splits, 0, shape.how)
+        return GridFunction(tuple(writer.lines), str(shape.splits), shape.how)
 
     def columns(self) -> GridFunction:
         """One program for a few columns of all parts."""
@@ -104,22 +111,23 @@ class _Sweep:
             else:
                 body.define(item, None)
         how = replace(self.shape.how, warps=_WARPS)
-        return GridFunction(tuple(body.writer.lines), shape.programs, 0, how)
+        return GridFunction(tuple(body.writer.lines), number(shape.programs), how)
 
     def _turn(self, writer: TritonWriter) -> None:
         """The loop over blocks of rows. Programs take them in turn, so that those which run at the
         same time are neighbours in memory."""
         shape = self.shape
-        turns = math.ceil(shape.parallel / (shape.block_p * shape.splits))
-        writer.line(f"for q in range({turns}):")
+        turns = ceil_div(shape.parallel, shape.block_p * shape.splits)
+        writer.line(f"for q in range({number(turns)}):")
         writer.indent += 1
         first = f"(q * {shape.splits} + {program(writer)})"
         positions(writer, "r", f"{first} * {shape.block_p}", shape.block_p, shape.both)
-        covered = turns * shape.splits * shape.block_p
+        if same(turns * shape.splits * shape.block_p, shape.parallel):
+            return
         if shape.block_p > 1:
-            bound(writer, "r", shape.parallel, covered)
-        elif covered > shape.parallel:
-            writer.line(f"if r < {shape.parallel}:")
+            mask(writer, "r", shape.parallel)
+        else:
+            writer.line(f"if r < {number(shape.parallel)}:")
             writer.indent += 1
 
     def _of_rows(self) -> list[Definition | Store]:

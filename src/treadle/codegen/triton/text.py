@@ -3,22 +3,26 @@
 Kernels that differ in buffers alone share one function. Several in one launch take their buffers
 from a table of addresses.
 
-The module's ``FUNCTIONS`` maps a function's name to its stages (``jit``, ``programs``, ``block``,
-``warps``, ``pipeline``) and whether it takes a table: see ``runtime/kernels/triton_launch.py``.
+The module's ``FUNCTIONS`` maps a function's name to its stages (``jit``, ``programs``, ``warps``,
+``pipeline``) and whether it takes a table: see ``runtime/kernels/triton_launch.py``. Sizes that
+each call says are arguments of a function, and ``programs`` is a function of them: one text serves
+all. Triton compiles it once for sizes that are multiples of 16 and once for others.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 import torch
 
+from treadle.algebra.extents import Size, same
 from treadle.codegen.printer import launch_of
 from treadle.codegen.triton.body import GridFunction, pointwise
 from treadle.codegen.triton.expr import TYPES, helpers_text
 from treadle.codegen.triton.loops import reducing
 from treadle.loop.kernel import Kernel, KernelLaunch, LoopForm
-from treadle.loop.nest import arguments_of, reductions_of
+from treadle.loop.nest import arguments_of, dims_of, is_wide, reductions_of
 from treadle.loop.program import Buffer
 from treadle.runtime.store.artifact import Launch, Source, joined
 from treadle.targets.cuda import TRITON
@@ -32,7 +36,9 @@ class TritonPrinter:
 
     buffers: Mapping[str, Buffer]
     contract: bool
-    names: dict[tuple[int, bool], str] = field(default_factory=dict[tuple[int, bool], str])
+    printed: dict[tuple[int, bool], "_Printed"] = field(
+        default_factory=dict[tuple[int, bool], "_Printed"]
+    )
     texts: dict[str, str] = field(default_factory=dict[str, str])
     entries: list[str] = field(default_factory=list[str])
 
@@ -40,13 +46,14 @@ class TritonPrinter:
         """How the host starts these kernels; their function is printed where it is new."""
         table = len(launch.kernels) > 1
         key = (launch.function, table)
-        if key not in self.names:
-            self.names[key] = self._printed(launch.kernels[0], table=table)
-        sizes = tuple(sizes_of(kernel) for kernel in launch.kernels)
-        return launch_of(launch, self.names[key], sizes, self.buffers)
+        if key not in self.printed:
+            self.printed[key] = self._print(launch.kernels[0], table=table)
+        function = self.printed[key]
+        sizes = tuple((*_elements(kernel), *function.dims) for kernel in launch.kernels)
+        return launch_of(launch, function.name, sizes, self.buffers)
 
-    def _printed(self, kernel: Kernel, *, table: bool) -> str:
-        name = f"{re.sub('[^A-Za-z0-9_]', '_', kernel.name)}_f{len(self.names)}"
+    def _print(self, kernel: Kernel, *, table: bool) -> "_Printed":
+        name = f"{re.sub('[^A-Za-z0-9_]', '_', kernel.name)}_f{len(self.printed)}"
         name = name if name[0].isalpha() else f"f_{name}"
         buffers = arguments_of(kernel)
         arguments = {buffer: f"b{n}" for n, buffer in enumerate(buffers)}
@@ -56,14 +63,17 @@ class TritonPrinter:
             if reductions_of(kernel)
             else [pointwise(kernel, arguments, contract=self.contract)]
         )
-        head = _table_head if table else _head
-        sized = bool(sizes_of(kernel))
+        mentioned = " ".join(line for stage in stages for line in (*stage.lines, stage.programs))
+        known = dims_of(kernel, self.buffers)
+        dims = tuple(dim for dim in known if re.search(rf"\b{dim}\b", mentioned))
+        sizes = [*(["n"] if _elements(kernel) else []), *map(str, dims)]
+        head = _head(types, sizes, is_wide(kernel), table=table)
         self.texts[name] = "".join(
-            _function_text([*head(f"{name}_{i}", types, sized=sized), *stage.lines])
+            _function_text([f"def {name}_{i}({head[0]}):", *head[1:], *stage.lines])
             for i, stage in enumerate(stages)
         )
-        self.entries.append(_entry(name, stages, types, sized=sized, table=table))
-        return name
+        self.entries.append(_entry(name, stages, types, sizes, table=table))
+        return _Printed(name, dims)
 
     def sources(self) -> tuple[Source, ...]:
         """The module, where anything was printed."""
@@ -74,23 +84,40 @@ class TritonPrinter:
         return (joined(TRITON, _HEADER + helpers, self.texts, table),)
 
 
-def sizes_of(kernel: Kernel) -> tuple[int, ...]:
-    """What a function is told of sizes: the elements of a flat kernel."""
+@final
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """A function by its name, and the sizes that each call tells it."""
+
+    name: str
+    dims: tuple[Size, ...]
+
+
+def _elements(kernel: Kernel) -> tuple[int, ...]:
+    """How many a flat kernel has, which is an argument of its function."""
     elements = kernel.rows.extent * kernel.cols.extent
     is_flat = kernel.scheduled.form is LoopForm.FLAT
-    return (elements,) if is_flat and elements != 1 else ()
+    return (elements,) if is_flat and not same(elements, 1) else ()
 
 
-def _head(name: str, types: Sequence[torch.dtype], *, sized: bool) -> list[str]:
+def _head(
+    types: Sequence[torch.dtype], sizes: Sequence[str], wide: bool, *, table: bool
+) -> list[str]:
+    """Parameters, and the first lines. ``wide``: whether what is made of sizes needs 64 bits."""
+    parameters, lines = (_table if table else _plain)(types, sizes)
+    widened = [f"    {size} = {size}.to(tl.int64)" for size in sizes if wide and size != "n"]
+    return [", ".join(parameters), *lines, *widened]
+
+
+def _plain(types: Sequence[torch.dtype], sizes: Sequence[str]) -> tuple[list[str], list[str]]:
     """One kernel: its buffers are arguments."""
-    arguments = [*(f"b{i}" for i in range(len(types))), *(["n"] if sized else [])]
-    return [f"def {name}({', '.join(arguments)}):", "    program = tl.program_id(0)"]
+    return [*(f"b{i}" for i in range(len(types))), *sizes], ["    program = tl.program_id(0)"]
 
 
-def _table_head(name: str, types: Sequence[torch.dtype], *, sized: bool) -> list[str]:
-    """Many kernels: their buffers stand in a table."""
+def _table(types: Sequence[torch.dtype], sizes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Many kernels: their buffers stand in a table, and how many elements each has."""
+    dims = [size for size in sizes if size != "n"]
     lines = [
-        f"def {name}(table, sizes, blocks, ALIGN: tl.constexpr, UNIT: tl.constexpr):",
         "    instance = tl.load(blocks + 2 * tl.program_id(0))",
         "    program = tl.load(blocks + 2 * tl.program_id(0) + 1)",
     ]
@@ -98,9 +125,9 @@ def _table_head(name: str, types: Sequence[torch.dtype], *, sized: bool) -> list
         address = f"tl.load(table + instance * {len(types)} + {i})"
         pointer = f"{address}.to(tl.pointer_type({TYPES[dtype]}))"
         lines.append(f"    b{i} = tl.multiple_of({pointer}, ALIGN)")
-    if sized:
+    if "n" in sizes:
         lines.append("    n = tl.multiple_of(tl.load(sizes + instance), UNIT)")
-    return lines
+    return ["table", "sizes", "blocks", *dims, "ALIGN: tl.constexpr", "UNIT: tl.constexpr"], lines
 
 
 def _function_text(lines: Sequence[str]) -> str:
@@ -111,12 +138,13 @@ def _entry(
     name: str,
     stages: Sequence[GridFunction],
     types: Sequence[torch.dtype],
+    sizes: Sequence[str],
     *,
-    sized: bool,
     table: bool,
 ) -> str:
+    told = f"lambda {', '.join(sizes)}" if sizes else "lambda"
     rows = "".join(
-        f'            {{"jit": {name}_{i}, "programs": {stage.programs}, "block": {stage.block}, '
+        f'            {{"jit": {name}_{i}, "programs": {told}: {stage.programs}, '
         f'"warps": {stage.how.warps}, "pipeline": {stage.how.stages}}},\n'
         for i, stage in enumerate(stages)
     )
@@ -124,5 +152,5 @@ def _entry(
     return (
         f'    "{name}": {{\n        "stages": (\n{rows}        ),\n'
         f'        "types": {kinds!r},\n'
-        f'        "sizes": {int(sized)},\n        "table": {table},\n    }},\n'
+        f'        "sizes": {tuple(sizes)!r},\n        "table": {table},\n    }},\n'
     )

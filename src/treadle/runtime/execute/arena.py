@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.bindings import laid_out, same_strides, spec_bytes
 from treadle.runtime.replay.shared_recordings import SharedRecordings
-from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 _ALIGNMENT = 64
 
@@ -46,6 +46,7 @@ class Arena:
         self._grows_only = grows_only
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._promised: tuple[int, int] | None = None  # to how many tenants, how much
+        self._constants: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
     def join(self, tenant: Tenant) -> None:
         """From now on it takes turns with the others."""
@@ -67,10 +68,24 @@ class Arena:
         whoever was there before, but for the recordings."""
         if self._promised is None or self._promised[0] != len(self._tenants):  # one has died
             artifacts = [tenant.artifact for tenant in self._tenants]
-            constants = [constant_bytes(artifact) for artifact in artifacts]
-            peaks = (each.peak_bytes - own for each, own in zip(artifacts, constants, strict=True))
-            self._promised = len(artifacts), sum(constants) + max(peaks, default=0)
+            peaks = (each.peak_bytes - constant_bytes(each) for each in artifacts)
+            constants = {
+                id(values): spec_bytes(each.buffers[name])
+                for each in artifacts
+                for name, values in each.constants.items()
+            }
+            self._promised = len(artifacts), sum(constants.values()) + max(peaks, default=0)
         return self._promised[1]
+
+    def constant(self, values: Tensor, spec: BufferSpec, device: torch.device) -> Tensor:
+        """Where these values of a constant lie on the device: once for all tenants that have them,
+        as those made from one pattern do."""
+        placed = self._constants.get(id(values))  # who holds it holds the values, too
+        if placed is None:
+            here = values if spec.device else values.to(device)
+            placed = here if same_strides(here, spec) else laid_out(here, spec)
+            self._constants[id(values)] = placed
+        return placed
 
     def keep_promise(self) -> None:
         """Recordings go where a plan that came later needs their bytes."""

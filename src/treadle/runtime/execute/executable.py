@@ -69,7 +69,7 @@ class Executable:
         self.policy = policy
         self.recorder = recorder
         self.replay: Replay | None = None
-        if policy is None or not policy.records:
+        if policy is None or not policy.records or artifact.is_pattern:
             return
         if recorder is None and not self.target.on_host:
             shared = self._arena.recordings

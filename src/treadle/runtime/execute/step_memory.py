@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from treadle.runtime.execute.arena import Arena
-from treadle.runtime.execute.bindings import (
-    Bindings,
-    laid_out,
-    same_strides,
-    spec_bytes,
-    view_of,
-    whole,
-)
+from treadle.runtime.execute.bindings import Bindings, spec_bytes, view_of, whole
 from treadle.runtime.replay.shared_recordings import (
     Recorded,
     RecordingBytes,
@@ -51,8 +44,7 @@ class StepMemory:
     def _place_constants(self) -> None:
         for name, values in self.artifact.constants.items():
             spec = self.artifact.buffers[name]
-            here = values if spec.device else values.to(self._device)
-            placed = here if same_strides(here, spec) else laid_out(here, spec)
+            placed = self._arena.constant(values, spec, self._device)
             self.constants[name] = placed
             self._bindings.uses[name].bind(placed, spec)
 

@@ -1,8 +1,9 @@
 """Loads generated Triton modules and launches their functions.
 
 A module's text goes to a file named by its hash (the Triton compiler reads the source back from
-there) and is imported once. Device code is compiled at the first launch, per alignment of the
-addresses, and kept by Triton's own cache on disk.
+there) and is imported once. Device code is compiled at the first launch of a class of arguments (of
+addresses: aligned or not; of sizes: multiples of 16 or not), never for each size, and kept by
+Triton's own cache on disk, by its content.
 
 Host scalars (0-dim tensors on the CPU) are mirrored to the device before each launch that reads
 them, at an address that does not change.
@@ -10,7 +11,6 @@ them, at an address that does not change.
 
 import hashlib
 import importlib.util
-import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +29,9 @@ from treadle.runtime.store.artifact import Source
 from treadle.runtime.store.cache import Cache
 from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure
+
+Class = tuple[object, ...]
+"""What the compiled code of a function depends on."""
 
 Storages = Sequence[Sequence[Tensor]]
 Sizes = Sequence[Sequence[int]]
@@ -114,34 +117,36 @@ class Jit(Protocol):
 
 
 class LaunchStage(TypedDict):
-    """One device function of an entry, and how it is launched."""
+    """One device function of an entry, and how it is launched: so many ``programs``, by its
+    sizes."""
 
     jit: Jit
-    programs: int
-    block: int
+    programs: Callable[..., int]
     warps: int
     pipeline: int
 
 
 class Entry(TypedDict):
-    """A function of a generated module. ``table``: whether it takes the addresses of buffers from a
-    table."""
+    """A function of a generated module. ``sizes``: the names of those that it is told. ``table``:
+    whether it takes the addresses of buffers, and ``n`` of each kernel, from a table."""
 
     table: bool
     types: Sequence[str]
-    sizes: int
+    sizes: Sequence[str]
     stages: Sequence[LaunchStage]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLaunch:
-    """A function of a module: ``function(storages, sizes)`` is one launch of it."""
+    """A function of a module: ``function(storages, sizes)`` is one launch of it. ``compiled``: by
+    classes of arguments, for the launches of all sizes."""
 
     entry: Entry
     tables: Tables
+    compiled: dict[Class, Any] = field(default_factory=dict[Class, Any])
 
     def __call__(self, storages: Storages, sizes: Sizes) -> "_Bound":
-        return _Bound(self.entry, self.tables, storages, sizes)
+        return _Bound(self, storages, sizes)
 
 
 @dataclass(slots=True)
@@ -149,8 +154,7 @@ class _Bound:
     """One launch. What does not change from call to call (grids, block tables) is worked out at the
     first, when the storages are there."""
 
-    entry: Entry
-    tables: Tables
+    function: DeviceLaunch
     storages: Storages
     sizes: Sizes
     prepared: "_One | _Many | None" = None
@@ -160,15 +164,11 @@ class _Bound:
             tensors = (tensor for row in self.storages for tensor in row)
             device = next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
             self.prepared = (
-                _Many(self.entry, self.sizes, device, self.tables)
-                if self.entry["table"]
-                else _One(self.entry, self.sizes, device)
+                _Many(self.function, self.sizes, device)
+                if self.function.entry["table"]
+                else _One(self.function, self.sizes, device)
             )
         self.prepared(self.storages)
-
-
-def _programs(stage: LaunchStage, sizes: Sequence[int]) -> int:
-    return math.ceil(sizes[0] / stage["block"]) if stage["block"] else stage["programs"]
 
 
 class _Mirrors:
@@ -196,41 +196,44 @@ class _Mirrors:
 class _One:
     """One instance: buffers are plain arguments. Stages run one after the other."""
 
-    def __init__(self, entry: Entry, sizes: Sizes, device: torch.device) -> None:
-        self._sizes = tuple(sizes[0])
+    def __init__(self, function: DeviceLaunch, sizes: Sizes, device: torch.device) -> None:
         self._mirrors = _Mirrors(device)
+        told = tuple(sizes[0])
         self._stages = [
-            _Prepared(stage, _programs(stage, self._sizes)) for stage in entry["stages"]
+            _Prepared(stage, stage["programs"](*told), told, function.compiled, (at,))
+            for at, stage in enumerate(function.entry["stages"])
         ]
 
     def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
         (tensors,) = self._mirrors.of(instances)
-        arguments = (*tensors, *self._sizes)
         for stage in self._stages:
-            stage.launch(arguments)
+            stage.launch(tensors)
 
 
 class _Many:
-    """Many instances: a table of addresses, sizes, and for each program its instance.
+    """Many instances: a table of addresses, of each the number of its elements, and for each
+    program its instance. Sizes that the call says are those of all.
 
     ::
 
         blocks[2 * program] = instance      blocks[2 * program + 1] = program of the instance
     """
 
-    def __init__(self, entry: Entry, sizes: Sizes, device: torch.device, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self, function: DeviceLaunch, sizes: Sizes, device: torch.device) -> None:
+        self._tables = function.tables
         self._mirrors = _Mirrors(device)
-        (stage,) = entry["stages"]
-        counts = [_programs(stage, size) for size in sizes]
+        (stage,) = function.entry["stages"]
+        counts = [stage["programs"](*size) for size in sizes]
         pairs = [(i, p) for i, count in enumerate(counts) for p in range(count)]
-        flat = [size[0] if size else 0 for size in sizes]
+        is_flat = "n" in function.entry["sizes"]
+        flat = [size[0] if is_flat else 0 for size in sizes]
+        dims = tuple(sizes[0][is_flat:])
         self._device = device
         self._blocks = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1)
         kind = torch.int32 if max(flat) < 2**31 else torch.int64
         self._sizes = torch.tensor(flat, dtype=kind, device=device)
         self._unit = _ALIGNED if all(size % _ALIGNED == 0 for size in flat) else 1
-        self._stage = _Prepared(stage, len(pairs))
+        self._stage = _Prepared(stage, len(pairs), dims, function.compiled, (str(kind),))
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
         self._spare: list[Tensor] = []  # for a recording
@@ -254,33 +257,38 @@ class _Many:
 
 @dataclass(slots=True)
 class _Prepared:
-    """A device function with its grid. After the first launch of an alignment, Triton's
-    dispatch (which inspects every argument) is passed by."""
+    """A device function with its grid and the sizes that it is told. After the first launch of a
+    class, Triton's dispatch (which inspects every argument) is passed by. ``kind``: what
+    the class depends on beside the arguments."""
 
     stage: LaunchStage
     programs: int
-    compiled: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
+    sizes: tuple[int, ...]
+    compiled: dict[Class, Any]
+    kind: Class
 
-    def launch(
-        self, arguments: tuple[Tensor | int, ...], constants: Mapping[str, int] | None = None
-    ) -> None:
+    def __post_init__(self) -> None:
+        self.kind = (*self.kind, *map(_class_of, self.sizes))
+
+    def launch(self, tensors: Sequence[Tensor], constants: Mapping[str, int] | None = None) -> None:
         if not self.programs:
             return
         extra = dict(constants or {})
-        key = (*(_alignment(argument) for argument in arguments), *extra.values())
+        aligned = (tensor.data_ptr() % _ALIGNED == 0 for tensor in tensors)
+        key = (*self.kind, *extra.values(), *aligned)
         ready = self.compiled.get(key)
         if ready is not None:
-            ready[(self.programs, 1, 1)](*arguments, *extra.values())
+            ready[(self.programs, 1, 1)](*tensors, *self.sizes, *extra.values())
             return
         # The printer writes where a product and a sum round once: ``codegen.contraction``.
         options = {"num_warps": self.stage["warps"], "enable_fp_fusion": False}
         if self.stage["pipeline"]:
             options["num_stages"] = self.stage["pipeline"]
-        kernel = self.stage["jit"][(self.programs,)](*arguments, **extra, **options)
+        kernel = self.stage["jit"][(self.programs,)](*tensors, *self.sizes, **extra, **options)
         if kernel is not None:  # the interpreter compiles nothing
             self.compiled[key] = kernel
 
 
-def _alignment(argument: Tensor | int) -> bool:
-    value = argument.data_ptr() if isinstance(argument, Tensor) else argument
-    return value % _ALIGNED == 0
+def _class_of(size: int) -> tuple[bool, bool, bool]:
+    """For which numbers Triton makes the same code."""
+    return size % _ALIGNED == 0, size == 1, size >= 2**31

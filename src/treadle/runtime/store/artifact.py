@@ -159,6 +159,12 @@ class Artifact:
     bodies: "Mapping[str, Artifact]" = field(default_factory=dict[str, "Artifact"])
     untouched: int = 0
 
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it is for many shapes, and runs as what ``at_sizes`` makes of it."""
+        specs = self.buffers.values()
+        return any(isinstance(n, Size) for spec in specs for n in (*spec.shape, *spec.strides))
+
     def fits(self, sizes: Sizes) -> bool:
         """Whether this artifact is right for these sizes of the dims."""
         return all(guard.holds(sizes) for guard in self.guards)

@@ -13,7 +13,7 @@ from treadle.session.variants.compiling import NewCall, VariantCompiler, strict_
 from treadle.session.variants.guards import Called, GuardKey, Keys
 from treadle.session.variants.shapes import Dynamic, find
 from treadle.session.variants.variants import Variants
-from treadle.targets.registry import target_for
+from treadle.targets.registry import device_of_kinds, target_for
 from treadle.util.errors import GroupFailure
 from treadle.util.expected import NotExpected
 
@@ -170,8 +170,9 @@ class Dispatcher:
         sizes = find(self._shapes, self._step.function, call.args, call.kwargs)
         models = self._step.models.values()
         tensors = [t for m in models for t in (*m.parameters(), *m.buffers())]
-        if not all(target_for(tensor.device).any_size for tensor in tensors):
-            return None  # generated code for GPUs has its sizes in it
+        device = device_of_kinds(frozenset(tensor.device.type for tensor in tensors))
+        if not target_for(device, self._compiler.options.target).any_size:
+            return None
         special = self._special or Specializations(self._shapes, self.history.recompiles)
         self._special = special
 

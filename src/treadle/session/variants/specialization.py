@@ -116,7 +116,8 @@ def _instance(pattern: Compiled, dynamic_dims: Found) -> Compiled:
     artifact = pattern.artifact.at_sizes(dynamic_dims.sizes)
     build = Build.without_compiler()  # unused: the code is the pattern's
     checks = IndexCheck.of(pattern.captured.step, dynamic_dims.sizes)
-    executable = Executable(artifact, build, like=pattern.executable, first=checks.launch)
+    like = pattern.executable
+    executable = Executable(artifact, build, like=like, first=checks.launch, policy=like.policy)
     return replace(
         pattern,
         artifact=artifact,
