@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton_kernels as make
 from torch import Tensor
-from triton_run import Case, results_of
+from triton_run import Case, job_of, results_of
 
 from numerics.sweep_values import ones, pairs
 from treadle.loop.expr import Const
@@ -54,7 +54,8 @@ def remainders_of(x: Tensor, y: Tensor) -> Tensor:
 
 def test_functions_of_one_number(tmp_path, interpreted):
     cases = [case_of(list(ONE), ones(dtype), ones(dtype)) for dtype in FLOATS]
-    for case, found in zip(cases, results_of(cases, tmp_path, interpreted), strict=True):
+    results = results_of([job_of(case) for case in cases], tmp_path, interpreted)
+    for case, found in zip(cases, results, strict=True):
         x = case.tensors["x"]
         rtol = 1e-6 if x.dtype is torch.float32 else 1e-14
         for name, function in ONE.items():
@@ -72,7 +73,8 @@ def spread(dtype: torch.dtype, most: int) -> tuple[Tensor, Tensor]:
 def test_remainders_are_exact(tmp_path, interpreted):
     given = [spread(torch.float32, 30), spread(torch.float64, 280)]
     cases = [case_of(["fmod", "mod", "floordiv", "pow"], x, y) for x, y in given]
-    for case, found in zip(cases, results_of(cases, tmp_path, interpreted), strict=True):
+    results = results_of([job_of(case) for case in cases], tmp_path, interpreted)
+    for case, found in zip(cases, results, strict=True):
         x, y = case.tensors["x"], case.tensors["z"]
         rest = remainders_of(x, y)
         assert_same("fmod", found["y_fmod"], rest, x, y, rtol=0.0)
@@ -89,7 +91,8 @@ def test_whole_numbers_to_any_power(tmp_path, interpreted):
     some = torch.tensor([0, 1, -1, 2, -2, 3, 7, -7, 100, 63, 64, 65, -100])
     grid = [t.contiguous() for t in torch.cartesian_prod(some, some).t()]
     cases = [case_of(["pow"], *(t.to(dtype) for t in grid)) for dtype in WHOLE]
-    for case, found in zip(cases, results_of(cases, tmp_path, interpreted), strict=True):
+    results = results_of([job_of(case) for case in cases], tmp_path, interpreted)
+    for case, found in zip(cases, results, strict=True):
         x, y = case.tensors["x"], case.tensors["z"]
         sign = 1 - 2 * (y & 1)
         negative = torch.where(x == 1, 1, torch.where(x == -1, sign, 0)).to(x.dtype)
@@ -102,6 +105,6 @@ def test_a_constant_keeps_its_sign(tmp_path, interpreted):
     zero = Const(-0.0, torch.float32)
     k.store("y", k.define(make.fn("minimum", zero, make.load("x", k.cols))), k.cols)
     case = Case("-0.0", [k.kernel("bound")], {"x": torch.ones(8), "y": torch.ones(8)})
-    (found,) = results_of([case], tmp_path, interpreted)
+    (found,) = results_of([job_of(case)], tmp_path, interpreted)
     assert found["y"].signbit().all()
     assert (found["y"] == 0).all()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton_kernels as make
+from test_triton_sizes import SIZED, pattern
 from triton_run import rendered
 
 from treadle.loop.kernel import Kernel, KernelKind
@@ -117,6 +118,19 @@ def test_compiles_for_hopper_without_spills(name, tmp_path):
         assert each["spills"] == 0, each
         if not name.startswith("every"):
             assert each["registers"] <= 128, each
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_one_text_of_all_sizes_compiles_without_spills(name, tmp_path):
+    kernels, _ = pattern(SIZED[name])
+    for each in compile_kernels(kernels, tmp_path):
+        assert each["spills"] == 0, each
+
+
+def test_four_floats_at_once_of_a_size_that_is_a_multiple_of_16(tmp_path):
+    kernels, _ = pattern(SIZED["adamw"])
+    (built,) = compile_kernels(kernels, tmp_path)
+    assert re.search(r"ld\.global\S*\.v4\.b32", built["ptx"])
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw, many"])

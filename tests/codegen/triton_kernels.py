@@ -278,7 +278,7 @@ def transpose(rows: int, cols: int) -> Kernel:
     """y[r, c] = x[c, r] + (r * cols + c) % 7, with a padded border that reads zero"""
     k = Build(rows, cols)
     spot = k.define(Position((k.flat + 3) % 7))
-    inside = fn("lt", k.define(Position(Index.of(k.cols))), Const(cols - 2, I64))
+    inside = fn("lt", k.define(Position(Index.of(k.cols))), Position(Index.of(cols - 2)))
     x = load("x", k.cols * rows + k.rows, F32, inside)
     k.store("y", k.define(fn("add", x, cast(spot, F32))))
     return k.kernel("transpose")

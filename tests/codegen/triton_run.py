@@ -42,6 +42,15 @@ class Case:
     tensors: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Job:
+    """Launches of a module, and the tensors that they run on, scratch among them."""
+
+    source: Source
+    launches: Sequence[Launch]
+    tensors: Mapping[str, Tensor]
+
+
 def buffers_of(tensors: Mapping[str, Tensor]) -> dict[str, Buffer]:
     return {
         name: Buffer(name, t.dtype, tuple(t.shape), t.stride(), BufferKind.TEMPORARY)
@@ -83,41 +92,53 @@ def scratch_tensors(
     }
 
 
-def results_of(cases: Sequence[Case], folder: Path, interpreted: Forks) -> list[dict[str, Tensor]]:
-    """Every case's tensors after the generated code."""
-    jobs = []
-    for i, case in enumerate(cases):
-        source, launches, buffers = rendered(case.kernels, buffers_of(case.tensors))
-        given = {**case.tensors, **scratch_tensors(case.tensors, buffers)}
-        jobs.append(
-            {
-                "text": source.text,
-                "functions": source.functions,
-                "launches": [(x.function, x.buffers, x.sizes) for x in launches],
-                "tensors": {name: t.clone() for name, t in given.items()},
-                "result": f"result{i}.pt",
-            }
-        )
-    torch.save(jobs, folder / "jobs.pt")
+def job_of(case: Case) -> Job:
+    """The module of a case, and what it runs on."""
+    source, launches, buffers = rendered(case.kernels, buffers_of(case.tensors))
+    return Job(source, launches, {**case.tensors, **scratch_tensors(case.tensors, buffers)})
+
+
+def results_of(jobs: Sequence[Job], folder: Path, interpreted: Forks) -> list[dict[str, Tensor]]:
+    """Every job's tensors after the generated code."""
+    given = [
+        {
+            "text": job.source.text,
+            "functions": job.source.functions,
+            "launches": [(x.function, x.buffers, x.sizes) for x in job.launches],
+            "tensors": {name: t.clone() for name, t in job.tensors.items()},
+            "result": f"result{i}.pt",
+        }
+        for i, job in enumerate(jobs)
+    ]
+    torch.save(given, folder / "jobs.pt")
     done = interpreted.run(_SCRIPT, str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(folder / f"result{i}.pt") for i in range(len(cases))]
+    return [torch.load(folder / f"result{i}.pt") for i in range(len(jobs))]
 
 
 def run_cases(cases: Sequence[Case], folder: Path, interpreted: Forks) -> None:
     """Every case's tensors after the generated code equal those after the interpreter."""
-    results = results_of(cases, folder, interpreted)
+    compare(cases, results_of([job_of(case) for case in cases], folder, interpreted))
+
+
+def compare(
+    cases: Sequence[Case],
+    results: Sequence[Mapping[str, Tensor]],
+    *,
+    rtol: float = 2e-5,
+    atol: float = 2e-5,
+) -> None:
+    """What ran equals what the interpreter makes of the kernels."""
     for case, found in zip(cases, results, strict=True):
         expected = {name: t.clone() for name, t in case.tensors.items()}
         for kernel in case.kernels:
             interpret_kernel(kernel, expected)
         for name, tensor in expected.items():
-            close = torch.testing.assert_close
-            close(
+            torch.testing.assert_close(
                 found[name],
                 tensor,
-                rtol=2e-5 if tensor.dtype != torch.bfloat16 else 1e-2,
-                atol=2e-5,
+                rtol=rtol if tensor.dtype != torch.bfloat16 else 1e-2,
+                atol=atol,
                 equal_nan=True,
                 msg=lambda text, c=case, n=name: f"{c.name}.{n}: {text}",
             )

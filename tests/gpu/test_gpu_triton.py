@@ -14,34 +14,37 @@ import treadle
 sys.path.insert(0, str(Path(__file__).parent.parent / "codegen"))
 
 
-def test_kernels_agree_with_the_loop_interpreter(tmp_path):
-    from test_triton import all_cases
-    from triton_run import buffers_of, rendered, scratch_tensors
-
-    from treadle.loop.interpret import interpret_kernel
+def on_gpu(jobs, folder):
+    """Every job's tensors after the generated code; modules of one text share what is compiled."""
     from treadle.runtime.kernels.triton_launch import TritonLauncher
 
-    for case in all_cases():
-        source, launches, buffers = rendered(case.kernels, buffers_of(case.tensors))
-        functions = TritonLauncher(tmp_path).load([source]).device
-        given = {**case.tensors, **scratch_tensors(case.tensors, buffers)}
-        found = {name: tensor.cuda() for name, tensor in given.items()}
-        for launch in launches:
+    loaded, results = {}, []
+    for job in jobs:
+        if job.source.text not in loaded:
+            loaded[job.source.text] = TritonLauncher(folder).load([job.source]).device
+        found = {name: tensor.cuda() for name, tensor in job.tensors.items()}
+        for launch in job.launches:
             storages = [[found[name] for name in row] for row in launch.buffers]
-            functions[launch.function](storages, launch.sizes)()
-        expected = {name: tensor.clone() for name, tensor in case.tensors.items()}
-        for kernel in case.kernels:
-            interpret_kernel(kernel, expected)
-        for name, tensor in expected.items():
-            rtol = 1e-2 if tensor.dtype is torch.bfloat16 else 1e-4
-            torch.testing.assert_close(
-                found[name].cpu(),
-                tensor,
-                rtol=rtol,
-                atol=1e-4,
-                equal_nan=True,
-                msg=lambda text, c=case, n=name: f"{c.name}.{n}: {text}",
-            )
+            loaded[job.source.text][launch.function](storages, launch.sizes)()
+        results.append({name: tensor.cpu() for name, tensor in found.items()})
+    return results
+
+
+def test_kernels_agree_with_the_loop_interpreter(tmp_path):
+    from test_triton import all_cases
+    from triton_run import compare, job_of
+
+    cases = all_cases()
+    compare(cases, on_gpu([job_of(case) for case in cases], tmp_path), rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_of_every_size_agree_with_the_loop_interpreter(tmp_path):
+    from test_triton_sizes import SIZED, jobs_of
+    from triton_run import compare
+
+    for sized in SIZED.values():
+        cases, jobs = jobs_of(sized)
+        compare(cases, on_gpu(jobs, tmp_path), rtol=1e-4, atol=1e-4)
 
 
 def test_split_sums_do_not_change_from_run_to_run(tmp_path):
@@ -71,7 +74,7 @@ def test_split_sums_do_not_change_from_run_to_run(tmp_path):
 
 @pytest.mark.parametrize(("rows", "cols"), [(16384, 1024), (16411, 768), (70001, 128)])
 def test_what_rows_and_columns_are_reduced_to_does_not_either(rows, cols, tmp_path):
-    from test_triton import norm_backward_case
+    from triton_cases import norm_backward_case
     from triton_run import buffers_of, rendered, scratch_tensors
 
     from treadle.loop.kernel import LoopForm

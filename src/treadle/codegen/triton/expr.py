@@ -348,8 +348,8 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
         return str(int(value) % 256)  # Triton takes no other one
     if not dtype.is_floating_point:
         return str(int(value))
-    number = float(value)
-    return repr(number) if math.isfinite(number) else f'float("{number}")'
+    exact = float(value)
+    return repr(exact) if math.isfinite(exact) else f'float("{exact}")'
 
 
 def constant(value: float | int | bool, dtype: torch.dtype) -> str:

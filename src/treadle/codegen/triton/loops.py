@@ -24,7 +24,7 @@ from treadle.codegen.triton.reduce import (
     start,
 )
 from treadle.codegen.triton.shape import (
-    Piece,
+    LoopRange,
     Shape,
     as_reduce,
     gather,
@@ -173,7 +173,7 @@ class Looped:
             _restore(writer, outside)
         return sums
 
-    def _head(self, writer: TritonWriter, piece: Piece, *, backwards: bool) -> None:
+    def _head(self, writer: TritonWriter, piece: LoopRange, *, backwards: bool) -> None:
         """The head of a loop; ``q``: where its block begins. Every other pass goes back, since what
         was read last is what a cache still has."""
         step = self.shape.block_q * piece.blocks

@@ -52,21 +52,21 @@ class Shape:
         sizes = [self.block_p, block_q] if self.along == "c" else [block_q, self.block_p]
         return Tile(f"[{sizes[0]}, {sizes[1]}]", self.along, int(self.along == "c"), True)
 
-    def pieces(self, unrolled: int) -> "list[Piece]":
+    def pieces(self, unrolled: int) -> "list[LoopRange]":
         """The loops over the reduced axis, or over the part of it that a program takes. Those of
         rows are two if blocks do not fill them, so that whole blocks have no mask: it costs two
         comparisons an element, and vectors of elements where it ends within one."""
         if self.splits > 1:
             filled = same(self.part * self.splits, self.reduced)
-            return [Piece(0, self.part, 1, filled)]
+            return [LoopRange(0, self.part, 1, filled)]
         taken = self.block_q * unrolled
         if divides(taken, self.reduced):
-            return [Piece(0, self.reduced, unrolled, True)]
+            return [LoopRange(0, self.reduced, unrolled, True)]
         whole = self.reduced - self.reduced % taken
-        rest = Piece(whole, self.reduced, 1, divides(self.block_q, self.reduced))
+        rest = LoopRange(whole, self.reduced, 1, divides(self.block_q, self.reduced))
         if self.along == "r" or same(whole, 0):
             return [replace(rest, begin=0)]
-        return [Piece(0, whole, unrolled, True), rest]
+        return [LoopRange(0, whole, unrolled, True), rest]
 
     @property
     def part(self) -> int:
@@ -80,7 +80,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LoopRange:
     """A loop over a stretch of the reduced axis that takes ``blocks`` at once. ``filled``: every
     place of them exists."""
 
