@@ -10,9 +10,9 @@
     turn      checks of numbers, what undoes the call        apply    gradients, counters, state
     begin     bind what moved, threads                       return   hooks of what is pending
 
-Medians of ``--repeats`` calls, without collections of garbage. Then actions are timed one by one:
-µs for each launch with its kernel, for each library call with its kernel, and for the rest
-(allocating and releasing).
+Medians of 40 calls, of the fastest of ``--parts`` times 40, without collections of garbage. Then
+actions are timed one by one: µs for each launch with its kernel, for each library call with its
+kernel, and for the rest (allocating and releasing).
 """
 
 import argparse
@@ -167,6 +167,11 @@ class Stamps:
         return [*spent, (at - start) / 1e3]
 
 
+def medians(row: Callable[[], list[float]], count: int) -> list[float]:
+    """Of each column of ``count`` rows."""
+    return list(map(statistics.median, zip(*(row() for _ in range(count)), strict=True)))
+
+
 KINDS = ("launches", "calls", "rest")
 
 
@@ -178,8 +183,8 @@ def kind_of(action: Any) -> str:
     return "rest" if hasattr(function, "__self__") else "launches"
 
 
-def timed_actions(actions: Actions, call: Callable[[], object], repeats: int) -> dict[str, float]:
-    """µs of a call in actions of each kind: medians. The clock's own time is taken off."""
+def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> dict[str, float]:
+    """µs of a call in actions of each kind. The clock's own time is taken off."""
     plain = actions.flat
     spent = dict.fromkeys(KINDS, 0)
 
@@ -195,14 +200,16 @@ def timed_actions(actions: Actions, call: Callable[[], object], repeats: int) ->
 
     counts = Counter(map(kind_of, plain))
     clock = min(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(1000))
-    rows: list[list[float]] = []
     actions.flat = [timed(action) for action in plain]
-    for _ in range(repeats):
-        spent |= dict.fromkeys(KINDS, 0)
+
+    def of_call() -> list[float]:
+        spent.update(dict.fromkeys(KINDS, 0))
         call()
-        rows.append([(spent[kind] - counts[kind] * clock) / 1e3 for kind in KINDS])
+        return [(spent[kind] - counts[kind] * clock) / 1e3 for kind in KINDS]
+
+    best = min((medians(of_call, 40) for _ in range(parts)), key=sum)
     actions.flat = plain
-    return dict(zip(KINDS, map(statistics.median, zip(*rows, strict=True)), strict=True))
+    return dict(zip(KINDS, best, strict=True))
 
 
 def report(name: str, stamps: Stamps, given: argparse.Namespace) -> None:
@@ -216,8 +223,8 @@ def report(name: str, stamps: Stamps, given: argparse.Namespace) -> None:
         step(*batch)
     gc.collect()
     gc.disable()
-    rows = [stamps.of_call(lambda: step(*batch)) for _ in range(given.repeats)]
-    each = dict(zip((*STAGES, "all"), map(statistics.median, zip(*rows, strict=True)), strict=True))
+    parts = [medians(lambda: stamps.of_call(lambda: step(*batch)), 40) for _ in range(given.parts)]
+    each = dict(zip((*STAGES, "all"), min(parts, key=lambda part: part[-1]), strict=True))
     compiled = step.prepare(*batch)
     recorded = compiled.executable.is_recorded
     before = sum(each[stage] for stage in STAGES[:4])
@@ -227,7 +234,7 @@ def report(name: str, stamps: Stamps, given: argparse.Namespace) -> None:
     print("    " + "  ".join(f"{stage} {each[stage]:.1f}" for stage in STAGES))
     if not recorded:
         actions = compiled.executable.frame.actions
-        spent = timed_actions(actions, lambda: step(*batch), given.repeats)
+        spent = timed_actions(actions, lambda: step(*batch), given.parts)
         steps = compiled.artifact.steps
         launches = sum(isinstance(step, Launch) for step in steps)
         print(
@@ -244,7 +251,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--launched", action="store_true", help="on a GPU, without recordings")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
-    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--parts", type=int, default=10, help="of 40 calls each")
     given = parser.parse_args()
     torch.set_num_threads(1)
     stamps = Stamps.placed()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runtime.recorders import Again
 from treadle.graph.custom_ops.incoming import INCOMING_GRADIENT
-from treadle.guards.watching import watch_tensors
+from treadle.guards.watching import watch_inputs
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.execute.joint_calls import JointCalls
 from treadle.runtime.kernels.build import Build
@@ -42,20 +42,20 @@ def step() -> Artifact:
 
 
 def made(
-    recorder: Again, *, written=frozenset({1}), room=1 << 20, layouts=None, **options
+    recorder: Again, *, written=frozenset({1}), room=1 << 20, watch=None, **options
 ) -> Executable:
-    policy = ReplayPolicy(frozenset({0}), written, room, lambda: None, layouts)
+    policy = ReplayPolicy(frozenset({0}), written, room, lambda: None, watch)
     return Executable(step(), PLAIN, policy=policy, recorder=recorder, **options)
 
 
-WATCHED = pytest.mark.parametrize("layouts", [None, watch_tensors], ids=["asked", "watched"])
+WATCHED = pytest.mark.parametrize("watch", [None, watch_inputs], ids=["asked", "watched"])
 
 
 @WATCHED
-def test_later_calls_are_replayed_with_moving_batches_and_fresh_results(layouts):
+def test_later_calls_are_replayed_with_moving_batches_and_fresh_results(watch):
     recorder, w = Again(), torch.randn(4)
     recorder.state = (w,)
-    executable = made(recorder, layouts=layouts)
+    executable = made(recorder, watch=watch)
     results = []
     for number in range(8):
         x, before = torch.randn(4), w.clone()
@@ -73,9 +73,9 @@ def test_later_calls_are_replayed_with_moving_batches_and_fresh_results(layouts)
 
 @WATCHED
 @pytest.mark.parametrize("by", ["another tensor", "its data"])
-def test_a_parameter_that_moved_is_launched_as_usual_and_recorded_again(layouts, by):
+def test_a_parameter_that_moved_is_launched_as_usual_and_recorded_again(watch, by):
     recorder, w = Again(), torch.randn(4)
-    executable = made(recorder, layouts=layouts)
+    executable = made(recorder, watch=watch)
     for number in range(10):
         if number == 6 and by == "its data":
             kept = w.data  # so that its memory is not given to the new one
@@ -93,9 +93,9 @@ def test_a_parameter_that_moved_is_launched_as_usual_and_recorded_again(layouts,
 
 
 @WATCHED
-def test_what_moves_on_and_on_is_not_recorded_for_ever(layouts):
+def test_what_moves_on_and_on_is_not_recorded_for_ever(watch):
     recorder = Again()
-    executable = made(recorder, layouts=layouts)
+    executable = made(recorder, watch=watch)
     kept = []
     for _ in range(30):
         w = torch.randn(4)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.guards.watching import watch_tensors
+from treadle.guards import watching
+from treadle.guards.watching import watch_inputs
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs
@@ -18,7 +19,7 @@ def inputs() -> list[Tensor]:
 
 
 def known(values: list[Tensor]) -> SteadyInputs:
-    steady = SteadyInputs(3, frozenset({0}), watch_tensors)
+    steady = SteadyInputs(3, frozenset({0}), watch_inputs)
     assert list(steady.others(values)) == [0, 1, 2]
     steady.learn(values, [True, True, True])
     assert list(steady.others(values)) == [0]
@@ -38,6 +39,22 @@ def test_another_object_is_looked_at_from_then_on():
     assert list(steady.others(others)) == [0, 1, 2]
     steady.learn(others, [True, True, True])
     assert list(steady.others(others)) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_very_same_tensors_have_to_stand_there(kind, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(watching, "item_comparison", lambda: None)
+    values = [torch.randn(2) for _ in range(7)]
+    watched = watch_inputs([1, 2, 5], [values[1], values[2], values[5]])
+    assert watched is not None
+    assert watched.are_in(kind(values))
+    for at in range(7):
+        others = kind([*values[:at], values[at].detach(), *values[at + 1 :]])
+        assert watched.are_in(others) == (at not in (1, 2, 5))
+    with pytest.raises(IndexError):
+        watched.are_in(kind(values[:5]))
 
 
 def other_memory(value: Tensor) -> None:
@@ -65,7 +82,7 @@ def test_another_layout_or_memory_of_the_same_object_is_noticed(change):
 
 
 def made() -> Executable:
-    policy = ReplayPolicy(frozenset({0}), frozenset({1}), 0, lambda: None, watch_tensors)
+    policy = ReplayPolicy(frozenset({0}), frozenset({1}), 0, lambda: None, watch_inputs)
     return Executable(step(), PLAIN, policy=policy)
 
 

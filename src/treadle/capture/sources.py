@@ -351,22 +351,25 @@ class RunTimeArray:
 
 
 class Scalars:
-    """All scalars of a step in one block, filled by one copy per call that waits for nothing."""
+    """All scalars of a step in one block. On the host each call writes to it, on a device one copy
+    does that waits for nothing."""
 
     def __init__(self, sources: Sequence["Source"]) -> None:
         self._scalars = [source for source in sources if isinstance(source, Scalar | RunTimeNumber)]
         device = self._scalars[0].device if self._scalars else torch.device("cpu")
         self._block = torch.zeros(len(self._scalars), dtype=torch.float64, device=device)
         self._views = self._block.unbind()
+        self._numbers = self._block.numpy() if target_for(device).on_host else None
 
     def read(self) -> list[Tensor]:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
         known: dict[tuple[int, int], dict[str, float]] = {}
         values = [_value(scalar, known) for scalar in self._scalars]
-        staged = torch.tensor(
-            values, dtype=torch.float64, pin_memory=not target_for(self._block.device).on_host
-        )
-        self._block.copy_(staged, non_blocking=True)
+        if self._numbers is not None:
+            self._numbers[:] = values
+        else:
+            staged = torch.tensor(values, dtype=torch.float64, pin_memory=True)
+            self._block.copy_(staged, non_blocking=True)
         return list(self._views)
 
 

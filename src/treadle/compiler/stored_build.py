@@ -16,7 +16,7 @@ from treadle.compiler.target import build_for, facts_beside, key_of, target_of
 from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.signature import Role, Signature
 from treadle.graph.text.canonical import SourceLines
-from treadle.guards.watching import watch_tensors
+from treadle.guards.watching import watch_inputs
 from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
@@ -162,6 +162,6 @@ def replay_policy(signature: Signature, artifact: Artifact, options: Options) ->
         frozenset(written),
         room,
         clear_workspaces,
-        watch_tensors,
+        watch_inputs,
         records=options.replay,
     )

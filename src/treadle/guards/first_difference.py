@@ -5,6 +5,8 @@
     table = [address of the addresses, address of the expected words, exact, count, none]
     first_difference(table, begin)  =  the first i >= begin whose word is another one, or -1
     first_other(addresses, count)   =  the first i whose float is not equal to the 0th, or -1
+    items = [address of positions, address of expected words, count]
+    first_other_item(items, words)  =  the first i whose word words[positions[i]] is another, or -1
 
 The order is a promise: a word is read only where all before it, from ``begin`` on, are as expected,
 so that an address may depend on an earlier word. Of the words from ``exact`` on it counts only
@@ -27,6 +29,9 @@ that is not as expected, or -1."""
 FirstOther = Callable[[int, int], int]
 """From the address of the addresses of floats, and how many they are, to the position of the first
 one that is not equal to the 0th, or -1. (A NaN is equal to none.)"""
+FirstOtherItem = Callable[[int, int], int]
+"""From the address of a table of positions and words, and of words, to the first position at which
+another word stands, or -1."""
 
 _SOURCE = """
 typedef unsigned long long word;
@@ -47,7 +52,15 @@ long long first_other(const volatile float *const *at, long long count) {
     if (!(*at[i] == *at[0])) return i;
   return -1;
 }
+
+long long first_other_item(const word *items, const volatile word *words) {
+  const word *at = (const word *)items[0], *expected = (const word *)items[1];
+  for (long long i = 0; i < (long long)items[2]; i++)
+    if (words[at[i]] != expected[i]) return i;
+  return -1;
+}
 """
+_NAMES = ("first_difference", "first_other", "first_other_item")
 COMPILERS = ("cc", "gcc", "clang", "g++", "clang++", "c++")
 """Any of these will do; the first that is there is used."""
 _FLAGS = ("-x", "c", "-O2", "-fPIC", "-shared")
@@ -55,30 +68,33 @@ _FLAGS = ("-x", "c", "-O2", "-fPIC", "-shared")
 
 def first_difference(directory: str) -> FirstDifference | None:
     """The function, compiled once for a cache; ``None`` where there is no C compiler."""
-    found = _compiled(directory)
-    return found and found[0]
+    return _compiled(directory).get("first_difference")
 
 
 def first_other(directory: str) -> FirstOther | None:
     """The function, from the same library."""
-    found = _compiled(directory)
-    return found and found[1]
+    return _compiled(directory).get("first_other")
+
+
+def first_other_item(directory: str) -> FirstOtherItem | None:
+    """Likewise."""
+    return _compiled(directory).get("first_other_item")
 
 
 @functools.cache
-def _compiled(directory: str) -> tuple[FirstDifference, FirstOther] | None:
+def _compiled(directory: str) -> dict[str, Callable[[int, int], int]]:
     paths = map(shutil.which, COMPILERS)
     path = next((each for each in paths if each), None)
     if path is None or ctypes.sizeof(ctypes.c_void_p) != ctypes.sizeof(ctypes.c_uint64):
-        return None
+        return {}
     compiler = Compiler(path, "", _FLAGS, "", platform.machine())
     try:
         (library,) = compile_cpp([_SOURCE], Cache(directory, warn=False), compiler, jobs=1)
         loaded = ctypes.PyDLL(str(library))
-        found = loaded["first_difference"], loaded["first_other"]
+        found = {name: loaded[name] for name in _NAMES}
     except (RuntimeFailure, OSError, AttributeError):
-        return None
-    for each in found:
+        return {}
+    for each in found.values():
         each.restype = ctypes.c_int64
         each.argtypes = (ctypes.c_void_p, ctypes.c_int64)
-    return found
+    return dict(found)

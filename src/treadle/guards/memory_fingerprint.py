@@ -130,6 +130,13 @@ def of_list(value: list[object]) -> MemoryFingerprint | None:
     return made(at, (len(held), items, *map(id, held)), (value, held), direct=False)
 
 
+def items_of(value: Sequence[object]) -> int:
+    """Where a list, and no other sequence, keeps the addresses of what is in it, until it is
+    changed; 0 where that is not known."""
+    found = layout()
+    return 0 if found is None else word(id(value) + found.items)
+
+
 def of_set(value: set[object]) -> MemoryFingerprint | None:
     """Its table: which objects are in it, by their hashes."""
     found = layout()
@@ -298,7 +305,7 @@ def _dummy(filled: int) -> int:
 
 
 __all__ = [
-    "WORD", "Floats", "MemoryFingerprint", "find", "gathered", "has_space", "layout", "made",
-    "of_cell", "of_class", "of_function", "of_list", "of_property", "of_set", "of_slots",
+    "WORD", "Floats", "MemoryFingerprint", "find", "gathered", "has_space", "items_of", "layout",
+    "made", "of_cell", "of_class", "of_function", "of_list", "of_property", "of_set", "of_slots",
     "of_space", "word",
 ]  # fmt: skip

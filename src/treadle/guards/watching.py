@@ -20,12 +20,15 @@ from treadle.guards.dict_fingerprint import of_dict
 from treadle.guards.first_difference import (
     FirstDifference,
     FirstOther,
+    FirstOtherItem,
     first_difference,
     first_other,
+    first_other_item,
 )
-from treadle.guards.memory_fingerprint import MemoryFingerprint, gathered
+from treadle.guards.memory_fingerprint import MemoryFingerprint, gathered, items_of
 from treadle.guards.tensor_fingerprint import of_tensor
 from treadle.options import Options
+from treadle.runtime.replay.unchanged_inputs import are_at
 
 Look = Callable[[], MemoryFingerprint | None]
 """The words of an object now."""
@@ -50,6 +53,11 @@ def comparison() -> FirstDifference | None:
 def comparison_of_floats() -> FirstOther | None:
     """Likewise."""
     return first_other(str(Options().cache_dir))
+
+
+def item_comparison() -> FirstOtherItem | None:
+    """Likewise, where lists are known to be an address of items."""
+    return first_other_item(str(Options().cache_dir)) if items_of([None]) else None
 
 
 @final
@@ -309,6 +317,41 @@ class PolledTensors:
     def is_same(self) -> bool:
         """Whether each is as it was."""
         return self._layouts.hold() and self._read() == self._addresses
+
+
+@final
+class WatchedTensors:
+    """Tensors at some places of the inputs of calls, which are lists."""
+
+    def __init__(
+        self, places: Sequence[int], tensors: Sequence[Tensor], layouts: Unchanged
+    ) -> None:
+        self._places, self._tensors = places, tensors
+        self._layouts = layouts
+        self._compare = item_comparison()
+        self._at = np.array(places, dtype=np.uint64)
+        self._expected = np.array(list(map(id, tensors)), dtype=np.uint64)
+        held = self._at.ctypes.data, self._expected.ctypes.data
+        self._table = np.array([*held, len(places)], dtype=np.uint64)
+        self._address = self._table.ctypes.data
+        self._length = 1 + max(places, default=-1)
+
+    def are_in(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the very same stand there."""
+        words = items_of(inputs) if self._compare and type(inputs) is list else 0
+        if self._compare is None or not words or len(inputs) < self._length:
+            return are_at(self._places, self._tensors, inputs)
+        return self._compare(self._address, words) < 0
+
+    def is_same(self) -> bool:
+        """Whether each is as it was."""
+        return self._layouts.is_same()
+
+
+def watch_inputs(places: Sequence[int], tensors: Sequence[Tensor]) -> WatchedTensors | None:
+    """Tensors that stand at these places of inputs; ``None`` if some cannot be watched."""
+    layouts = watch_tensors(tensors)
+    return None if layouts is None else WatchedTensors(places, tensors, layouts)
 
 
 def watch_dicts(dicts: Sequence[dict[object, object]]) -> FingerprintWatch | PolledDicts:

@@ -35,6 +35,7 @@ class BoundInputs:
             _Input(spec, bindings.uses[spec.name], may_stay=at not in moving)
             for at, spec in enumerate(buffers)
         )
+        self._passing: list[_Input] = []  # bound for this call alone
         self._device = torch.device(artifact.device)
 
     def __len__(self) -> int:
@@ -62,7 +63,9 @@ class BoundInputs:
             if not trusted:
                 check_layout(tensor, spec, self._device)
             bound.bind(tensor, address)
-        if steady is not None:
+            if not bound.stays:
+                self._passing.append(bound)
+        if steady is not None and not steady.is_known:
             steady.learn(inputs, [bound.stays for bound in self._inputs])
 
     def let_go(self, names: Collection[str]) -> None:
@@ -77,9 +80,9 @@ class BoundInputs:
 
     def clear(self) -> None:
         """The call is over: let go of those that may be elsewhere in the next one."""
-        for bound in self._inputs:
-            if not bound.stays:
-                bound.uses.drop()
+        for bound in self._passing:
+            bound.uses.drop()
+        self._passing.clear()
         self.tensors = ()
 
     def forget(self) -> None:

@@ -80,6 +80,8 @@ class CallFrame:
         self.actions = preparation.actions()
         self._unfilled = preparation.unfilled()
         self._given_away = _given_away(artifact)
+        results = enumerate(artifact.results)
+        self._shown = [(at, view) for at, view in results if view is not None]
 
     def begin(
         self,
@@ -114,7 +116,11 @@ class CallFrame:
     def results(self, first: int = 0, end: int | None = None) -> list[Tensor | None]:
         """After the last step, or those before ``end`` after the last step that makes one of them.
         They are the caller's: no later call changes them."""
-        return [self._result(view) for view in self._artifact.results[first:end]]
+        results: list[Tensor | None] = [None] * len(self._artifact.results)
+        for at, view in self._shown:
+            if at >= first and (end is None or at < end):
+                results[at] = self._result(view)
+        return results[first:end]
 
     def bring_gradients(self, gradients: list[Tensor]) -> None:
         """Those of the results that the caller has by now. The list is emptied as they are read."""
@@ -213,9 +219,7 @@ class CallFrame:
             for result in results
         ]
 
-    def _result(self, view: View | None) -> Tensor | None:
-        if view is None:
-            return None
+    def _result(self, view: View) -> Tensor:
         if view.buffer in self._given_away:
             return self._live.tensors[view.buffer]
         spec = self._artifact.buffers[view.buffer]

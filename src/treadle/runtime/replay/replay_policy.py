@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from treadle.runtime.replay.unchanged_inputs import LayoutsOf, SteadyInputs
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs, WatchInputs
 
 Launches = Callable[[], dict[str, Tensor]]
 """Launches everything; gives the results that calls allocated, by the names of their buffers."""
@@ -33,16 +33,17 @@ class Recorder(Protocol):
 class ReplayPolicy:
     """What a recording has to know of a step. ``moving``: inputs that are elsewhere at each call;
     ``written``: those that change in place; ``room``: bytes it may cost beside the plan's own;
-    ``clear``: gives the workspaces of libraries back; ``layouts``: watches layouts; ``records``:
+    ``clear``: gives the workspaces of libraries back; ``watch``: watches
+    inputs that stay; ``records``:
     whether anything is to be recorded."""
 
     moving: frozenset[int]
     written: frozenset[int]
     room: int
     clear: Callable[[], None]
-    layouts: LayoutsOf | None = None
+    watch: WatchInputs | None = None
     records: bool = True
 
     def steady_inputs(self, count: int, moving: frozenset[int]) -> SteadyInputs | None:
         """Of ``count`` inputs those that stay, where layouts are watched."""
-        return None if self.layouts is None else SteadyInputs(count, moving, self.layouts)
+        return None if self.watch is None else SteadyInputs(count, moving, self.watch)

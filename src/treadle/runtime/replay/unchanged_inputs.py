@@ -10,69 +10,88 @@ from typing import Protocol, final
 from torch import Tensor
 
 
-class SameTensors(Protocol):
-    """Some tensors and what they were like."""
+class WatchedInputs(Protocol):
+    """Some tensors among inputs, and what they were like."""
+
+    def are_in(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the very same tensors stand there."""
+        ...
 
     def is_same(self) -> bool:
         """Whether class, dtype, device, sizes, strides and address of each are what they were."""
         ...
 
 
+def are_at(places: Sequence[int], tensors: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether the very same ``tensors`` stand at these places."""
+    return all(map(operator.is_, map(inputs.__getitem__, places), tensors))
+
+
 @final
 class UntouchedTensors:
     """Tensors that nobody can change meanwhile: those of a loop that runs."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         """What they are like has no say."""
+        self._places, self._tensors = places, tensors
+
+    def are_in(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether they stand there."""
+        return are_at(self._places, self._tensors, inputs)
 
     def is_same(self) -> bool:
         """It is."""
         return True
 
 
-LayoutsOf = Callable[[Sequence[Tensor]], SameTensors | None]
+WatchInputs = Callable[[Sequence[int], Sequence[Tensor]], WatchedInputs | None]
+"""Of places and the tensors there."""
 
 
 @final
 class SteadyInputs:
     """Which inputs of the last call need no look at this one. ``moving``: those that are never
-    expected to be the same; ``layouts``: watches what tensors are like."""
+    expected to be the same; ``watch``: watches the others."""
 
-    def __init__(self, count: int, moving: frozenset[int], layouts: LayoutsOf) -> None:
+    def __init__(self, count: int, moving: frozenset[int], watch: WatchInputs) -> None:
         self._count = count
         self._moving = set(moving)
-        self._watch = layouts
+        self._watch = watch
         self.drop()
 
     def drop(self) -> None:
         """Nothing is known, and no tensor is held."""
         self._at: list[int] = []
         self._tensors: list[Tensor] = []
-        self._layouts: SameTensors | None = None
+        self._watched: WatchedInputs | None = None
         self._others: Sequence[int] = range(self._count)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether some need no look."""
+        return self._watched is not None
 
     def others(self, inputs: Sequence[Tensor]) -> Sequence[int]:
         """The positions of inputs that are to be looked at."""
-        if self._layouts is None or len(inputs) != self._count:
+        if self._watched is None or len(inputs) != self._count:
             return range(len(inputs))
-        tensors = [inputs[at] for at in self._at]
-        if not all(map(operator.is_, tensors, self._tensors)):
-            pairs = zip(self._at, tensors, self._tensors, strict=True)
-            self._moving |= {at for at, now, before in pairs if now is not before}
-        elif self._layouts.is_same():
+        if not self._watched.are_in(inputs):
+            known = zip(self._at, self._tensors, strict=True)
+            self._moving |= {at for at, before in known if inputs[at] is not before}
+        elif self._watched.is_same():
             return self._others
         self.drop()
         return range(len(inputs))
 
     def learn(self, inputs: Sequence[Tensor], bound: Sequence[bool]) -> None:
         """After a call that looked at all of them: those that stay ``bound`` are known."""
-        if self._layouts is not None:
+        if self._watched is not None:
             return
         at = [n for n, address in enumerate(bound) if address and n not in self._moving]
         tensors = [inputs[n] for n in at]
-        layouts: object = self._watch(tensors) if tensors else None
-        if layouts is None:
+        watched = self._watch(at, tensors) if tensors else None
+        if watched is None:
             return
-        self._at, self._tensors, self._layouts = at, tensors, layouts
+        self._at, self._tensors, self._watched = at, tensors, watched
         known = set(at)
         self._others = [n for n in range(self._count) if n not in known]

@@ -1,5 +1,6 @@
 """The parts of a graph of objects, arranged by how a call asks whether they are as they were."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import final
 
@@ -10,6 +11,9 @@ from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.capture.python_state.reads.object_graph import Node, Space, Watched
 from treadle.capture.python_state.reads.object_match import AlikePart, tensors_within
 from treadle.guards.watching import Watches
+
+_UNCHANGEABLE = (tuple, frozenset, re.Pattern)
+"""What holds for life what it was made with."""
 
 
 @final
@@ -41,7 +45,7 @@ class GuardedParts:
                 self.polled.append((node, at))
             elif self._identities.add(watched.part, node.value, len(self._of_words)):
                 self._of_words.append((node, at))
-            elif watched.part.settable or not isinstance(node.value, tuple | frozenset):
+            elif watched.part.settable or not isinstance(node.value, _UNCHANGEABLE):
                 self.polled.append((node, at))
 
     def are_untouched(self) -> bool:

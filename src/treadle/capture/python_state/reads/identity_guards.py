@@ -6,7 +6,7 @@ Only identities are compared. Other guards compare the values of what differs.
 from _abc import get_cache_token  # pyright: ignore
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType
 from typing import final
 
 from treadle.capture.python_state.introspect import attributes_of, is_heap
@@ -25,9 +25,6 @@ from treadle.capture.python_state.parts import (
 from treadle.guards import memory_fingerprint as words
 from treadle.guards.dict_fingerprint import of_dict, of_own_space
 from treadle.guards.watching import FingerprintWatch, Look, PolledDicts, Watches
-
-_SEALED = (MethodType, staticmethod, classmethod)
-"""What is bound for life."""
 
 
 def _look(part: Part, owner: object) -> Look | None:
@@ -97,7 +94,7 @@ class IdentityGuards:
         look = _look(part, owner)
         if look is not None:
             return self._watch(look, number)
-        return isinstance(part, FixedAttributes) and type(owner) in _SEALED
+        return isinstance(part, FixedAttributes)
 
     def _watch(self, look: Look, number: int | None) -> bool:
         watch = self._words.add(look)
