@@ -135,6 +135,10 @@ class Integration:
     events: tuple[type, ...] = ()
     """Classes of objects that may be added to a container once, when the step is captured."""
 
+    unchangeable: tuple[type, ...] = ()
+    """Classes of objects that hold for life what they were made with, in whose place others may
+    stand that were made alike."""
+
     # What it asks of the operating system.
     harmless_calls: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     """By module made in C that asks the system, the functions that ask and change nothing."""

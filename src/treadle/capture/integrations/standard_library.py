@@ -5,6 +5,7 @@ import decimal
 import inspect
 import linecache
 import random
+import re
 import traceback
 import tracemalloc
 import weakref
@@ -47,7 +48,11 @@ STANDARD_LIBRARY = (
         ),
         generators={random.Random: _state_of},
     ),
-    Integration(name="re", caches={"re": frozenset({"_cache", "_cache2"})}),
+    Integration(
+        name="re",
+        caches={"re": frozenset({"_cache", "_cache2"})},
+        unchangeable=(re.Pattern,),
+    ),
     Integration(name="sys", caches={"sys": frozenset({"path_importer_cache"})}),
     Integration(
         name="threading",

@@ -1,18 +1,18 @@
 """The parts of a graph of objects, arranged by how a call asks whether they are as they were."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import final
 
 from torch import Tensor
 
+from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.parts import Computed
 from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.capture.python_state.reads.object_graph import Node, Space, Watched
 from treadle.capture.python_state.reads.object_match import AlikePart, tensors_within
 from treadle.guards.watching import Watches
 
-_UNCHANGEABLE = (tuple, frozenset, re.Pattern)
+_UNCHANGEABLE = (tuple, frozenset, *all_of(lambda integration: integration.unchangeable))
 """What holds for life what it was made with."""
 
 
