@@ -179,13 +179,13 @@ def kind_of(action: Any) -> str:
     """Of an action of an artifact."""
     if isinstance(action, CallInto | CallAllocating):
         return "calls"
-    function = action.func if isinstance(action, functools.partial) else action
-    return "rest" if hasattr(function, "__self__") else "launches"
+    return "rest" if isinstance(action, functools.partial) else "launches"
 
 
 def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> dict[str, float]:
     """µs of a call in actions of each kind. The clock's own time is taken off."""
-    plain = actions.flat
+    program = actions.program(0, len(actions.flat))
+    plain = list(program)
     spent = dict.fromkeys(KINDS, 0)
 
     def timed(action: Callable[[], object]) -> Callable[[], object]:
@@ -198,9 +198,9 @@ def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> d
 
         return run
 
-    counts = Counter(map(kind_of, plain))
+    counts = Counter(kind_of(action) for _, action in plain)
     clock = min(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(1000))
-    actions.flat = [timed(action) for action in plain]
+    program[:] = [(at, timed(action)) for at, action in plain]
 
     def of_call() -> list[float]:
         spent.update(dict.fromkeys(KINDS, 0))
@@ -208,7 +208,7 @@ def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> d
         return [(spent[kind] - counts[kind] * clock) / 1e3 for kind in KINDS]
 
     best = min((medians(of_call, 40) for _ in range(parts)), key=sum)
-    actions.flat = plain
+    program[:] = plain
     return dict(zip(KINDS, best, strict=True))
 
 

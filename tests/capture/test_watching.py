@@ -20,9 +20,10 @@ from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.guards import dict_fingerprint, watching
 from treadle.guards import memory_fingerprint as words
 from treadle.guards.dict_fingerprint import DictLayout, dict_layout
-from treadle.guards.first_difference import COMPILERS, first_difference
+from treadle.guards.first_difference import first_difference
 from treadle.guards.tensor_fingerprint import grad_word, no_grad, of_tensor
 from treadle.guards.watching import FingerprintWatch, Watches, watch_dicts, watch_tensors
+from treadle.runtime.kernels.c_library import COMPILERS
 
 WAYS = ("compiled", "contents", "gathered", "asked")
 

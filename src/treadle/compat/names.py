@@ -135,7 +135,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "TensorMeta": ("_replace",),
     "RNNBase": ("_flat_weight_refs", "_flat_weights"),
     "Optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
-    "OpOverload": ("_overloadname", "_schema"),
+    "OpOverload": ("_op", "_overloadname", "_schema"),
     "ProcessGroup": ("_get_backend",),
     "BackendOptions": ("_timeout",),
     "BatchNorm": ("_check_input_dim",),

@@ -15,13 +15,10 @@ whether they are ``none``. The interpreter lock is kept: nothing changes meanwhi
 
 import ctypes
 import functools
-import platform
-import shutil
 from collections.abc import Callable
+from typing import Any
 
-from treadle.runtime.kernels.compilers import Compiler, compile_cpp
-from treadle.runtime.store.cache import Cache
-from treadle.util.errors import RuntimeFailure
+from treadle.runtime.kernels.c_library import load_c
 
 FirstDifference = Callable[[int, int], int]
 """From the address of a table and the position to begin with to the position of the first word
@@ -61,9 +58,6 @@ long long first_other_item(const word *items, const volatile word *words) {
 }
 """
 _NAMES = ("first_difference", "first_other", "first_other_item")
-COMPILERS = ("cc", "gcc", "clang", "g++", "clang++", "c++")
-"""Any of these will do; the first that is there is used."""
-_FLAGS = ("-x", "c", "-O2", "-fPIC", "-shared")
 
 
 def first_difference(directory: str) -> FirstDifference | None:
@@ -82,19 +76,9 @@ def first_other_item(directory: str) -> FirstOtherItem | None:
 
 
 @functools.cache
-def _compiled(directory: str) -> dict[str, Callable[[int, int], int]]:
-    paths = map(shutil.which, COMPILERS)
-    path = next((each for each in paths if each), None)
-    if path is None or ctypes.sizeof(ctypes.c_void_p) != ctypes.sizeof(ctypes.c_uint64):
-        return {}
-    compiler = Compiler(path, "", _FLAGS, "", platform.machine())
-    try:
-        (library,) = compile_cpp([_SOURCE], Cache(directory, warn=False), compiler, jobs=1)
-        loaded = ctypes.PyDLL(str(library))
-        found = {name: loaded[name] for name in _NAMES}
-    except (RuntimeFailure, OSError, AttributeError):
-        return {}
+def _compiled(directory: str) -> dict[str, Any]:
+    found = load_c(_SOURCE, _NAMES, directory, keeps_lock=True)
     for each in found.values():
         each.restype = ctypes.c_int64
         each.argtypes = (ctypes.c_void_p, ctypes.c_int64)
-    return dict(found)
+    return found

@@ -4,10 +4,12 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import final
 
 import torch
 
+from treadle.runtime.kernels.launch_table import LaunchRunner, NativeLaunch
 from treadle.runtime.ranks.collectives import IN_FLIGHT
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.targets.registry import target_for
@@ -19,14 +21,16 @@ Action = Callable[[], object]
 
 @final
 class Actions:
-    """The actions of an artifact in order, and which step each belongs to. ``arrays``: of C, whose
-    addresses they hold."""
+    """The actions of an artifact in order, and which step each belongs to. ``runner``: makes one
+    action of launches that follow each other."""
 
-    def __init__(self, artifact: Artifact, arrays: Sequence[object] = ()) -> None:
-        self._arrays = arrays
+    def __init__(self, artifact: Artifact, runner: LaunchRunner | None = None) -> None:
         self.flat: list[Action] = []
         self.owners: list[int] = []
         self._artifact = artifact
+        self._runner = runner
+        self._programs: dict[tuple[int, int], list[tuple[int, Action]]] = {}
+        self._of: list[Action] = []  # what they were made of
         self._driver = target_for(artifact.device).driver
         self._device = torch.device(artifact.device)
 
@@ -51,14 +55,13 @@ class Actions:
         fails."""
         start_at = bisect_left(self.owners, first) if first else 0
         stop_at = len(self.flat) if end is None else bisect_left(self.owners, end)
-        part = self.flat if stop_at - start_at == len(self.flat) else self.flat[start_at:stop_at]
         position = start_at
         try:
             if seconds is None:
-                for position, action in enumerate(part, start_at):  # noqa: B007
+                for position, action in self.program(start_at, stop_at):  # noqa: B007
                     action()
             else:
-                for position, action in enumerate(part, start_at):
+                for position, action in enumerate(self.flat[start_at:stop_at], start_at):
                     start = self._now()
                     action()
                     seconds[self.owners[position]] += self._now() - start
@@ -67,6 +70,16 @@ class Actions:
             raise
         except Exception as error:
             raise self._ended(position, error) from error
+
+    def program(self, start_at: int, stop_at: int) -> list[tuple[int, Action]]:
+        """These actions with their positions, launches that follow each other as one."""
+        if self._of is not self.flat:
+            self._programs, self._of = {}, self.flat
+        known = self._programs.get((start_at, stop_at))
+        if known is None:
+            pairs = list(enumerate(self.flat))[start_at:stop_at]
+            known = self._programs[start_at, stop_at] = _together(pairs, self._runner)
+        return known
 
     def run_steps(self, steps: Sequence[int]) -> None:
         """Those of some steps."""
@@ -109,6 +122,20 @@ class Actions:
     def _now(self) -> float:
         self._driver.synchronize(self._device)
         return time.perf_counter()
+
+
+def _together(
+    pairs: Sequence[tuple[int, Action]], runner: LaunchRunner | None
+) -> list[tuple[int, Action]]:
+    program: list[tuple[int, Action]] = []
+    for _, group in groupby(pairs, lambda pair: isinstance(pair[1], NativeLaunch)):
+        members = list(group)
+        launches = [action for _, action in members if isinstance(action, NativeLaunch)]
+        if launches and runner is not None:
+            program.append((members[0][0], runner.together(launches)))
+        else:
+            program += members
+    return program
 
 
 @final

@@ -8,7 +8,6 @@
     each      then let go of the buffers that nothing reads any more
 """
 
-import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,14 @@ from torch import Tensor
 
 import treadle.runtime.kernels.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.compat.operators.operator_facts import Effect, facts_by_name
+from treadle.compat.operators.schemas import direct_call
 from treadle.runtime.execute.actions import Action, Actions
 from treadle.runtime.execute.bindings import Bindings, Live, sizes_array, whole
 from treadle.runtime.execute.halves import widened
 from treadle.runtime.execute.incoming import INCOMING, Incoming, imported
 from treadle.runtime.execute.library_calls import CallAllocating, CallInto, resolve
 from treadle.runtime.execute.loops import Loop, Repeatable
+from treadle.runtime.kernels.launch_table import NativeLaunch
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.kernels.rng import FUNCTION, OPERATOR, drawer
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Launch, Storage
@@ -35,7 +36,7 @@ from treadle.util.expected import require_expected
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """What the steps of an artifact are made actions of. ``programs``: those of its loops, by name;
-    ``filled``: the buffers of calls that a step has filled so far; ``arrays``: those of C."""
+    ``filled``: the buffers of calls that a step has filled so far."""
 
     artifact: Artifact
     functions: Functions
@@ -44,11 +45,10 @@ class Preparation:
     live: Live
     incoming: Incoming
     filled: set[str] = field(default_factory=set[str])
-    arrays: list[object] = field(default_factory=list[object])
 
     def actions(self) -> Actions:
         """All of them."""
-        actions = Actions(self.artifact, self.arrays)
+        actions = Actions(self.artifact, self.functions.runner)
         results = {view.buffer for view in self.artifact.results if view is not None}
         releases = self.artifact.releases or ((),) * len(self.artifact.steps)
         for index, step in enumerate(self.artifact.steps):
@@ -78,9 +78,7 @@ class Preparation:
         native = self.functions.native.get(step.function)
         if native is not None:
             arrays = self.bindings.pointers(step.buffers), sizes_array(step.sizes)
-            self.arrays.extend(arrays)
-            addresses = [ctypes.addressof(array) for array in arrays]
-            return [*actions, functools.partial(native, *addresses, len(step.buffers))]
+            return [*actions, NativeLaunch(native, *arrays, len(step.buffers))]
         function = self.functions.device.get(step.function)
         if function is None:
             raise RuntimeFailure(f"no source defines {step.function}", code="TR-402")
@@ -109,12 +107,14 @@ class Preparation:
         elif step.bodies:
             op = Loop(step.bodies, self.programs)
         else:
-            op = widened(step.op, resolve(step.op))
+            op = widened(step.op, direct_call(resolve(step.op)))
         return [CallAllocating(op, args, kwargs, specs, self.live.define)]
 
     def _operator(self, name: str) -> Callable[..., object]:
         """PyTorch's operator, or our own on top of a function of the artifact."""
-        return drawer(self.functions.native[FUNCTION]) if name == OPERATOR else resolve(name)
+        if name == OPERATOR:
+            return drawer(self.functions.native[FUNCTION])
+        return direct_call(resolve(name))
 
     def _allocations(self, names: Sequence[str]) -> list[Action]:
         """Actions that allocate the buffers of ``Storage.CALL`` that no step has filled yet."""

@@ -11,6 +11,7 @@ from treadle.runtime.kernels.compilers import (
     remembered_cxx,
     thread_setter,
 )
+from treadle.runtime.kernels.launch_table import launch_runner
 from treadle.runtime.kernels.loader import Functions, Loader, MakeLoader
 from treadle.runtime.replay.tables import Tables
 from treadle.runtime.store.artifact import Source
@@ -41,7 +42,7 @@ class CppLoader:
         for source, library in zip(sources, libraries, strict=True):
             functions |= load_functions(library, source.functions)
             setter = setter or thread_setter(library)
-        return Functions(functions, {}, setter, tables)
+        return Functions(functions, {}, setter, tables, launch_runner(str(self.cache.directory)))
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
         """The key of each library in the cache."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from treadle.runtime.kernels.launch_table import LaunchRunner
 from treadle.runtime.replay.tables import Tables
 from treadle.runtime.store.artifact import Source
 from treadle.runtime.store.cache import Cache
@@ -17,7 +18,8 @@ call of it runs the function on what the lists hold at the time."""
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Loaded code by name. ``set_threads`` tells its OpenMP runtime how many to use."""
+    """Loaded code by name. ``set_threads`` tells its OpenMP runtime how many to use; ``runner``
+    makes one call of several launches."""
 
     native: Mapping[str, Callable[..., None]] = field(
         default_factory=dict[str, Callable[..., None]]
@@ -25,12 +27,13 @@ class Functions:
     device: Mapping[str, DeviceFunction] = field(default_factory=dict[str, DeviceFunction])
     set_threads: Callable[[int], None] | None = None
     tables: Tables = field(default_factory=Tables)
+    runner: LaunchRunner | None = None
 
     def joined(self, other: "Functions") -> "Functions":
         """Those of both, which share their tables."""
         setter = self.set_threads or other.set_threads
         native, device = {**self.native, **other.native}, {**self.device, **other.device}
-        return Functions(native, device, setter, self.tables)
+        return Functions(native, device, setter, self.tables, self.runner or other.runner)
 
 
 class Loader(Protocol):

@@ -1,0 +1,93 @@
+"""Launches that follow each other as one call of C.
+
+::
+
+    table = [function, pointers, sizes, instances] of each launch
+    run_launches(table, count)  =  function(pointers, sizes, instances), one after another
+
+The function is the same for all steps, and what it runs is data: a step is bound as it was, by
+writing into arrays of pointers, and compiles nothing for it.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from treadle.runtime.kernels.c_library import load_c
+
+_SOURCE = """
+typedef unsigned long long word;
+typedef void (*kernel)(void *const *, const long long *, long long);
+
+void run_launches(const word *table, long long count) {
+  for (const word *at = table; at < table + 4 * count; at += 4)
+    ((kernel)at[0])((void *const *)at[1], (const long long *)at[2], (long long)at[3]);
+}
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NativeLaunch:
+    """A function of a library in C++ on arrays of C, which hold pointers and sizes of its
+    instances."""
+
+    function: Callable[..., None]
+    pointers: "ctypes.Array[Any]"
+    sizes: "ctypes.Array[Any]"
+    instances: int
+
+    def __call__(self) -> None:
+        """Run it alone."""
+        addresses = ctypes.addressof(self.pointers), ctypes.addressof(self.sizes)
+        self.function(*addresses, self.instances)
+
+    @property
+    def row(self) -> tuple[int, int, int, int]:
+        """Of a table."""
+        held: Any = self.function
+        function = ctypes.cast(held, ctypes.c_void_p).value
+        assert function is not None
+        addresses = ctypes.addressof(self.pointers), ctypes.addressof(self.sizes)
+        return function, *addresses, self.instances
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LaunchTable:
+    """Launches that run as one call, and what they need."""
+
+    run: Callable[[int, int], None]
+    launches: tuple[NativeLaunch, ...]
+    words: "ctypes.Array[ctypes.c_uint64]"
+
+    def __call__(self) -> None:
+        self.run(ctypes.addressof(self.words), len(self.launches))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LaunchRunner:
+    """Makes one function of launches."""
+
+    run: Callable[[int, int], None]
+
+    def together(self, launches: Sequence[NativeLaunch]) -> LaunchTable:
+        """Runs them one after another."""
+        words = [word for launch in launches for word in launch.row]
+        return LaunchTable(self.run, tuple(launches), (ctypes.c_uint64 * len(words))(*words))
+
+
+@functools.cache
+def launch_runner(directory: str) -> LaunchRunner | None:
+    """Compiled once for a cache; ``None`` where there is no C compiler. Calls drop the interpreter
+    lock, as those of single launches do."""
+    found = load_c(_SOURCE, ("run_launches",), directory, keeps_lock=False)
+    if not found:
+        return None
+    run = found["run_launches"]
+    run.restype = None
+    run.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    return LaunchRunner(run)
