@@ -230,7 +230,9 @@ class PythonLoader:
 
     identity: str = "python"
 
-    def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
+    def load(
+        self, sources: Sequence[Source], launches: Sequence[Launch], tables: Tables
+    ) -> Functions:
         functions: dict[str, DeviceFunction] = {}
         for source in sources:
             module: dict[str, Callable[..., None]] = {}

@@ -53,7 +53,7 @@ class Executable:
         self.device = torch.device(artifact.device)
         self.target = target_for(self.device)
         self.generators = generators if like is None else like.generators
-        self._functions = build.load(artifact.sources) if like is None else like._functions
+        self._functions = build.load(artifact) if like is None else like._functions
         self._programs = _programs_of(artifact, build) if like is None else like._programs
         self._arena = arena or (Arena() if like is None else like._arena)
         self.frame = CallFrame(

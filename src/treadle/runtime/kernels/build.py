@@ -14,7 +14,7 @@ from treadle.runtime.kernels.compilers import (
 from treadle.runtime.kernels.launch_table import launch_runner
 from treadle.runtime.kernels.loader import Functions, Loader, MakeLoader
 from treadle.runtime.replay.tables import Tables
-from treadle.runtime.store.artifact import Source
+from treadle.runtime.store.artifact import Artifact, Launch, Source
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.cpu import CPP
 from treadle.targets.cuda import TRITON
@@ -34,7 +34,9 @@ class CppLoader:
         """The compiler and its flags."""
         return self.compiler.identity
 
-    def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
+    def load(
+        self, sources: Sequence[Source], launches: Sequence[Launch], tables: Tables
+    ) -> Functions:
         """Compile, or find compiled, and load."""
         functions: dict[str, Callable[..., None]] = {}
         setter = None
@@ -103,13 +105,20 @@ class Build:
         known = [name for name in grouped if name in self.loaders]
         return [key for name in known for key in self.loaders[name].keys(grouped[name])]
 
-    def load(self, sources: Sequence[Source]) -> Functions:
-        """Compile (or find compiled) and load every function of ``sources``."""
+    def load(self, artifact: Artifact) -> Functions:
+        """Compile (or find compiled) and load every function of the artifact's sources."""
         functions = Functions()
-        for language, group in _by_language(sources).items():
+        for language, group in _by_language(artifact.sources).items():
             if language not in self.loaders:
                 raise _missing(language)
-            functions = functions.joined(self.loaders[language].load(group, functions.tables))
+            names = {name for source in group for name in source.functions}
+            launches = [
+                step
+                for step in artifact.steps
+                if isinstance(step, Launch) and step.function in names
+            ]
+            loaded = self.loaders[language].load(group, launches, functions.tables)
+            functions = functions.joined(loaded)
         return functions
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from treadle.runtime.kernels.launch_table import LaunchRunner
 from treadle.runtime.replay.tables import Tables
-from treadle.runtime.store.artifact import Source
+from treadle.runtime.store.artifact import Launch, Source
 from treadle.runtime.store.cache import Cache
 
 DeviceFunction = Callable[[Sequence[Sequence[Tensor]], Sequence[Sequence[int]]], Callable[[], None]]
@@ -45,8 +45,11 @@ class Loader(Protocol):
         """What makes one build differ from another, beside the sources."""
         ...
 
-    def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
-        """Every function of ``sources``; ``tables``: where theirs come from."""
+    def load(
+        self, sources: Sequence[Source], launches: Sequence[Launch], tables: Tables
+    ) -> Functions:
+        """Every function of ``sources``, ready for ``launches``; ``tables``: where those of the
+        functions come from."""
         ...
 
     def keys(self, sources: Sequence[Source]) -> list[str]:

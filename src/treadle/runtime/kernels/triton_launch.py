@@ -1,9 +1,10 @@
 """Loads generated Triton modules and launches their functions.
 
 A module's text goes to a file named by its hash (the Triton compiler reads the source back from
-there) and is imported once. Device code is compiled at the first launch of a class of arguments (of
-addresses: aligned or not; of sizes: multiples of 16 or not), never for each size, and kept by
-Triton's own cache on disk, by its content.
+there) and is imported once. Device code is compiled for each class of arguments (of addresses:
+aligned or not; of sizes: multiples of 16 or not), never for each size, and kept by Triton's own
+cache on disk, by its content: for the launches of an artifact when it is loaded
+(``triton_ahead.py``), for other classes at their first launch.
 
 Host scalars (0-dim tensors on the CPU) are mirrored to the device before each launch that reads
 them, at an address that does not change.
@@ -17,16 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, final
 
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
+from triton.runtime.driver import driver
 
 from treadle.runtime.kernels.loader import Functions
+from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead
 from treadle.runtime.replay.tables import Tables
-from treadle.runtime.store.artifact import Source
-from treadle.runtime.store.cache import Cache
+from treadle.runtime.store.artifact import Launch, Source
+from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure
 
@@ -58,24 +62,54 @@ class TritonLauncher:
         """The version of Triton."""
         return f"triton {triton.__version__}"
 
-    def load(self, sources: Sequence[Source], tables: Tables | None = None) -> Functions:
-        """The functions that the sources name. Same text, same module."""
+    def load(
+        self,
+        sources: Sequence[Source],
+        launches: Sequence[Launch] = (),
+        tables: Tables | None = None,
+    ) -> Functions:
+        """The functions that the sources name, and the device code of ``launches``. Same text, same
+        module."""
         tables = Tables() if tables is None else tables
         functions: dict[str, DeviceLaunch] = {}
+        homes: dict[str, ModuleType] = {}
         for source in sources:
-            digest = hashlib.sha256(source.text.encode()).hexdigest()[:24]
-            if digest not in _modules:
-                path = _write(self.folder, f"triton_{digest}.py", source.text)
-                _modules[digest] = _import(f"treadle_triton_{digest}", path)
-            module = _modules[digest]
+            module = _module(self.folder, source.text)
             for name in source.functions:
                 entry: Entry = module.FUNCTIONS[name]
                 functions[name] = DeviceLaunch(entry, tables)
+                homes[name] = module
+        self._compile_ahead(homes, launches)
         return Functions({}, functions, None, tables)
+
+    def _compile_ahead(self, homes: Mapping[str, ModuleType], launches: Sequence[Launch]) -> None:
+        """Once for all processes with this cache, unless Triton's own was emptied meanwhile."""
+        jobs = {
+            job.line: job for launch in launches for job in _jobs(homes[launch.function], launch)
+        }
+        if len(jobs) < 2 or knobs.runtime.interpret:
+            return
+        known: Any = driver.active.get_current_target()
+        target = (known.backend, known.arch, known.warp_size)
+        cache = Cache(self.folder, warn=False)
+        kept = Path(knobs.cache.dir)
+        key = content_key("compiled ahead", self.identity, str(target), str(kept), *sorted(jobs))
+        if kept.is_dir() and cache.get(key) is not None:
+            return
+        if compile_ahead(list(jobs.values()), target):
+            cache.put(key, b"")
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
         """None: Triton keeps its own cache."""
         return []
+
+
+def _module(folder: Path, text: str) -> ModuleType:
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    if digest not in _modules:
+        path = _write(folder, f"triton_{digest}.py", text)
+        _modules[digest] = _import(f"treadle_triton_{digest}", path)
+    return _modules[digest]
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
@@ -210,6 +244,53 @@ class _One:
             stage.launch(tensors)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What a launch of many instances is told: ``flat``, of each the number of its elements, as
+    numbers of ``kind``; ``unit``: what all of them are multiples of; ``dims``, those of all."""
+
+    flat: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    @staticmethod
+    def of(entry: Entry, sizes: Sizes) -> "_Sizes":
+        is_flat = "n" in entry["sizes"]
+        flat = tuple(size[0] if is_flat else 0 for size in sizes)
+        return _Sizes(flat, tuple(sizes[0][is_flat:]))
+
+    @property
+    def kind(self) -> torch.dtype:
+        return torch.int32 if max(self.flat) < 2**31 else torch.int64
+
+    @property
+    def unit(self) -> int:
+        return _ALIGNED if all(size % _ALIGNED == 0 for size in self.flat) else 1
+
+
+def _jobs(module: ModuleType, launch: Launch) -> list[CompileJob]:
+    """The functions that a launch runs, for tensors at aligned addresses."""
+    entry: Entry = module.FUNCTIONS[launch.function]
+    sizes = _Sizes.of(entry, launch.sizes)
+    if entry["table"]:
+        kind = str(sizes.kind).removeprefix("torch.")
+        arguments = ("int64", kind, "int32", *sizes.dims, _ALIGNED, sizes.unit)
+    else:
+        arguments = (*entry["types"], *launch.sizes[0])
+    return [
+        CompileJob(
+            module.__name__,
+            str(module.__file__),
+            launch.function,
+            at,
+            arguments,
+            _options(stage),
+        )
+        for at, stage in enumerate(entry["stages"])
+        if any(stage["programs"](*each) for each in launch.sizes)
+    ]
+
+
 class _Many:
     """Many instances: a table of addresses, of each the number of its elements, and for each
     program its instance. Sizes that the call says are those of all.
@@ -225,15 +306,13 @@ class _Many:
         (stage,) = function.entry["stages"]
         counts = [stage["programs"](*size) for size in sizes]
         pairs = [(i, p) for i, count in enumerate(counts) for p in range(count)]
-        is_flat = "n" in function.entry["sizes"]
-        flat = [size[0] if is_flat else 0 for size in sizes]
-        dims = tuple(sizes[0][is_flat:])
+        told = _Sizes.of(function.entry, sizes)
         self._device = device
         self._blocks = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1)
-        kind = torch.int32 if max(flat) < 2**31 else torch.int64
-        self._sizes = torch.tensor(flat, dtype=kind, device=device)
-        self._unit = _ALIGNED if all(size % _ALIGNED == 0 for size in flat) else 1
-        self._stage = _Prepared(stage, len(pairs), dims, function.compiled, (str(kind),))
+        self._sizes = torch.tensor(told.flat, dtype=told.kind, device=device)
+        self._unit = told.unit
+        kind = (str(told.kind),)
+        self._stage = _Prepared(stage, len(pairs), told.dims, function.compiled, kind)
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
         self._spare: list[Tensor] = []  # for a recording
@@ -280,13 +359,19 @@ class _Prepared:
         if ready is not None:
             ready[(self.programs, 1, 1)](*tensors, *self.sizes, *extra.values())
             return
-        # The printer writes where a product and a sum round once: ``codegen.contraction``.
-        options = {"num_warps": self.stage["warps"], "enable_fp_fusion": False}
-        if self.stage["pipeline"]:
-            options["num_stages"] = self.stage["pipeline"]
-        kernel = self.stage["jit"][(self.programs,)](*tensors, *self.sizes, **extra, **options)
+        call = self.stage["jit"][(self.programs,)]
+        kernel = call(*tensors, *self.sizes, **extra, **_options(self.stage))
         if kernel is not None:  # the interpreter compiles nothing
             self.compiled[key] = kernel
+
+
+def _options(stage: LaunchStage) -> dict[str, int | bool]:
+    """What Triton is told beside arguments."""
+    # The printer writes where a product and a sum round once: ``codegen.contraction``.
+    options: dict[str, int | bool] = {"num_warps": stage["warps"], "enable_fp_fusion": False}
+    if stage["pipeline"]:
+        options["num_stages"] = stage["pipeline"]
+    return options
 
 
 def _class_of(size: int) -> tuple[bool, bool, bool]:

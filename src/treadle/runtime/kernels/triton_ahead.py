@@ -1,0 +1,113 @@
+"""Compiles the device code of launches before the first of them, in processes side by side.
+
+Triton compiles where it launches: one function at a time, under the interpreter lock. A worker
+(``triton_worker.py``) makes the call of a launch with stand-ins for its tensors, which leaves the
+code in Triton's cache on disk, under the key that the launch asks for. What is not found there is
+compiled by the launch: another class of arguments (an address that is not aligned), or what a
+worker failed at.
+"""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, final
+
+_WORKER = str(Path(__file__).with_name("triton_worker.py"))
+Target = tuple[str, int, int]
+"""A backend of Triton's, the architecture, and the threads of a warp."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """One device function for one class of arguments: ``stage`` of ``function`` of the module at
+    ``path``. ``arguments``: of a tensor the name of its dtype, otherwise the number."""
+
+    module: str
+    path: str
+    function: str
+    stage: int
+    arguments: tuple[str | int, ...]
+    options: Mapping[str, int | bool]
+
+    @property
+    def line(self) -> str:
+        """As the worker reads it."""
+        return json.dumps(asdict(self))
+
+
+def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
+    """Whether all of ``jobs`` were compiled; a single one is left to its launch, which takes no
+    longer."""
+    count = min(len(jobs), _cores())
+    if count < 2 or not sys.executable:
+        return False
+    waiting = [job.line for job in reversed(jobs)]
+    failures: list[str] = []
+    with _workers(count) as workers, selectors.DefaultSelector() as selector:
+        for worker in workers:
+            if _send(worker, json.dumps(target)) and _send(worker, waiting.pop()):
+                selector.register(_output(worker), selectors.EVENT_READ, worker)
+            else:
+                failures.append("ended")
+        while selector.get_map():
+            for key, _ in selector.select():
+                worker: subprocess.Popen[str] = key.data
+                reply = _output(worker).readline()
+                failures.append(json.loads(reply) if reply else "ended")
+                if not (reply and waiting and _send(worker, waiting.pop())):
+                    selector.unregister(key.fileobj)
+    return not waiting and not any(failures)
+
+
+def _cores() -> int:
+    """Those that this process may use, shared by the ranks on this machine."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return len(os.sched_getaffinity(0)) // max(int(ranks) if ranks.isdecimal() else 1, 1)
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that end with this one, and when the block does."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(count):
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", _WORKER],  # this folder is no place for its imports
+                    env={**os.environ, "PYTHONPATH": paths},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        yield started
+    finally:
+        for worker in started:
+            worker.kill()
+        for worker in started:
+            worker.communicate()
+
+
+def _send(worker: subprocess.Popen[str], line: str) -> bool:
+    """Whether it is there to read it."""
+    assert worker.stdin is not None
+    try:
+        worker.stdin.write(line + "\n")
+        worker.stdin.flush()
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _output(worker: subprocess.Popen[str]) -> IO[str]:
+    assert worker.stdout is not None
+    return worker.stdout

@@ -1,0 +1,87 @@
+"""Compiles functions of generated modules into Triton's cache, in a process of its own.
+
+It is run as a file and imports neither treadle nor PyTorch, so it is there in a fraction of a
+second. The first line of its input is the target; each further line is a job as
+``triton_ahead.py`` writes it, and gets a line in reply: what went wrong, or an empty text.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, cast, final
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import MockTensor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    """All that Triton asks a driver while it compiles; no GPU is touched."""
+
+    target: GPUTarget
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Type:
+    """A type of elements by its name, which is how Triton knows those of PyTorch."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+def _module(name: str, path: str) -> ModuleType:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+def _compile(job: Mapping[str, Any]) -> None:
+    """The call of the launch itself, with tensors at address 0, which is a multiple of 16."""
+    stage = _module(job["module"], job["path"]).FUNCTIONS[job["function"]]["stages"][job["stage"]]
+    arguments = [
+        MockTensor(_Type(argument)) if isinstance(argument, str) else argument
+        for argument in job["arguments"]
+    ]
+    stage["jit"].warmup(*arguments, grid=(1,), **job["options"])
+
+
+def _main() -> None:
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints is no reply
+    target = GPUTarget(*json.loads(sys.stdin.readline()))
+    driver.set_active(cast("Any", _Driver(target)))
+    for line in sys.stdin:
+        try:
+            _compile(json.loads(line))
+            failure = ""
+        except Exception as error:  # the launch compiles it again, and says so to its user
+            failure = f"{type(error).__name__}: {error}"
+        replies.write(json.dumps(failure) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    _main()

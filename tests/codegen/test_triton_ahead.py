@@ -1,0 +1,147 @@
+"""Device code is compiled in other processes, under the keys that launches ask for."""
+
+import selectors
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton_kernels as make
+from test_triton_compile import dtypes_of
+from triton_run import rendered
+
+from treadle.loop.program import Buffer, BufferKind
+from treadle.runtime.kernels import triton_ahead, triton_launch
+from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead
+from treadle.runtime.kernels.triton_launch import TritonLauncher
+
+pytest.importorskip("triton")
+TARGET = ("cuda", 90, 32)
+KERNELS = {
+    "rows": [make.softmax(64, 1000)],
+    "flat, many": [make.adamw(768, "0"), make.adamw(2304 * 768, "1")],
+    "two stages": [make.column_sums(16384, 768)],
+    "bfloat16": [make.layer_norm(16384, 768, torch.bfloat16)],
+    "not a multiple of 16": [make.adamw(1003)],
+}
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """Triton's cache, of a process that sees an H100."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    folder = tmp_path / "kept"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    monkeypatch.setattr(triton_ahead, "_cores", lambda: 3)
+    seen = SimpleNamespace(
+        get_current_target=lambda: GPUTarget(*TARGET),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    monkeypatch.setattr(driver, "_active", seen)
+    return folder
+
+
+def programs(kernels):
+    """The source of ``kernels``, and its launches."""
+    buffers = {
+        name: Buffer(name, dtype, (1,), (1,), BufferKind.TEMPORARY)
+        for kernel in kernels
+        for name, dtype in dtypes_of(kernel).items()
+    }
+    source, launches, _ = rendered(kernels, buffers)
+    return source, launches
+
+
+def entries(folder):
+    """What Triton has compiled for a GPU."""
+    return {path.parent.name for path in folder.glob("*/*.cubin")}
+
+
+def launched(function, launch):
+    """Compiles what a launch on aligned tensors runs, as the launch does."""
+    sizes = triton_launch._Sizes.of(function.entry, launch.sizes)
+    for stage in function.entry["stages"]:
+        if function.entry["table"]:
+            types = (torch.int64, sizes.kind, torch.int32)
+            numbers, constants = sizes.dims, {"ALIGN": 16, "UNIT": sizes.unit}
+        else:
+            types = tuple(getattr(torch, name) for name in function.entry["types"])
+            numbers, constants = launch.sizes[0], {}
+        tensors = [torch.empty(64, dtype=dtype) for dtype in types]
+        options = triton_launch._options(stage)
+        stage["jit"].run(*tensors, *numbers, grid=(1,), warmup=True, **constants, **options)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_launch_finds_what_a_worker_compiled(name, kept, tmp_path):
+    source, launches = programs(KERNELS[name] + [make.transpose(100, 77)])
+    functions = TritonLauncher(tmp_path / "modules").load([source], launches).device
+    compiled = entries(kept)
+    assert len(compiled) >= len(functions)
+    for launch in launches:
+        launched(functions[launch.function], launch)
+    assert entries(kept) == compiled
+
+
+def test_another_process_with_the_same_caches_starts_no_worker(kept, tmp_path, monkeypatch):
+    source, launches = programs([make.softmax(64, 1000), make.transpose(100, 77)])
+    TritonLauncher(tmp_path / "modules").load([source], launches)
+    asked = []
+    monkeypatch.setattr(triton_launch, "compile_ahead", lambda jobs, target: asked.append(jobs))
+    TritonLauncher(tmp_path / "modules").load([source], launches)
+    assert not asked
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "emptied"))
+    TritonLauncher(tmp_path / "modules").load([source], launches)
+    assert len(asked) == 1
+
+
+def jobs_of(tmp_path, monkeypatch, kernels):
+    """The jobs of ``kernels``, of which none has run."""
+    asked = []
+    monkeypatch.setattr(triton_launch, "compile_ahead", lambda jobs, target: asked.extend(jobs))
+    source, launches = programs(kernels)
+    TritonLauncher(tmp_path / "modules").load([source], launches)
+    return asked
+
+
+def test_a_worker_that_fails_at_one_function_goes_on_with_others(kept, tmp_path, monkeypatch):
+    kernels = [make.softmax(64, 1000), make.transpose(100, 77), make.adamw(1003)]
+    jobs = jobs_of(tmp_path, monkeypatch, kernels)
+    failing = [replace(job, arguments=job.arguments[:-1]) for job in jobs[:1]]
+    assert not compile_ahead(failing * 4 + jobs, TARGET)
+    assert len(entries(kept)) == len(jobs)
+
+
+def test_workers_that_end_are_not_waited_for(kept, tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, monkeypatch, [make.softmax(64, 1000), make.transpose(100, 77)])
+    monkeypatch.setattr(triton_ahead, "_WORKER", str(tmp_path / "nothing.py"))
+    assert not compile_ahead(jobs, TARGET)
+
+
+def test_no_worker_is_left_after_an_interrupt(kept, tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, monkeypatch, [make.softmax(64, 1000), make.transpose(100, 77)])
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    def interrupted(selector, timeout=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    monkeypatch.setattr(selectors.DefaultSelector, "select", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compile_ahead(jobs, TARGET)
+    assert len(started) == 2
+    assert all(worker.poll() is not None for worker in started)
+
+
+def test_a_single_function_is_left_to_its_launch(kept):
+    job = CompileJob("m", "/nowhere", "f", 0, ("float32",), {})
+    assert not compile_ahead([job], TARGET)
