@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lower.lowering_help import check
-from treadle.loop.program import Compute
+from treadle.loop.program import Call, Compute
 
 VIEWS = [
     lambda x: x.view(6, 20), lambda x: x.reshape(-1), lambda x: x.permute(2, 0, 3, 1),
@@ -64,10 +64,19 @@ def test_joins(extents: tuple[int, int]) -> None:
 
 
 def test_joins_of_many_pieces() -> None:
-    """As of the norms of all gradients: formulas stay shallow."""
+    """As of the norms of all gradients: they are PyTorch's, and no fallbacks."""
     values = torch.randn(700)
-    check(lambda x: torch.stack(x.unbind()).square(), values)
-    check(lambda x: torch.cat(x.split([1, 2, 4] * 100)).square(), values)
+    many = [
+        check(lambda x: torch.stack(x.unbind()).square(), values),
+        check(lambda x: torch.cat(x.split([1, 2, 4] * 100)).square(), values),
+        check(lambda x: torch.cat([*x.split(10), x.double()[:0], x[:3].double()]), values),
+    ]
+    for program in many:
+        (join,) = [step for step in program.steps if isinstance(step, Call)]
+        assert not join.reason
+        assert join.out in ("aten.cat.out", "aten.stack.out")
+    few = check(lambda x: torch.cat(x.split(700 // 64 + 1)), values)
+    assert all(isinstance(step, Compute) for step in few.steps)
 
 
 def test_gathers() -> None:

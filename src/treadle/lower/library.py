@@ -40,6 +40,8 @@ OUT_VARIANTS = PRODUCTS | {
     aten.index_add.default: "aten.index_add.out",
     aten.index_copy.default: "aten.index_copy.out",
     aten.index_reduce.default: "aten.index_reduce.out",
+    aten.cat.default: "aten.cat.out",
+    aten.stack.default: "aten.stack.out",
     aten.searchsorted.Tensor: "aten.searchsorted.Tensor_out",
     aten.bucketize.Tensor: "aten.bucketize.Tensor_out",
 }
@@ -86,6 +88,9 @@ _WHY: Mapping[str, str] = {
         repeat_interleave.Tensor grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
         grid_sampler_3d_backward
         upsample_bicubic2d_backward _unsafe_masked_index_put_accumulate
+    """,
+    "a join of many pieces: a kernel would ask each element which one it falls in": """
+        cat stack
     """,
     "a recursion over time": """
         _ctc_loss _ctc_loss_backward _ctc_loss.Tensor _ctc_loss_backward.Tensor

@@ -118,8 +118,10 @@ def cat(context: LoweringContext, tensors: Sequence[Value], dim: int = 0) -> Arr
     axes = context.axes()
     dim %= len(axes)
     pieces = [tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors[:1])
+    if len(pieces) > _MOST_PIECES:
+        raise Unsupported(f"a join of {len(pieces)} pieces")
     start = 0
-    reads: list[_JoinedRead] = []
+    chosen: Expr | None = None
     for piece in pieces:
         extent = piece.shape[dim]
         if extent == 0:
@@ -127,31 +129,18 @@ def cat(context: LoweringContext, tensors: Sequence[Value], dim: int = 0) -> Arr
         local = Index.of(axes[dim]) - start
         at = (*axes[:dim], local, *axes[dim + 1 :])
         mask = is_inside(local, extent)
-        reads.append((local, mask, cast(masked(piece, at, mask, 0), context.dtype)))
+        read = cast(masked(piece, at, mask, 0), context.dtype)
+        chosen = read if chosen is None else where(mask, read, chosen)
         start += extent
     if len(pieces) == 1 and pieces[0].shape == context.shape:
         return Array(axes, cast(element(pieces[0], axes), context.dtype))
-    return Array(axes, _choice(reads) if reads else const(0, context.dtype))
+    return Array(axes, const(0, context.dtype) if chosen is None else chosen)
 
 
-_JoinedRead = tuple[Index, Expr, Expr]
-"""A piece of a join: the place in it, whether that is inside, the element there."""
-
-_LONGEST_CHAIN = 128
-"""Pieces that are asked one after the other. More are halved first: formulas are walked to their
-depth, and the norms of all gradients of 48 layers are a join of 580 pieces."""
-
-
-def _choice(reads: Sequence[_JoinedRead]) -> Expr:
-    """The element of the piece that the place falls in."""
-    if len(reads) > _LONGEST_CHAIN:
-        middle = len(reads) // 2
-        is_later = ScalarExpr(Position(reads[middle][0])).fn("ge", 0).expr
-        return where(is_later, _choice(reads[middle:]), _choice(reads[:middle]))
-    chosen = reads[0][2]
-    for _, mask, read in reads[1:]:
-        chosen = where(mask, read, chosen)
-    return chosen
+_MOST_PIECES = 64
+"""A kernel asks of each element which piece it falls in, one after the other, and takes the address
+of each as an argument. The norms of all gradients are a join of 148 pieces with 12 layers, for
+which Triton took 3.3 s, as long as for 15 other kernels."""
 
 
 @lowers(aten.stack.default)

@@ -43,8 +43,8 @@ class CompileJob:
 
 
 def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
-    """Whether all of ``jobs`` were compiled; a single one is left to its launch, which takes no
-    longer."""
+    """Whether all of ``jobs`` were compiled, those that take long first in the list; a single one
+    is left to its launch, which takes no longer."""
     count = min(len(jobs), _cores())
     if count < 2 or not sys.executable:
         return False

@@ -72,20 +72,25 @@ class TritonLauncher:
         module."""
         tables = Tables() if tables is None else tables
         functions: dict[str, DeviceLaunch] = {}
-        homes: dict[str, ModuleType] = {}
+        homes: dict[str, tuple[ModuleType, int]] = {}
         for source in sources:
             module = _module(self.folder, source.text)
             for name in source.functions:
                 entry: Entry = module.FUNCTIONS[name]
                 functions[name] = DeviceLaunch(entry, tables)
-                homes[name] = module
+                homes[name] = module, len(source.function(name))
         self._compile_ahead(homes, launches)
         return Functions({}, functions, None, tables)
 
-    def _compile_ahead(self, homes: Mapping[str, ModuleType], launches: Sequence[Launch]) -> None:
-        """Once for all processes with this cache, unless Triton's own was emptied meanwhile."""
+    def _compile_ahead(
+        self, homes: Mapping[str, tuple[ModuleType, int]], launches: Sequence[Launch]
+    ) -> None:
+        """Once for all processes with this cache, unless Triton's own was emptied meanwhile.
+        ``homes``: of each function its module and the length of its text."""
         jobs = {
-            job.line: job for launch in launches for job in _jobs(homes[launch.function], launch)
+            job.line: job
+            for launch in sorted(launches, key=lambda launch: -homes[launch.function][1])
+            for job in _jobs(homes[launch.function][0], launch)
         }
         if len(jobs) < 2 or knobs.runtime.interpret:
             return
