@@ -9,12 +9,14 @@ import pytest
 import torch
 import triton_kernels as make
 from test_triton_compile import dtypes_of
+from test_triton_sizes import SIZED, pattern
 from triton_run import rendered
 
 from treadle.loop.program import Buffer, BufferKind
 from treadle.runtime.kernels import triton_ahead, triton_launch
 from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead
 from treadle.runtime.kernels.triton_launch import TritonLauncher
+from treadle.runtime.store.artifact import step_at
 
 pytest.importorskip("triton")
 TARGET = ("cuda", 90, 32)
@@ -84,6 +86,17 @@ def test_a_launch_finds_what_a_worker_compiled(name, kept, tmp_path):
     assert len(compiled) >= len(functions)
     for launch in launches:
         launched(functions[launch.function], launch)
+    assert entries(kept) == compiled
+
+
+def test_of_sizes_that_calls_say_both_classes_are_compiled(kept, tmp_path):
+    kernels, buffers = pattern(SIZED["adamw"])
+    source, (launch,), _ = rendered(kernels, buffers)
+    functions = TritonLauncher(tmp_path / "modules").load([source], [launch]).device
+    compiled = entries(kept)
+    assert len(compiled) == 2
+    for size in (1024, 4099):
+        launched(functions[launch.function], step_at(launch, {"n": size}))
     assert entries(kept) == compiled
 
 

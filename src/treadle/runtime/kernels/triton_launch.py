@@ -10,6 +10,7 @@ Host scalars (0-dim tensors on the CPU) are mirrored to the device before each l
 them, at an address that does not change.
 """
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -26,6 +27,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
+from treadle.algebra.extents import sample_of
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead
 from treadle.runtime.replay.tables import Tables
@@ -276,24 +278,30 @@ class _Sizes:
 def _jobs(module: ModuleType, launch: Launch) -> list[CompileJob]:
     """The functions that a launch runs, for tensors at aligned addresses."""
     entry: Entry = module.FUNCTIONS[launch.function]
-    sizes = _Sizes.of(entry, launch.sizes)
-    if entry["table"]:
-        kind = str(sizes.kind).removeprefix("torch.")
-        arguments = ("int64", kind, "int32", *sizes.dims, _ALIGNED, sizes.unit)
-    else:
-        arguments = (*entry["types"], *launch.sizes[0])
+    of = functools.partial(CompileJob, module.__name__, str(module.__file__), launch.function)
     return [
-        CompileJob(
-            module.__name__,
-            str(module.__file__),
-            launch.function,
-            at,
-            arguments,
-            _options(stage),
-        )
+        of(at, _arguments(entry, sizes), _options(stage))
+        for sizes in _classes(launch.sizes)
         for at, stage in enumerate(entry["stages"])
-        if any(stage["programs"](*each) for each in launch.sizes)
+        if any(stage["programs"](*each) for each in sizes)
     ]
+
+
+def _arguments(entry: Entry, sizes: Sizes) -> tuple[str | int, ...]:
+    """Those of a launch, as a job has them."""
+    if not entry["table"]:
+        return (*entry["types"], *sizes[0])
+    told = _Sizes.of(entry, sizes)
+    kind = str(told.kind).removeprefix("torch.")
+    return ("int64", kind, "int32", *told.dims, _ALIGNED, told.unit)
+
+
+def _classes(sizes: Sizes) -> list[Sizes]:
+    """Sizes as they are; of those that each call says a sample, and the multiple of 16 above it."""
+    if all(type(size) is int for each in sizes for size in each):
+        return [sizes]
+    samples = [[sample_of(size) for size in each] for each in sizes]
+    return [samples, [[-(-size // _ALIGNED) * _ALIGNED for size in each] for each in samples]]
 
 
 class _Many:
