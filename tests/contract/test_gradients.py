@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import treadle
-from contract.contract_help import beside_eager
+from contract.contract_help import beside_eager, training
 from treadle.runtime.execute.call_frame import CallFrame
 
 
@@ -235,3 +235,33 @@ def test_old_gradients_are_gone_while_a_step_runs(monkeypatch):
     monkeypatch.setattr(CallFrame, "results", looking)
     step(torch.randn(4, 5))
     assert seen == [None] * 4
+
+
+def test_what_a_step_clears_is_cleared_whatever_was_there_before():
+    """Calls that find no gradient write none away; the first that finds one does."""
+
+    def made():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return model, optimizer, training(lambda x: model(x).square().mean(), optimizer)
+
+    model, optimizer, function = made()
+    other, states, eager = made()
+    step = treadle.compile(
+        function, model=model, optimizer=optimizer, options=treadle.Options(codegen=False)
+    )
+    for number in range(12):
+        for each, beside in zip(model.parameters(), other.parameters(), strict=True):
+            if number in (5, 6, 9) and each.ndim < number - 4:
+                each.grad, beside.grad = torch.ones_like(each), torch.ones_like(each)
+        if number == 10:
+            for found in (optimizer, states):
+                for state in found.state.values():
+                    state["step"] = state["step"] + 2
+        x = torch.randn(5, 3)
+        torch.testing.assert_close(step(x), eager(x))
+        assert all(each.grad is None for each in model.parameters()), number
+        for each, beside in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(each, beside)
+            assert optimizer.state[each]["step"] == states.state[beside]["step"]

@@ -21,9 +21,13 @@ from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 
 @dataclass(slots=True)
 class ServedCall:
-    """The call that is served: what its arguments were taken apart into."""
+    """The call that is served: what its arguments were taken apart into. ``is_same``: all that it
+    depends on was found to be as at the call before, where optimizers keep their counters included;
+    ``is_bare``: so it was, and no parameter that it clears has a gradient."""
 
     arguments: FlatArguments = field(default_factory=FlatArguments)
+    is_same: bool = False
+    is_bare: bool = False
     _nodes: list[object] | None = None
 
     @property
@@ -39,6 +43,7 @@ class ServedCall:
     def serve(self, arguments: FlatArguments) -> None:
         """From now on these arguments."""
         self.arguments, self._nodes = arguments, None
+        self.is_same = self.is_bare = False
 
     def forget(self) -> None:
         """Nothing of a call is kept."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, final
 
 import torch
@@ -118,8 +119,9 @@ class ParamGroup:
                 return False
         return True
 
-    def advance(self) -> None:
-        """The counters of every parameter after a step."""
+    def advance(self, *, found: bool = False) -> None:
+        """The counters of every parameter after a step. ``found``: where they were known to be, at
+        the beginning of this call."""
         form = update_rule(self.optimizer)
         note_stepped(self.optimizer)
         if not form.counters:
@@ -128,7 +130,7 @@ class ParamGroup:
             nth: form.advanced(self._counters(nth), self.group)
             for nth in {count - 1 for count in self.taken.values()}
         }
-        if len(after) == 1 and self.known and self.known[0].hold():
+        if len(after) == 1 and self.known and (found or self.known[0].hold()):
             self.known[0].write(next(iter(after.values())))
             return
         for parameter in self.active:
@@ -355,16 +357,23 @@ class Scalars:
     does that waits for nothing."""
 
     def __init__(self, sources: Sequence["Source"]) -> None:
-        self._scalars = [source for source in sources if isinstance(source, Scalar | RunTimeNumber)]
-        device = self._scalars[0].device if self._scalars else torch.device("cpu")
-        self._block = torch.zeros(len(self._scalars), dtype=torch.float64, device=device)
+        scalars = [source for source in sources if isinstance(source, Scalar | RunTimeNumber)]
+        device = scalars[0].device if scalars else torch.device("cpu")
+        self._asked = [(key, list(group)) for key, group in groupby(scalars, _asked_of)]
+        self._block = torch.zeros(len(scalars), dtype=torch.float64, device=device)
         self._views = self._block.unbind()
         self._numbers = self._block.numpy() if target_for(device).on_host else None
 
     def read(self) -> list[Tensor]:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
-        known: dict[tuple[int, int], dict[str, float]] = {}
-        values = [_value(scalar, known) for scalar in self._scalars]
+        values: list[float] = []
+        for asked, scalars in self._asked:
+            if isinstance(asked, RunTimeNumber):
+                values.append(asked.value())
+            else:
+                group, nth = asked
+                now = group.values(nth)
+                values += [now[scalar.key] for scalar in scalars if isinstance(scalar, Scalar)]
         if self._numbers is not None:
             self._numbers[:] = values
         else:
@@ -373,16 +382,9 @@ class Scalars:
         return list(self._views)
 
 
-def _value(
-    source: "Scalar | RunTimeNumber", known: dict[tuple[int, int], dict[str, float]]
-) -> float:
-    """The number now. ``known``: of groups that this call has asked, by identity and step."""
-    if isinstance(source, RunTimeNumber):
-        return source.value()
-    key = id(source.param_group), source.nth
-    if key not in known:
-        known[key] = source.param_group.values(source.nth)
-    return known[key][source.key]
+def _asked_of(source: "Scalar | RunTimeNumber") -> "RunTimeNumber | tuple[ParamGroup, int]":
+    """What says the number: one question for those of a group that stand together."""
+    return source if isinstance(source, RunTimeNumber) else (source.param_group, source.nth)
 
 
 Source = (

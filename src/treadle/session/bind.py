@@ -159,7 +159,7 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     grads = fill(captured.gradients.slots, tensors)
     for parameter, grad in zip(captured.gradients.left, grads, strict=True):
         parameter.grad = grad
-    for parameter in captured.gradients.cleared:
+    for parameter in () if captured.inputs.call.is_bare else captured.gradients.cleared:
         parameter.grad = None
     for parameter, flag in captured.gradients.toggled:
         parameter.requires_grad_(flag)
@@ -226,9 +226,11 @@ def _adopt_state(captured: Captured) -> None:
 
 def _count_steps(captured: Captured) -> None:
     skipped = {id(optimizer) for optimizer in _skipped(captured)}
+    nothing_ran = not captured.optimizers.eager and not captured.result.left
+    found = captured.inputs.call.is_same and nothing_ran
     for at in captured.optimizers.stepped:
         if id(captured.optimizers.param_groups[at].optimizer) not in skipped:
-            captured.optimizers.param_groups[at].advance()
+            captured.optimizers.param_groups[at].advance(found=found)
 
 
 def _skipped(captured: Captured) -> list[Optimizer]:

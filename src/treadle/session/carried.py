@@ -216,13 +216,13 @@ def flush_all() -> None:
 
 
 def _hook() -> None:
-    for carrier in list(_pending.values()):
+    for carrier in list(_pending.values()) if _pending else ():
         if not carrier.is_busy:
             carrier.hook()
 
 
 def _unhook() -> None:
-    for carrier in list(_hooked.values()):
+    for carrier in list(_hooked.values()) if _hooked else ():
         carrier.unhook()
 
 

@@ -5,8 +5,9 @@ a library call) or as its storage, one element after another (an argument of a T
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -62,10 +63,15 @@ def laid_out(values: Tensor, spec: BufferSpec) -> Tensor:
 
 @dataclass(slots=True)
 class BufferUses:
-    """The places that one buffer appears in."""
+    """The places that one buffer appears in: of each view of it those that show the same tensor."""
 
     pointers: list[tuple[Pointers, int]] = field(default_factory=list[tuple[Pointers, int]])
-    views: list[tuple[Slot, View | None]] = field(default_factory=list[tuple[Slot, View | None]])
+    views: dict[View | None, list[Slot]] = field(default_factory=dict[View | None, list[Slot]])
+
+    @property
+    def slots(self) -> Iterator[Slot]:
+        """All places of views."""
+        return chain.from_iterable(self.views.values())
 
     def bind(self, tensor: Tensor, spec: BufferSpec) -> None:
         """From now on the buffer is ``tensor``, whose layout is that of ``spec``."""
@@ -79,17 +85,19 @@ class BufferUses:
         if not self.views:
             return
         storage = storage_of(tensor, spec)
-        for (container, key), view in self.views:
-            container[key] = storage if view is None else view_of(storage, view)
+        for view, slots in self.views.items():
+            shown = storage if view is None else view_of(storage, view)
+            for container, key in slots:
+                container[key] = shown
 
     def hold(self, value: object) -> None:
         """From now on the buffer is ``value``, of any size, or a number."""
-        for (container, key), _ in self.views:
+        for container, key in self.slots:
             container[key] = value
 
     def drop(self) -> None:
         """Forget the tensor, so that nothing here keeps its memory."""
-        for (container, key), _ in self.views:
+        for container, key in self.slots:
             container[key] = None
 
 
@@ -105,7 +113,7 @@ class Bindings:
 
     def views(self) -> list[Tensor]:
         """All tensors that stand in a place now, each once."""
-        values = (held[key] for uses in self.uses.values() for (held, key), _ in uses.views)
+        values = (held[key] for uses in self.uses.values() for held, key in uses.slots)
         return list({id(value): value for value in values if isinstance(value, Tensor)}.values())
 
     def drop(self) -> None:
@@ -126,7 +134,7 @@ class Bindings:
         lists: list[list[Any]] = [[None] * len(row) for row in rows]
         for row, slots in zip(rows, lists, strict=True):
             for position, name in enumerate(row):
-                self.uses[name].views.append(((slots, position), None))
+                self.uses[name].views.setdefault(None, []).append((slots, position))
         return lists
 
     def argument(self, value: StepArgument, slot: Slot) -> None:
@@ -134,7 +142,7 @@ class Bindings:
         container, key = slot
         if isinstance(value, View):
             container[key] = None
-            self.uses[value.buffer].views.append((slot, value))
+            self.uses[value.buffer].views.setdefault(value, []).append(slot)
         elif isinstance(value, tuple | list):
             items: list[object] = [None] * len(value)
             for position, item in enumerate(value):

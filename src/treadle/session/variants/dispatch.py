@@ -65,7 +65,7 @@ class Dispatcher:
         called, inputs = self._keys.called(args, kwargs, update=update)
         self.call.serve(inputs)
         try:
-            compiled = None if self._path else self.variants.again(called)
+            compiled = None if self._path else self.variants.again(called, self.call)
             if compiled is None:
                 compiled = self._looked_up(called, NewCall(args, kwargs, update, self._path))
         except (NotExpected, CallsClosure, GroupFailure):

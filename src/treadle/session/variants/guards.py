@@ -220,6 +220,11 @@ class Keys:
         models.join(watches)
         return True
 
+    def are_without_gradients(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether none of these has one at a call of the last key, as far as that is known."""
+        owned = set(map(id, self._models.get().parameters))
+        return not any(self._there) and owned.issuperset(map(id, parameters))
+
     def _grads(self, parameters: Sequence[nn.Parameter]) -> tuple[bool, ...]:
         """Which parameters have gradients."""
         watch = self._models.watch

@@ -7,6 +7,7 @@ from typing import final
 
 from torch import nn
 
+from treadle.capture.argument_containers import ServedCall
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
@@ -28,11 +29,13 @@ _SHARED = 8  # variants of patterns kept per variant of its own
 @final
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """What served the last call, and everything that has to be as it was for the next one."""
+    """What served the last call, and everything that has to be as it was for the next one.
+    ``is_bare``: as of ``ServedCall``."""
 
     compiled: Compiled
     called: Called
     watches: Watches
+    is_bare: bool
 
 
 class Variants:
@@ -59,11 +62,12 @@ class Variants:
         """Whether one of them runs the program of ``compiled``."""
         return any(variant.executable is compiled.executable for variant in self)
 
-    def again(self, called: Called) -> Compiled | None:
+    def again(self, called: Called, call: ServedCall) -> Compiled | None:
         """The variant of the last call, if nothing at all differs; that is looked at in one pass,
-        and says nothing of what differs."""
+        and says nothing of what differs. ``call`` is told."""
         last = self._again
         if last is not None and last.called == called and last.watches.is_same():
+            call.is_same, call.is_bare = True, last.is_bare
             return last.compiled
         self._again = None  # what it knows may be other objects' soon
         return None
@@ -72,7 +76,8 @@ class Variants:
         """``compiled``, which ``get`` has given, serves such calls while all is as it was then."""
         watches = Watches()
         if keys.join(watches) and compiled.captured.join(watches):
-            self._again = _Again(compiled, called, watches.settle())
+            is_bare = keys.are_without_gradients(compiled.captured.gradients.cleared)
+            self._again = _Again(compiled, called, watches.settle(), is_bare)
 
     def get(self, key: GuardKey, path: Answers = ()) -> Compiled | None:
         """The variant for a call; it counts as used. ``path``: the answers that the call is known
