@@ -354,15 +354,18 @@ class RunTimeArray:
 
 class Scalars:
     """All scalars of a step in one block. On the host each call writes to it, on a device one copy
-    does that waits for nothing."""
+    does that waits for nothing; there they are 16 bytes apart: what is compiled ahead of a launch
+    is the code for aligned addresses."""
 
     def __init__(self, sources: Sequence["Source"]) -> None:
         scalars = [source for source in sources if isinstance(source, Scalar | RunTimeNumber)]
         device = scalars[0].device if scalars else torch.device("cpu")
         self._asked = [(key, list(group)) for key, group in groupby(scalars, _asked_of)]
-        self._block = torch.zeros(len(scalars), dtype=torch.float64, device=device)
-        self._views = self._block.unbind()
-        self._numbers = self._block.numpy() if target_for(device).on_host else None
+        on_host = target_for(device).on_host
+        shape = (len(scalars), 1 if on_host else 2)
+        self._block = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._views = self._block[:, 0].unbind()
+        self._numbers = self._block[:, 0].numpy() if on_host else None
 
     def read(self) -> list[Tensor]:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
@@ -377,7 +380,8 @@ class Scalars:
         if self._numbers is not None:
             self._numbers[:] = values
         else:
-            staged = torch.tensor(values, dtype=torch.float64, pin_memory=True)
+            pairs = [(value, 0.0) for value in values]
+            staged = torch.tensor(pairs, dtype=torch.float64, pin_memory=True).view_as(self._block)
             self._block.copy_(staged, non_blocking=True)
         return list(self._views)
 

@@ -7,7 +7,11 @@ largest first, each at the smallest gap that fits between the blocks alive at th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 ALIGNMENT = 64
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,38 +27,35 @@ class Interval:
 def pack(intervals: Sequence[Interval]) -> tuple[dict[str, int], int]:
     """Offsets by name, and the size of the arena. No two blocks overlap in time and bytes."""
     offsets: dict[str, int] = {}
-    placed: list[tuple[int, int, Interval]] = []  # begin, end, interval
+    firsts, lasts, begins, ends = np.zeros((4, len(intervals)), dtype=np.int64)
     size = 0
-    for interval in sorted(
+    ordered = sorted(
         intervals, key=lambda interval: (-interval.nbytes, interval.first, interval.name)
-    ):
+    )
+    for count, interval in enumerate(ordered):
         need = _aligned(interval.nbytes)
-        busy = sorted(
-            (begin, end)
-            for begin, end, other in placed
-            if other.first <= interval.last and interval.first <= other.last
-        )
-        begin = _best_gap(busy, need, size)
+        alive = (firsts[:count] <= interval.last) & (lasts[:count] >= interval.first)
+        begin = _best_gap(begins[:count][alive], ends[:count][alive], need, size)
         offsets[interval.name] = begin
-        placed.append((begin, begin + need, interval))
+        firsts[count], lasts[count] = interval.first, interval.last
+        begins[count], ends[count] = begin, begin + need
         size = max(size, begin + need)
     return offsets, size
 
 
-def _best_gap(busy: list[tuple[int, int]], need: int, size: int) -> int:
-    """Begin of the smallest gap of at least ``need`` bytes; past the last block if there is none.
+def _best_gap(begins: Places, ends: Places, need: int, size: int) -> int:
+    """Begin of the smallest gap of at least ``need`` bytes, the first of several; past the last
+    block if there is none. Blocks are from ``begins`` to ``ends``.
 
     The space up to ``size`` counts as a gap as well: it costs nothing.
     """
-    best: tuple[int, int] | None = None
-    cursor = 0
-    for begin, end in [*busy, (size, size)]:
-        gap = begin - cursor
-        if gap >= need and (best is None or gap < best[0]):
-            best = (gap, cursor)
-        if end > cursor and begin < size:
-            cursor = max(cursor, end)
-    return cursor if best is None else best[1]
+    order = np.argsort(begins)
+    free = np.concatenate(([0], np.maximum.accumulate(ends[order])))
+    gaps = np.append(begins[order], size) - free
+    wide = gaps >= need
+    if not wide.any():
+        return int(free[-1])
+    return int(free[np.where(wide, gaps, size + 1).argmin()])
 
 
 def _aligned(nbytes: int) -> int:
