@@ -265,3 +265,31 @@ def test_what_a_step_clears_is_cleared_whatever_was_there_before():
         for each, beside in zip(model.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(each, beside)
             assert optimizer.state[each]["step"] == states.state[beside]["step"]
+
+
+def test_gradients_that_an_optimizer_outside_of_the_graph_was_given_are_cleared():
+    """They stand in ``.grad`` while it steps, where there was nothing when the call began."""
+
+    class Signs(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for each in self.param_groups[0]["params"]:
+                if each.grad is not None and bool(each.grad.norm() < 1e9):
+                    each.sub_(each.grad.sign(), alpha=0.01)
+
+    def made():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = Signs(model.parameters(), {})
+        return model, optimizer, training(lambda x: model(x).square().mean(), optimizer)
+
+    model, optimizer, function = made()
+    other, _, eager = made()
+    step = treadle.compile(
+        function, model=model, optimizer=optimizer, options=treadle.Options(codegen=False)
+    )
+    for _ in range(6):
+        x = torch.randn(5, 3)
+        torch.testing.assert_close(step(x), eager(x))
+        assert all(each.grad is None for each in model.parameters())
+    torch.testing.assert_close(model.state_dict(), other.state_dict())
