@@ -144,6 +144,14 @@ def test_what_differs_between_processes_is_never_stale(run, change):
     assert again["untraced"] == "True" or "traces again:" in again["start"]
 
 
+def test_what_did_not_serve_says_what_differs(run):
+    run(with_change(""))
+    told = run(with_change("model.slope = 0.1"))["start"]
+    assert "what another process had captured did not serve" in told
+    assert "of __main__.Net: slope: float '0.5' became slope: float '0.1'" in told
+    assert "did not serve" not in run(with_change("model.slope = 0.1"))["start"]
+
+
 def test_the_step_itself_is_another_one(run):
     run(with_change(""))
     text = with_change("").replace("* FACTOR", "/ FACTOR")

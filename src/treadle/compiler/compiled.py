@@ -57,20 +57,26 @@ class Built:
 @dataclass(frozen=True, slots=True)
 class StartRecord:
     """What the cache has of a variant for processes to come: its ``key``, empty if nothing; the
-    ``reason`` why not, if one is known. ``is_found``: it was there, and nothing was traced."""
+    ``reason`` why not, if one is known. ``is_found``: it was there, and nothing was traced;
+    ``differs``: why what was there did not serve."""
 
     key: str = ""
     reason: str = ""
     is_found: bool = False
+    differs: str = ""
 
     @property
     def words(self) -> str:
         """What of that the user is to know."""
         if self.is_found:
             return "nothing was traced: another process had captured the same step"
+        said = f"what another process had captured did not serve: {self.differs}; "
+        said = said if self.differs else ""
         if self.key:
-            return "the next process traces nothing, as long as what the step reads is the same"
-        return f"the next process traces again: {self.reason}" if self.reason else ""
+            return (
+                f"{said}the next process traces nothing, as long as what the step reads is the same"
+            )
+        return f"{said}the next process traces again: {self.reason}" if self.reason else said
 
 
 @final

@@ -70,6 +70,7 @@ class Starts:
     ) -> None:
         self._step, self._options, self._cache = step, options, cache
         self._call, self._arena = call, arena
+        self._differs = ""  # of the newest record that did not serve
 
     def find(
         self,
@@ -80,6 +81,7 @@ class Starts:
     ) -> Compiled | None:
         """What serves a call with this key, if another process captured and compiled it. ``known``:
         variants that may run for it."""
+        self._differs = ""
         try:
             start = self._start_key(key)
         except NotStored:
@@ -89,7 +91,8 @@ class Starts:
         for record in records:
             try:
                 compiled = self._again(start, record, inputs, known)
-            except NotStored:
+            except NotStored as error:
+                self._differs = self._differs or str(error)
                 continue
             if compiled is not None and compiled.captured.optimizers.agrees():
                 return compiled
@@ -101,12 +104,12 @@ class Starts:
             start = self._start_key(key)
             record = self._record(compiled) if start else {}
         except NotStored as error:
-            compiled.start = StartRecord(reason=str(error))
+            compiled.start = StartRecord(reason=str(error), differs=self._differs)
             return
         if not start:
             return
         add_records(self._cache, start, [record])
-        compiled.start = StartRecord(start)
+        compiled.start = StartRecord(start, differs=self._differs)
 
     def _start_key(self, key: GuardKey) -> str:
         """Empty for what is not looked for: what depends on more than is said here."""

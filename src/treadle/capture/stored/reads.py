@@ -6,7 +6,6 @@ names the run read. Both snapshots have a text, and what was captured of the one
 process exactly if the texts are equal.
 """
 
-import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from treadle.capture.python_state.reads.roots import Globals, ReadRoots
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
 from treadle.capture.stored.names import NotStored, codes_within, module_of, variables_of
 from treadle.capture.stored.origin import ReadsOrigin, StepObjects
-from treadle.capture.stored.reads_text import ReadsText
+from treadle.capture.stored.reads_text import ReadsText, first_difference
 
 Data = dict[str, object]
 """What JSON can hold."""
@@ -51,7 +50,7 @@ class StoredReads:
         """``before``: what a part of an object held before the run. ``inputs``: texts of them."""
         try:
             data = _reads_data(step, graph, origin, before)
-            return StoredReads({**data, "inputs": _digest(inputs())})
+            return StoredReads({**data, "inputs": list(inputs())})
         except NotStored as error:
             return StoredReads(None, str(error))
 
@@ -67,14 +66,14 @@ def _reads_data(
     if origin.names.whole_kinds and step.call.containers:
         raise NotStored("all that an object among the arguments has is read")
     text = ReadsText(graph.nodes, step.parameters, lambda node, at: before(node.value, at))
-    digest = _digest(text.lines(graph.by_identity))
+    lines = text.lines(graph.by_identity)
     covered = {id(code) for code in codes_within(text.codes.values())}
     for code in origin.codes:
         if id(code) not in covered:
             raise NotStored(f"{code.co_qualname} in {code.co_filename} ran, and nothing names it")
     encoder, names = Encoder(UserObjects(step)), origin.names
     return {
-        "text": digest,
+        "text": lines,
         "roots": _roots_data(origin.roots),
         "mentioned": None if names.mentioned is None else sorted(names.mentioned),
         "of library": sorted(names.of_library),
@@ -87,8 +86,9 @@ def _reads_data(
 def read_again(data: Data, step: StepObjects, inputs: Sequence[str]) -> ReadsGuard:
     """What this process has in the places that the run read. ``inputs``: the texts of its inputs.
     ``NotStored`` where it is not what the run found."""
-    if _digest(inputs) != data["inputs"]:
-        raise NotStored("the step's inputs are of other types")
+    before = _texts(data["inputs"])
+    if list(inputs) != before:
+        raise NotStored(f"an input: {first_difference(before, inputs)}")
     roots = _roots(cast("Data", data["roots"]))
     decoder = Decoder(UserObjects(step))
     mentioned = None if data["mentioned"] is None else frozenset(_texts(data["mentioned"]))
@@ -120,13 +120,10 @@ def read_again(data: Data, step: StepObjects, inputs: Sequence[str]) -> ReadsGua
     if walk.opaque:
         raise NotStored(walk.opaque[0])
     lines = ReadsText(graph.nodes, step.parameters).lines(graph.by_identity)
-    if _digest(lines) != data["text"]:
-        raise NotStored("what the step reads is not what it was")
+    before = _texts(data["text"])
+    if lines != before:
+        raise NotStored(first_difference(before, lines))
     return reads
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _texts(data: object) -> list[str]:

@@ -12,11 +12,12 @@ their versions say: of what they hold themselves the text has the names.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import _lru_cache_wrapper as _LruCached
 from inspect import getattr_static
+from itertools import zip_longest
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -250,6 +251,29 @@ class ReadsText:
         if isinstance(value, Space):
             value = sys.modules.get(str(vars(value).get("__name__")))
         return isinstance(value, type | ModuleType) and owner_of(value) < CodeOwner.INSTALLED
+
+
+def first_difference(before: Sequence[str], now: Sequence[str]) -> str:
+    """In words where two texts of a snapshot part: the object, the name, what was there and what is
+    there now."""
+    owner = ""
+    for was, is_ in zip_longest(before, now, fillvalue="nothing"):
+        if was != is_:
+            pair = zip_longest(was.split("; "), is_.split("; "), fillvalue="nothing")
+            old, new = next((old, new) for old, new in pair if old != new)
+            return f"{owner}{_short(old)} became {_short(new)}"
+        if not was.startswith(" "):
+            owner = f"of {was.partition(' ')[2]}: "
+    return "nothing differs"
+
+
+def _short(text: str) -> str:
+    """What fits into a line."""
+    text = text.strip()
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+_LONGEST = 160
 
 
 def _fields_text(kind: type) -> str:
