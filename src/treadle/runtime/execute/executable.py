@@ -16,11 +16,12 @@ from torch import Tensor
 from treadle.runtime.execute.arena import Arena, constant_bytes
 from treadle.runtime.execute.call_frame import CallFrame, FirstLaunches, nothing
 from treadle.runtime.kernels.build import Build
+from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.replay.cuda_graph import CudaRecorder
 from treadle.runtime.replay.replay import Replay
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs, UntouchedTensors
-from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact, Launch
 from treadle.targets.registry import target_for
 from treadle.util.rounds import Function
 
@@ -53,7 +54,7 @@ class Executable:
         self.device = torch.device(artifact.device)
         self.target = target_for(self.device)
         self.generators = generators if like is None else like.generators
-        self._functions = build.load(artifact) if like is None else like._functions
+        self._functions = _loaded(artifact, build) if like is None else like._functions
         self._programs = _programs_of(artifact, build) if like is None else like._programs
         self._arena = arena or (Arena() if like is None else like._arena)
         self.frame = CallFrame(
@@ -196,6 +197,11 @@ class Executable:
             if self.replay is not None:
                 self.replay.drop()
             self.frame.leave()
+
+
+def _loaded(artifact: Artifact, build: Build) -> Functions:
+    launches = [step for step in artifact.steps if isinstance(step, Launch)]
+    return build.load(artifact.sources, launches)
 
 
 def _programs_of(artifact: Artifact, build: Build) -> Mapping[str, Executable]:

@@ -14,7 +14,7 @@ from treadle.runtime.kernels.compilers import (
 from treadle.runtime.kernels.launch_table import launch_runner
 from treadle.runtime.kernels.loader import Functions, Loader, MakeLoader
 from treadle.runtime.replay.tables import Tables
-from treadle.runtime.store.artifact import Artifact, Launch, Source
+from treadle.runtime.store.artifact import Launch, Source
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.cpu import CPP
 from treadle.targets.cuda import TRITON
@@ -105,19 +105,16 @@ class Build:
         known = [name for name in grouped if name in self.loaders]
         return [key for name in known for key in self.loaders[name].keys(grouped[name])]
 
-    def load(self, artifact: Artifact) -> Functions:
-        """Compile (or find compiled) and load every function of the artifact's sources."""
+    def load(self, sources: Sequence[Source], launches: Sequence[Launch] = ()) -> Functions:
+        """Compile (or find compiled) and load every function of ``sources``, ready for
+        ``launches``."""
         functions = Functions()
-        for language, group in _by_language(artifact.sources).items():
+        for language, group in _by_language(sources).items():
             if language not in self.loaders:
                 raise _missing(language)
             names = {name for source in group for name in source.functions}
-            launches = [
-                step
-                for step in artifact.steps
-                if isinstance(step, Launch) and step.function in names
-            ]
-            loaded = self.loaders[language].load(group, launches, functions.tables)
+            theirs = [launch for launch in launches if launch.function in names]
+            loaded = self.loaders[language].load(group, theirs, functions.tables)
             functions = functions.joined(loaded)
         return functions
 
