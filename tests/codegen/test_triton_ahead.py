@@ -1,7 +1,9 @@
 """Device code is compiled in other processes, under the keys that launches ask for."""
 
+import os
 import selectors
 import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,7 +42,7 @@ def kept(monkeypatch, tmp_path):
 
     folder = tmp_path / "kept"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
-    monkeypatch.setattr(triton_ahead, "_cores", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     seen = SimpleNamespace(
         get_current_target=lambda: GPUTarget(*TARGET),
         get_current_device=lambda: 0,
@@ -156,6 +158,13 @@ def test_no_worker_is_left_after_an_interrupt(kept, tmp_path, monkeypatch):
         compile_ahead(jobs, TARGET)
     assert len(started) == 2
     assert all(worker.poll() is not None for worker in started)
+
+
+def test_a_program_that_is_no_python_is_not_started(kept, tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, monkeypatch, [make.softmax(64, 1000), make.transpose(100, 77)])
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert not compile_ahead(jobs, TARGET)
+    assert not entries(kept)
 
 
 def test_a_single_function_is_left_to_its_launch(kept):

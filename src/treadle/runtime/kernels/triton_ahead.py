@@ -45,8 +45,9 @@ class CompileJob:
 def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
     """Whether all of ``jobs`` were compiled, those that take long first in the list; a single one
     is left to its launch, which takes no longer."""
-    count = min(len(jobs), _cores())
-    if count < 2 or not sys.executable:
+    count = min(len(jobs), len(os.sched_getaffinity(0)))
+    is_python = sys.executable and not getattr(sys, "frozen", False)  # no program of its own
+    if count < 2 or not is_python:
         return False
     waiting = [job.line for job in reversed(jobs)]
     failures: list[str] = []
@@ -64,12 +65,6 @@ def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
                 if not (reply and waiting and _send(worker, waiting.pop())):
                     selector.unregister(key.fileobj)
     return not waiting and not any(failures)
-
-
-def _cores() -> int:
-    """Those that this process may use, shared by the ranks on this machine."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return len(os.sched_getaffinity(0)) // max(int(ranks) if ranks.isdecimal() else 1, 1)
 
 
 @contextmanager

@@ -101,10 +101,11 @@ class TritonLauncher:
         cache = Cache(self.folder, warn=False)
         kept = Path(knobs.cache.dir)
         key = content_key("compiled ahead", self.identity, str(target), str(kept), *sorted(jobs))
-        if kept.is_dir() and cache.get(key) is not None:
-            return
-        if compile_ahead(list(jobs.values()), target):
-            cache.put(key, b"")
+        with cache.lock(key):  # the ranks of a machine have the same to compile
+            if kept.is_dir() and cache.get(key) is not None:
+                return
+            if compile_ahead(list(jobs.values()), target):
+                cache.put(key, b"")
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
         """None: Triton keeps its own cache."""
