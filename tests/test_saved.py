@@ -82,7 +82,7 @@ def test_another_shape_is_compiled_and_the_file_stays_as_it_is(tmp_path):
     assert (tmp_path / "step").read_bytes() == before
     step.save(tmp_path / "step")
     again = loaded(tmp_path)
-    for n in (6, 4):
+    for n in (4, 6):  # what serves 6 serves many sizes
         again(torch.randn(n, 5))
         assert again.compiled.from_cache
 

@@ -15,6 +15,7 @@ from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.communication import SimulatedStep
 from treadle.report.summary import PhaseSummary, Summary
 from treadle.session.compare import Difference
+from treadle.session.variants.padding import pad_to_bucket
 from treadle.session.variants.shapes import Dynamic, dynamic
 from treadle.util.errors import (
     CaptureError,
@@ -60,6 +61,7 @@ __all__ = [
     "compile",
     "dynamic",
     "load",
+    "pad_to_bucket",
     "plan",
     "register_lowering",
     "register_optimizer",

@@ -61,7 +61,7 @@ SIZED = {
     ),
     "split rows": Sized(
         LoopForm.SPLIT, make.softmax, cases.softmax_case, (8, 40_000),
-        ((2, 3), (3, 2049), (8, 4096), (2, 30_011)),
+        ((2, 3), (3, 2049), (2, 4096), (2, 30_011)),
     ),
     "largest and sum": Sized(
         LoopForm.LOOPED, make.softmax, cases.softmax_case, (2000, 40_000),
@@ -74,14 +74,14 @@ SIZED = {
         LoopForm.LOOPED, *of_kind(KernelKind.ROWS), (4000, 20_000), ((2, 3), (2, 3001), (3, 1024)),
     ),
     "every reduction, columns": Sized(
-        LoopForm.SPLIT, *of_kind(KernelKind.COLUMNS), (4000, 100), ((3, 2), (97, 3), (128, 64)),
+        LoopForm.SPLIT, *of_kind(KernelKind.COLUMNS), (300, 8), ((3, 2), (97, 3), (128, 8)),
     ),
     "column sums": Sized(
         LoopForm.SPLIT, make.column_sums, cases.column_sums_case, (4000, 0),
         ((2, 6), (3, 6), (97, 6), (1024, 6), (4000, 6)),
     ),
     "norm": Sized(
-        LoopForm.SWEPT, make.norm_backward, cases.norm_backward_case, (70_000, 0),
+        LoopForm.SWEPT, make.norm_backward, cases.norm_backward_case, (9000, 0),
         ((2, 6), (3, 6), (97, 6), (256, 6)),
     ),
     "one hot": Sized(

@@ -185,7 +185,7 @@ def test_the_loss_alone_is_asked_for_in_the_step(run):
     assert second["total"] == first["total"]
 
 
-def make(folder: Path, width: int = 4):
+def make(folder: Path, width: int = 4, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -197,12 +197,11 @@ def make(folder: Path, width: int = 4):
         optimizer.step()
         return loss.detach()
 
-    options = treadle.Options(cache_dir=folder)
-    return model, optimizer, train, options
+    return model, optimizer, train, treadle.Options(cache_dir=folder, **options)
 
 
-def compiled(folder: Path):
-    model, optimizer, train, options = make(folder)
+def compiled(folder: Path, **chosen):
+    model, optimizer, train, options = make(folder, **chosen)
     return treadle.compile(train, model=model, optimizer=optimizer, options=options)
 
 
@@ -297,7 +296,8 @@ def test_an_artifact_that_is_gone_is_made_again(tmp_path):
 
 
 def test_the_second_shape_of_a_step_is_found_as_well(tmp_path):
-    first, second = compiled(tmp_path), compiled(tmp_path)
+    """Of fixed sizes: what serves many is traced again."""
+    first, second = compiled(tmp_path, dynamic=False), compiled(tmp_path)
     for rows in (3, 5):
         x = torch.randn(rows, 4)
         assert first(x).item() == second(x).item()

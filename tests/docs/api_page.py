@@ -19,7 +19,18 @@ HEAD = """# API
 Every public name of `treadle`, as the code has it. [The contract](contract.md) says what a step
 promises, [how-tos](../README.md) show each at work.
 """
-FIRST = ("compile", "Step", "plan", "Plan", "Point", "load", "Options", "dynamic", "Dynamic")
+FIRST = (
+    "compile",
+    "Step",
+    "plan",
+    "Plan",
+    "Point",
+    "load",
+    "Options",
+    "dynamic",
+    "Dynamic",
+    "pad_to_bucket",
+)
 
 
 def render():

@@ -182,24 +182,25 @@ def test_a_budget_holds_for_every_size():
     assert len(step.recompiles) == 1
 
 
-def scaled(n):
-    """Reductions down and along, of what is as large as the call says."""
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.randn(()))
 
-    def step(x, w):
-        h = (x * w).softmax(-1)
+    def forward(self, x):
+        """Reductions down and along, of what is as large as the call says."""
+        h = (x * self.factor).softmax(-1)
         return h.sum(0), (h - h.mean(-1, keepdim=True)).square().sum(), h.argmax(-1)
-
-    return treadle.compile(step, shapes=treadle.dynamic({"x": ("n", "m")}, n=(2, n), m=(2, 9)))
 
 
 @pytest.mark.parametrize("most", [100, 40_000])
 def test_reductions_over_sizes_that_change(most):
     torch.manual_seed(0)
-    step, w = scaled(most), torch.randn((), device="cuda")
+    model = Scale().cuda()
+    declared = treadle.dynamic({"x": ("n", "m")}, n=(2, most), m=(2, 9))
+    step = treadle.compile(lambda x: model(x), model=model, shapes=declared)
     for n, m in [(2, 2), (3, 9), (97, 7), (64, 8), (100, 2)] + [(39_999, 9)] * (most > 100):
         x = torch.randn(n, m, device="cuda")
-        h = (x * w).softmax(-1)
-        wanted = h.sum(0), (h - h.mean(-1, keepdim=True)).square().sum(), h.argmax(-1)
-        for mine, theirs in zip(step(x, w), wanted, strict=True):
+        for mine, theirs in zip(step(x), model(x), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
     assert len(step.recompiles) == 1

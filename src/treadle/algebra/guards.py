@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import final
 
-from treadle.algebra.extents import Size, decided, difference
+from treadle.algebra.extents import Size, decided, difference, surely_less
 from treadle.algebra.polynomial import Polynomial, Sizes
 
 
@@ -50,11 +50,11 @@ class GuardSet:
 
     def larger_of(self, left: int, right: int) -> int:
         """``max(left, right)``, guarded where sizes decide which one it is."""
-        return right if self.less(left, right) else left
+        return right if surely_less(left, right + 1) or self.less(left, right) else left
 
     def smaller_of(self, left: int, right: int) -> int:
         """``min(left, right)``, guarded where sizes decide which one it is."""
-        return right if self.less(right, left) else left
+        return right if surely_less(right, left + 1) or self.less(right, left) else left
 
     def _answer(self, formula: Polynomial, sign: str) -> bool:
         known = decided(formula, sign)

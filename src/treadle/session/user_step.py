@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.distributed.gradient_sync import RankGroup
@@ -44,6 +44,11 @@ class UserStep:
             refuse_other_parts(models, group)
         gathered = GatheredModules(models.values())
         return UserStep(function, models, optimizers, has_update, group, gathered)
+
+    def tensors(self) -> list[Tensor]:
+        """Parameters and buffers of its models."""
+        models = self.models.values()
+        return [t for model in models for t in (*model.parameters(), *model.buffers())]
 
     def start(self) -> None:
         """Before a call: modules hold their parts; before the first one all ranks begin alike."""

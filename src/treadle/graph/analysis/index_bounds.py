@@ -34,7 +34,14 @@ _ALONG_A_DIM = frozenset({
     aten.gather, aten.index_add, aten.index_copy, aten.index_fill, aten.index_select, aten.scatter,
     aten.scatter_add, aten.scatter_reduce,
 })  # fmt: skip
-
+_BY_INDICES = frozenset({
+    aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put,
+})  # fmt: skip
+_LOSSES = frozenset({aten.nll_loss_forward, aten.nll_loss2d_forward})
+_LOOKUPS = (
+    _ALONG_A_DIM | _BY_INDICES | _LOSSES | {aten.embedding, aten.take, aten.multi_margin_loss}
+)
+"""What looks something up: of the others nobody asks the arguments."""
 
 _PARTS = frozenset({aten.select.int, aten.slice.Tensor})
 """What gives some of the elements."""
@@ -71,7 +78,7 @@ def unchecked_index_bounds(graph: fx.Graph) -> list[IndexBound]:
 
 def index_bounds_of(node: fx.Node) -> Iterator[IndexBound]:
     """What a node looks up."""
-    if not isinstance(node.target, OpOverload):
+    if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _LOOKUPS:
         return
     packet, args = node.target.overloadpacket, arguments(node)
     if packet is aten.embedding:
@@ -81,14 +88,14 @@ def index_bounds_of(node: fx.Node) -> Iterator[IndexBound]:
         yield from _lookup(node, args["index"], extent, wraps=True)
     elif packet is aten.multi_margin_loss:
         yield from _lookup(node, args["target"], _shape(args["self"])[-1])
-    elif packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
+    elif packet in _LOSSES:
         classes = _extent(args["self"], min(1, len(_shape(args["self"])) - 1))
         yield from _lookup(node, args["target"], classes, ignored=args["ignore_index"])
     elif packet in _ALONG_A_DIM:
         shape = _shape(args["self"])
         extent = shape[args["dim"]] if shape else 1
         yield from _lookup(node, args["index"], extent, wraps=packet is aten.index_fill)
-    elif packet in (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put):
+    elif packet in _BY_INDICES:
         for dim, index in enumerate(args["indices"]):
             if index is None or tensor_of(index).dtype in (torch.bool, torch.uint8):
                 continue

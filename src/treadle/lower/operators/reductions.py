@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from treadle.algebra.extents import ceil_div, divides, same, sample_of, surely_less
+from treadle.algebra.extents import Size, ceil_div, divides, largest, same, sample_of, surely_less
 from treadle.algebra.index import Axis, Index, unflatten
 from treadle.algebra.strides import is_dense
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind, identity
@@ -62,9 +62,12 @@ def reduced(
         axes = fresh_axes(kept_shape(x.shape, dims))
         return Array(axes, identity(kind, dtype))
     whole = all(same(n, 1) for n in kept_shape(x.shape, dims))
-    if whole and math.prod(x.shape) > SPLIT_ABOVE and isinstance(x, TensorRef):
+    if whole and largest(math.prod(x.shape)) > SPLIT_ABOVE and isinstance(x, TensorRef):
         partials = _partials(context, tag, kind, x, dtype, convert)
-        total = reduced(context, tag, kind, partials, (0,), dtype)
+        if isinstance(partials.shape[0], Size):  # one for short calls: nothing to ask
+            total = _one_step(context, tag, kind, partials, (0,), dtype, lambda x: x)
+        else:
+            total = reduced(context, tag, kind, partials, (0,), dtype)
         return reshaped(context, total, (1,) * len(x.shape))
     outer, inner = _groups(x, dims)
     if outer and inner:

@@ -7,7 +7,7 @@
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -163,7 +163,7 @@ class Artifact:
     def is_pattern(self) -> bool:
         """Whether it is for many shapes, and runs as what ``at_sizes`` makes of it."""
         specs = self.buffers.values()
-        return any(isinstance(n, Size) for spec in specs for n in (*spec.shape, *spec.strides))
+        return any(_has_sizes((*spec.shape, *spec.strides)) for spec in specs)
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether this artifact is right for these sizes of the dims."""
@@ -210,8 +210,15 @@ class Artifact:
         return (*self.sources, *inside)
 
 
+def _has_sizes(numbers: Iterable[int]) -> bool:
+    """Whether calls decide one of them."""
+    return any(isinstance(number, Size) for number in numbers)
+
+
 def spec_at(spec: BufferSpec, sizes: Sizes) -> BufferSpec:
     """A buffer for these sizes."""
+    if not _has_sizes((*spec.shape, *spec.strides)):
+        return spec
     return replace(spec, shape=all_at(spec.shape, sizes), strides=all_at(spec.strides, sizes))
 
 
@@ -223,6 +230,8 @@ def _view_at(view: View, sizes: Sizes) -> View:
 def step_at(step: Launch | CallStep, sizes: Sizes) -> Launch | CallStep:
     """A host step for these sizes."""
     if isinstance(step, Launch):
+        if not any(map(_has_sizes, step.sizes)):
+            return step
         return replace(step, sizes=tuple(all_at(size, sizes) for size in step.sizes))
     return call_at(step, sizes)
 

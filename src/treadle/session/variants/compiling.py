@@ -77,16 +77,22 @@ class VariantCompiler:
     def stored_or_compiled(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled:
         """The variant for ``call``, whose key is ``key``, as another process captured and compiled
         it, if one did; then nothing is traced. Otherwise it is compiled, and kept for others."""
+        stored = self.stored(key, call, known)
+        if stored is not None:
+            return stored
+        compiled = self.compile(call, known)
+        if not call.path and not self._numbers:
+            self._starts.keep(key, compiled)
+        return compiled
+
+    def stored(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
+        """The variant for ``call`` as another process captured and compiled it, if one did."""
         if call.path or self._numbers:
-            return self.compile(call, known)
+            return None
         with _without_inference_mode():
             compiled = self._starts.find(key, call.args, call.kwargs, tuple(known))
         if compiled is not None:
             self._tell(compiled)
-            return compiled
-        compiled = self.compile(call, known)
-        if not self._numbers:
-            self._starts.keep(key, compiled)
         return compiled
 
     @without_collector()

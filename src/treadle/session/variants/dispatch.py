@@ -1,6 +1,6 @@
 """Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from treadle.capture.eager import CallsClosure
 from treadle.capture.python_state.call_arguments import CallArguments, parameter_names
@@ -11,15 +11,11 @@ from treadle.session.carried import Carrier
 from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import NewCall, VariantCompiler, strict_error
 from treadle.session.variants.guards import Called, GuardKey, Keys
-from treadle.session.variants.shapes import Dynamic, find
+from treadle.session.variants.many_sizes import ManySizes
+from treadle.session.variants.shapes import Dynamic
 from treadle.session.variants.variants import Variants
-from treadle.targets.registry import device_of_kinds, target_for
 from treadle.util.errors import GroupFailure
 from treadle.util.expected import NotExpected
-
-if TYPE_CHECKING:
-    from treadle.capture.dynamic import Dims
-    from treadle.session.variants.specialization import Specializations
 
 
 class TooManyPaths(NotExpected):
@@ -41,10 +37,10 @@ class Dispatcher:
         self.variants = Variants(compiler.options.max_cached)
         self._compiler = compiler
         self._step = step
-        self._shapes = shapes
         self._keys = Keys(step.models, step.optimizers, parameter_names(step.function))
         self._arguments = CallArguments(step.function)
-        self._special: Specializations | None = None
+        self._sizes = ManySizes(compiler, shapes)
+        self._in_a_row = 0  # calls that the last variant has served
         self._closure: CallsClosure | None = None  # why calls are no single graph by now
         self._path: Answers = ()  # that a call is known to take, at its beginning
 
@@ -75,6 +71,7 @@ class Dispatcher:
             raise
         finally:
             self._path = ()
+        self._in_a_row = self._in_a_row + 1 if compiled is self.last else 1
         self.last = compiled
         return compiled
 
@@ -97,7 +94,7 @@ class Dispatcher:
         """A new variant in the place of one that does not fit what its key stands for; ``misfit``
         says why."""
         self.variants.drop(compiled)
-        self._special = None
+        self._sizes.forget()
         known = len(self.history.recompiles)
         compiled = self.variant(args, kwargs, update=self._step.take_update(kwargs))
         self.history.recompiles[known:] = [misfit]
@@ -107,7 +104,8 @@ class Dispatcher:
         key = self._keys.key(called)
         known = self.variants.get(key, call.path)
         if known is not None:
-            self.variants.note(known, called, self._keys)
+            if known is self.last:  # where sizes change at every call, it would be for nothing
+                self.variants.note(known, called, self._keys)
             return known
         if self._closure is not None:
             raise self._closure.with_traceback(None)
@@ -131,16 +129,17 @@ class Dispatcher:
         before = len(self.history.recompiles)
         if self.variants.forget_replaced(key):
             self.history.recompiles.append("parameters were replaced by other objects")
-            self._special = None
-        special = self._specialized(key, call)
+            self._sizes.forget()
+        special = self._sizes.variant(key, call, self.variants, self._in_a_row)
         if special is not None:
             return special
         reasons = self._why_not(key, call.path)
         self._compiler.note_numbers(self.variants.changed_numbers(key))
-        if self._shapes is None:
-            compiled = self._compiler.stored_or_compiled(key, call, self.variants)
-        else:
+        if self._sizes.are_declared:
             compiled = self._compiler.compile(call, self.variants)
+        else:
+            compiled = self._compiler.stored_or_compiled(key, call, self.variants)
+            self._sizes.note(key, compiled)
         if self.variants.runs(compiled):  # what changed made no difference to it
             self.history.recaptured(reasons)
         else:
@@ -160,23 +159,3 @@ class Dispatcher:
         if not path or last is None:
             return self.variants.why_not(key, self._step.models)
         return [last.path.decisions[len(path) - 1].words]
-
-    def _specialized(self, key: GuardKey, call: NewCall) -> Compiled | None:
-        """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
-        if self._shapes is None:
-            return None
-        from treadle.session.variants.specialization import Specializations, fixed_numbers
-
-        sizes = find(self._shapes, self._step.function, call.args, call.kwargs)
-        models = self._step.models.values()
-        tensors = [t for m in models for t in (*m.parameters(), *m.buffers())]
-        device = device_of_kinds(frozenset(tensor.device.type for tensor in tensors))
-        if not target_for(device, self._compiler.options.target).any_size:
-            return None
-        special = self._special or Specializations(self._shapes, self.history.recompiles)
-        self._special = special
-
-        def compiled(dims: "Dims") -> Compiled:
-            return self._compiler.compile(call, self.variants, dims)
-
-        return special.variant(key, sizes, fixed_numbers(tensors), compiled)

@@ -102,12 +102,16 @@ def find(
     kwargs: dict[str, object],
 ) -> Found:
     """The dims of this call. ``CaptureError`` TR-113 where they are not what was declared."""
-    names = parameter_names(function)
+    arguments, _ = flatten_with_paths((args, kwargs), parameter_names(function))
+    return found_in(spec, arguments)
+
+
+def found_in(spec: Dynamic, arguments: Sequence[tuple[str, object]]) -> Found:
+    """The dims of arguments by their paths. ``CaptureError`` TR-113 as above."""
     leaves: dict[int, tuple[tuple[int, str], ...]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
-    arguments, _ = flatten_with_paths((args, kwargs), names)
     for at, (argument, leaf) in enumerate(arguments):
         dims = spec.arguments.get(argument)
         if dims is None or not isinstance(leaf, Tensor):

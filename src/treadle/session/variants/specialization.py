@@ -25,6 +25,11 @@ class Specializations:
     _known: list[tuple[GuardKey, Compiled]] = field(default_factory=list[tuple[GuardKey, Compiled]])
     _failed: set[GuardKey] = field(default_factory=set[GuardKey])
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something could not be compiled for many sizes."""
+        return bool(self._failed)
+
     def variant(
         self,
         key: GuardKey,

@@ -1,0 +1,162 @@
+"""One compile for many sizes: of dims that were declared, or else of those that calls change."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from treadle.capture.eager import CallsClosure
+from treadle.compiler.compiled import Compiled
+from treadle.session.variants.compiling import NewCall, VariantCompiler
+from treadle.session.variants.guards import GuardKey, Ignored
+from treadle.session.variants.seen_sizes import AlikeCalls
+from treadle.session.variants.shapes import Dynamic, find
+from treadle.session.variants.variants import Variants
+from treadle.targets.registry import device_of_kinds, target_for
+from treadle.util.errors import GroupFailure, LoweringError, TreadleError
+from treadle.util.expected import NotExpected
+
+if TYPE_CHECKING:  # a start needs no compiler
+    from treadle.capture.dynamic import Dims
+    from treadle.session.variants.specialization import Specializations
+
+_SETTLED = 16
+"""Calls in a row after which another size is taken for the end of an epoch: it is compiled by
+itself, which takes a third of the time, and the next other size makes the dims dynamic."""
+
+
+@final
+@dataclass(slots=True)
+class _Seen:
+    """Calls of several sizes, and what was made for all of them."""
+
+    calls: AlikeCalls
+    is_dynamic: bool = False
+    special: "Specializations | None" = None
+
+
+@final
+class ManySizes:
+    """What serves calls of many sizes of one step."""
+
+    def __init__(self, compiler: VariantCompiler, declared: Dynamic | None) -> None:
+        self._compiler = compiler
+        self._declared = declared
+        self._special: Specializations | None = None
+        self._seen: list[_Seen] = []
+
+    @property
+    def are_declared(self) -> bool:
+        """Whether the user says which dims change."""
+        return self._declared is not None
+
+    def forget(self) -> None:
+        """What was made is for parameters that are no more."""
+        self._special, self._seen = None, []
+
+    def note(self, key: GuardKey, compiled: Compiled) -> None:
+        """A variant for sizes of its own was made for such a call."""
+        if self._may_find_sizes(compiled) and not any(seen.calls.is_of(key) for seen in self._seen):
+            captured = compiled.captured
+            whole = key.of(captured.dependencies.reads, Ignored.of(captured))
+            self._seen.append(_Seen(AlikeCalls(whole)))
+
+    def variant(
+        self, key: GuardKey, call: NewCall, known: Variants, in_a_row: int
+    ) -> Compiled | None:
+        """The variant for the sizes of a call from a compile for many; ``None`` where the call is
+        compiled by itself. ``in_a_row``: calls that one variant has served until now."""
+        if self._declared is not None:
+            return self._of_declared(self._declared, key, call, known)
+        seen = next((seen for seen in self._seen if seen.calls.is_of(key)), None)
+        if seen is None or call.path:
+            return None
+        return self._of_seen(seen, key, call, known, in_a_row)
+
+    def _of_declared(
+        self, declared: Dynamic, key: GuardKey, call: NewCall, known: Variants
+    ) -> Compiled | None:
+        from treadle.session.variants.specialization import Specializations, fixed_numbers
+
+        sizes = find(declared, self._compiler.step.function, call.args, call.kwargs)
+        if not self._takes_any_size():
+            return None
+        history = self._compiler.history.recompiles
+        self._special = self._special or Specializations(declared, history)
+
+        def made(dims: "Dims") -> Compiled:
+            return self._compiler.compile(call, known, dims)
+
+        return self._special.variant(key, sizes, fixed_numbers(self._compiler.step.tensors()), made)
+
+    def _of_seen(
+        self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants, in_a_row: int
+    ) -> Compiled | None:
+        from treadle.session.variants.specialization import Specializations, fixed_numbers
+
+        sizes = seen.calls.see(key)
+        is_settled = not seen.is_dynamic and in_a_row >= _SETTLED
+        seen.is_dynamic = bool(sizes.sizes)
+        is_refused = seen.special is not None and seen.special.has_failed
+        if is_settled or is_refused or not seen.is_dynamic:
+            return None
+        why = known.why_not(key, self._compiler.step.models)
+        stored = self._compiler.stored(key, call, known)
+        if stored is not None:
+            self._compiler.history.recompiled(why, len(self._compiler.history.recompiles))
+            return stored
+        spec = seen.calls.spec
+        if seen.special is None or seen.special.spec.arguments != spec.arguments:  # other names
+            seen.special = Specializations(spec, [])
+        self._compiler.note_numbers(known.changed_numbers(key))
+        special = seen.special
+        special.spec = spec
+        numbers = fixed_numbers(self._compiler.step.tensors())
+        compiled = special.variant(key, sizes, numbers, self._maker(call, known))
+        self._tell(special, why if compiled is not None else [])
+        return compiled
+
+    def _maker(self, call: NewCall, known: Variants) -> "Callable[[Dims], Compiled]":
+        """Compiles for many sizes. ``LoweringError`` for whatever keeps that from being done: the
+        sizes of the call are compiled by themselves, which meets what is wrong with the step."""
+
+        def made(dims: "Dims") -> Compiled:
+            try:
+                compiled = self._compiler.compile(call, known, dims)
+            except (NotExpected, CallsClosure, GroupFailure):
+                raise
+            except Exception as error:
+                is_ours = isinstance(error, TreadleError)
+                said = error.message if is_ours else f"{type(error).__name__}: {error}"
+                raise LoweringError(said, code="TR-305") from error
+            if not self._may_find_sizes(compiled):
+                raise LoweringError("what the step does depends on values", code="TR-305")
+            return compiled
+
+        return made
+
+    def _tell(self, special: "Specializations", why: list[str]) -> None:
+        """What was compiled, and how its sizes are declared."""
+        if not special.notes:
+            return
+        history = self._compiler.history
+        told = "; ".join((*why, *special.notes))
+        special.notes.clear()
+        if why:
+            ranges = "".join(f", {name}={sizes}" for name, sizes in special.spec.ranges.items())
+            declared = {argument: dict(dims) for argument, dims in special.spec.arguments.items()}
+            told += f", as treadle.dynamic({declared}{ranges}) declares"
+        history.recompiled([told], len(history.recompiles))
+
+    def _may_find_sizes(self, compiled: Compiled) -> bool:
+        """Whether calls may decide which dims of this one's arguments change: nothing else does,
+        such as a path, other ranks or updates of another call."""
+        options, step = self._compiler.options, self._compiler.step
+        depends = compiled.captured.dependencies
+        decides = depends.path.decisions or depends.host_draws.decides()
+        alone = step.group is None and not compiled.groups and not options.carries
+        chosen = options.dynamic and self._declared is None
+        return chosen and alone and not decides and self._takes_any_size()
+
+    def _takes_any_size(self) -> bool:
+        kinds = frozenset(tensor.device.type for tensor in self._compiler.step.tensors())
+        return target_for(device_of_kinds(kinds), self._compiler.options.target).any_size

@@ -1,0 +1,122 @@
+"""Which dims of a step's arguments change, as its calls show it: for steps that declare none.
+
+::
+
+    call 1   tokens [8, 700]   labels [8, 700]     compiled for these sizes
+    call 2   tokens [8, 300]   labels [8, 300]     tokens_1 in 2..700: dim 1 of both
+    call 3   tokens [8, 900]   labels [8, 900]     tokens_1 in 701..1024
+"""
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from treadle.algebra.strides import contiguous_strides
+from treadle.session.variants.guards import GuardKey
+from treadle.session.variants.shapes import SMALLEST, Dynamic, Found
+
+ArgumentDim = tuple[int, int]
+"""An argument by its number, and a dim of it."""
+
+
+@final
+@dataclass(slots=True)
+class AlikeCalls:
+    """Calls that differ in the sizes of their arguments alone. ``key``: that of a variant which
+    served one of them. ``spec``: the dims that changed; those that were equal in all calls have one
+    name."""
+
+    key: GuardKey
+    spec: Dynamic = field(default_factory=lambda: Dynamic({}, {}))
+    _first: dict[ArgumentDim, int] = field(default_factory=dict[ArgumentDim, int])
+    _groups: list[list[ArgumentDim]] = field(default_factory=list[list[ArgumentDim]])
+    """Places of equal sizes in all calls."""
+
+    def __post_init__(self) -> None:
+        self._first = _sizes_of(self.key)
+        self._groups = _parted([sorted(self._first)], self._first)
+
+    def is_of(self, key: GuardKey) -> bool:
+        """Whether a call with this key is one of them."""
+        return _without_sizes(key.as_seen_by(self.key)) == _without_sizes(self.key)
+
+    def see(self, key: GuardKey) -> Found:
+        """Note the sizes of a call, which is one of them; what they are by the names of dims."""
+        sizes = _sizes_of(key)
+        self._groups = _parted(self._groups, sizes)
+        known = {name for dims in self.spec.arguments.values() for name in dims.values()}
+        paths = [path for path, _ in key.arguments]
+        arguments: dict[str, dict[int, str]] = {}
+        ranges: dict[str, tuple[int, ...]] = {}
+        leaves: dict[int, list[tuple[int, str]]] = {}
+        for places in self._groups:
+            size, first, (leaf, dim) = sizes[places[0]], self._first[places[0]], places[0]
+            name = _name(paths[leaf], dim)
+            name = f"{name}_{leaf}" if name in ranges else name  # two paths of the same words
+            if size == first and name not in known:
+                continue
+            ranges[name] = _extended(self.spec.ranges.get(name, ()), first, size)
+            for at, each in places:
+                arguments.setdefault(paths[at], {})[each] = name
+                leaves.setdefault(at, []).append((each, name))
+        self.spec = Dynamic(arguments, ranges)
+        shapes = {at: key.arguments[at][1][1] for at in leaves}
+        by_name = {name: sizes[at, dim] for at, dims in leaves.items() for dim, name in dims}
+        return Found({at: tuple(sorted(dims)) for at, dims in leaves.items()}, shapes, by_name)
+
+
+def _extended(known: tuple[int, ...], first: int, size: int) -> tuple[int, ...]:
+    """The smallest size and the largest of each bucket. The first bucket ends with the largest size
+    that was there, so that nothing is planned for sizes that never come; later ones with a
+    power of two, so that there are few."""
+    if not known:
+        return SMALLEST, max(first, size, SMALLEST)
+    return known if size <= known[-1] else (*known, 1 << (size - 1).bit_length())
+
+
+def _parted(
+    groups: Iterable[list[ArgumentDim]], sizes: dict[ArgumentDim, int]
+) -> list[list[ArgumentDim]]:
+    """The groups, each parted by these sizes."""
+    parted: list[list[ArgumentDim]] = []
+    for group in groups:
+        by_size: dict[int, list[ArgumentDim]] = {}
+        for place in group:
+            by_size.setdefault(sizes[place], []).append(place)
+        parted += by_size.values()
+    return parted
+
+
+def _name(path: str, dim: int) -> str:
+    """``batch['tokens']``, 1  ->  ``batch_tokens_1``"""
+    words = re.findall(r"\w+", path, re.ASCII) or ["argument"]
+    return "_".join(itertools.chain(words, [str(dim)]))
+
+
+def _is_sized(fact: tuple[object, ...]) -> bool:
+    """Whether an argument is a tensor whose sizes may change: one that lies in order."""
+    match fact:
+        case (_, tuple() as shape, strides, _, _):
+            return strides == contiguous_strides(shape)
+        case _:
+            return False
+
+
+def _sizes_of(key: GuardKey) -> dict[ArgumentDim, int]:
+    return {
+        (at, dim): size
+        for at, (_, fact) in enumerate(key.arguments)
+        if _is_sized(fact)
+        for dim, size in enumerate(fact[1])
+    }
+
+
+def _without_sizes(key: GuardKey) -> GuardKey:
+    """The key of calls with tensors of as many dims."""
+    arguments = tuple(
+        (path, (fact[0], len(fact[1]), "sized", *fact[3:]) if _is_sized(fact) else fact)
+        for path, fact in key.arguments
+    )
+    return replace(key, arguments=arguments)
