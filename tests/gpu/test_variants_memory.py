@@ -41,7 +41,8 @@ def compiled(model, **options):
         optimizer.zero_grad()
         return loss.detach()
 
-    return step, treadle.compile(step, model=model, optimizer=optimizer, **options)
+    each = treadle.Options(dynamic=False)  # what one compile makes of them: ``test_dynamic``
+    return step, treadle.compile(step, model=model, optimizer=optimizer, options=each, **options)
 
 
 def batch(rows):
