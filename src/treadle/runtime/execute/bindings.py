@@ -97,8 +97,9 @@ class BufferUses:
 
     def drop(self) -> None:
         """Forget the tensor, so that nothing here keeps its memory."""
-        for container, key in self.slots:
-            container[key] = None
+        for slots in self.views.values():
+            for container, key in slots:
+                container[key] = None
 
 
 class Bindings:
