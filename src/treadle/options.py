@@ -222,7 +222,8 @@ class Options:
     problem comes from.
     ``cache_dir``: where compiled code is kept. ``max_cached``: compiled variants kept per step.
     ``dynamic``: when an argument comes in another size, compile once for it and for those that may
-    follow (``docs/howto/dynamic-shapes.md``); otherwise each size is compiled by itself.
+    follow (``docs/howto/dynamic-shapes.md``); with ``False`` each size is compiled by itself, with
+    ``None`` on GPUs alone.
     ``dump``: folder for every stage as text. ``debug``: 1 prints the time of each stage, 2 what
     each pass changed, 3 the loops and kernels, 4 the generated sources, 5 which passes change
     numbers, all on standard error.
@@ -252,7 +253,7 @@ class Options:
     replay: bool = field(default=True, metadata=_DECIDES_NOTHING)
     cache_dir: Path = field(default_factory=_default_cache, metadata=_DECIDES_NOTHING)
     max_cached: int = field(default=8, metadata=_DECIDES_NOTHING)
-    dynamic: bool = field(default=True, metadata=_DECIDES_NOTHING)
+    dynamic: bool | None = field(default=None, metadata=_DECIDES_NOTHING)
     dump: Path | None = field(default=None, metadata=_DECIDES_NOTHING)
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
@@ -266,7 +267,9 @@ class Options:
         _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is no size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure, overlap=self.overlap)
-        _require_flags(async_tensor_parallel=self.async_tensor_parallel, dynamic=self.dynamic)
+        _require_flags(async_tensor_parallel=self.async_tensor_parallel)
+        if self.dynamic is not None:
+            _require_flags(dynamic=self.dynamic)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)
@@ -326,7 +329,7 @@ def from_environment() -> Options:
         skip=tuple(name for name in os.environ.get(PREFIX + "SKIP", "").split(",") if name),
         measure=not _environment_flag("NO_MEASURE"),
         replay=not _environment_flag("NO_REPLAY"),
-        dynamic=not _environment_flag("NO_DYNAMIC"),
+        dynamic=False if _environment_flag("NO_DYNAMIC") else None,
         dump=Path(dump) if dump else None,
         debug=_environment_level("DEBUG"),
         progress=not _environment_flag("NO_PROGRESS") and os.environ.get("LOCAL_RANK", "0") == "0",

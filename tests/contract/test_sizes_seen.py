@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.nn import functional as F
 
 import treadle
 from sized_models import Attention, Convolution, clipped, training
+from treadle.session.variants import many_sizes
+from treadle.targets.cpu import CPU
 
 
 def of_classes(y, t):
@@ -115,6 +118,14 @@ def test_it_can_be_turned_off(monkeypatch):
     ]
     monkeypatch.setenv("TREADLE_NO_DYNAMIC", "1")
     assert not treadle.options.from_environment().dynamic
+
+
+@pytest.mark.parametrize(("dynamic", "compiles"), [(None, 2), (True, 1)])
+def test_on_a_device_of_its_own_it_is_asked_for(monkeypatch, tmp_path, dynamic, compiles):
+    monkeypatch.setattr(many_sizes, "target_for", lambda *_: replace(CPU, on_host=False))
+    calls = language(options=treadle.Options(dynamic=dynamic, cache_dir=tmp_path))
+    check(*calls, [(4, 12), (4, 7), (4, 9)])
+    assert len(calls[0].recompiles) == compiles
 
 
 def test_what_cannot_be_of_many_sizes_is_compiled_for_each_with_the_reason():

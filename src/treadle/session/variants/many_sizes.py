@@ -11,6 +11,7 @@ from treadle.session.variants.guards import GuardKey, Ignored
 from treadle.session.variants.seen_sizes import AlikeCalls
 from treadle.session.variants.shapes import Dynamic, find
 from treadle.session.variants.variants import Variants
+from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import device_of_kinds, target_for
 from treadle.util.errors import GroupFailure, LoweringError, TreadleError
 from treadle.util.expected import NotExpected
@@ -78,7 +79,7 @@ class ManySizes:
         from treadle.session.variants.specialization import Specializations, fixed_numbers
 
         sizes = find(declared, self._compiler.step.function, call.args, call.kwargs)
-        if not self._takes_any_size():
+        if not self._target().any_size:
             return None
         history = self._compiler.history.recompiles
         self._special = self._special or Specializations(declared, history)
@@ -151,12 +152,12 @@ class ManySizes:
         """Whether calls may decide which dims of this one's arguments change: nothing else does,
         such as a path, other ranks or updates of another call."""
         options, step = self._compiler.options, self._compiler.step
-        depends = compiled.captured.dependencies
+        depends, target = compiled.captured.dependencies, self._target()
         decides = depends.path.decisions or depends.host_draws.decides()
         alone = step.group is None and not compiled.groups and not options.carries
-        chosen = options.dynamic and self._declared is None
-        return chosen and alone and not decides and self._takes_any_size()
+        chosen = target.on_host if options.dynamic is None else options.dynamic
+        return chosen and self._declared is None and alone and not decides and target.any_size
 
-    def _takes_any_size(self) -> bool:
+    def _target(self) -> DeviceTarget:
         kinds = frozenset(tensor.device.type for tensor in self._compiler.step.tensors())
-        return target_for(device_of_kinds(kinds), self._compiler.options.target).any_size
+        return target_for(device_of_kinds(kinds), self._compiler.options.target)
