@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import treadle.graph.custom_ops.table  # noqa: F401  (the runtime has it imported for such calls)
 from runtime.recorders import Again
 from treadle.graph.custom_ops.incoming import INCOMING_GRADIENT
 from treadle.guards.watching import watch_inputs
