@@ -112,6 +112,24 @@ def test_a_loop_over_a_size_is_unrolled_for_that_size_only():
     check(*both, [(torch.randn(n, t, 6), torch.randn(n, 6)) for n, t in sizes])
 
 
+def test_an_index_of_two_tables_is_checked_where_they_are_as_long():
+    """Two lengths are one number then, and so are the two checks."""
+    model = nn.Linear(4, 4)
+
+    def step(a, b, index):
+        return (model(a)[index] * b[index]).sum()
+
+    shapes = treadle.dynamic({"a": ("n", None), "b": ("m", None)}, n=(2, 64), m=(2, 64))
+    compiled = treadle.compile(step, model=model, shapes=shapes)
+    for n, m in ((5, 7), (7, 5), (6, 6)):
+        tables, shorter = (torch.randn(n, 4), torch.randn(m, 4)), min(n, m)
+        index = torch.randint(shorter, (3,))
+        torch.testing.assert_close(compiled(*tables, index), step(*tables, index))
+        with pytest.raises(treadle.RuntimeFailure, match="out of range"):
+            compiled(*tables, torch.tensor([0, shorter, 1]))
+    assert compiled.recompiles == ["compiled for n in 2..64, m in 2..64"]
+
+
 def test_arguments_inside_a_dict_and_other_python_values():
     model = nn.Linear(5, 3)
     twin = copy.deepcopy(model)

@@ -13,11 +13,13 @@ out of it. What floating-point or random numbers decide is checked by the step i
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
 
+from treadle.algebra.extents import at
+from treadle.algebra.polynomial import Sizes
 from treadle.compat.operators.operator_facts import may_wait
 from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.dim_maps import MOVES
@@ -60,13 +62,16 @@ class IndexBound:
     user: fx.Node
 
 
-def index_bounds_in(graph: fx.Graph) -> list[IndexBound]:
-    """Every check that the graph needs, each once."""
+def index_bounds_in(graph: fx.Graph, sizes: Sizes | None = None) -> list[IndexBound]:
+    """Every check that the graph needs, each once. ``sizes``: those of dynamic dims; two formulas
+    may be one number there."""
     bounds: dict[tuple[object, ...], IndexBound] = {}
     for node in graph.nodes:
-        for bound in index_bounds_of(node):
-            if _is_of_whole_numbers(bound.value):
-                bounds.setdefault((bound.value, bound.low, bound.high, bound.ignored), bound)
+        for found in index_bounds_of(node):
+            if _is_of_whole_numbers(found.value):
+                low, high = (at(end, sizes or {}) for end in (found.low, found.high))
+                bound = replace(found, low=low, high=high)
+                bounds.setdefault((bound.value, low, high, bound.ignored), bound)
     return list(bounds.values())
 
 
@@ -123,7 +128,7 @@ def unmoved(node: fx.Node) -> fx.Node:
 
 def implies(bound: IndexBound, other: IndexBound) -> bool:
     """Whether ``other``, of elements of the same value and constants, holds where ``bound`` does.
-    Both are of known sizes::
+    Both are of known sizes, and no two of ``index_bounds_in`` imply each other::
 
         0 <= tokens < 61     =>     0 <= pad(tokens, -100)[:, 1:] < 61, or -100
     """

@@ -1,7 +1,7 @@
 """The checks of a step's indices, ready to run on the inputs of a call: data, without the graph."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast, final
 
 import torch
@@ -139,10 +139,6 @@ class _IndexChecks:
             check.require(values[check.value])
 
 
-def _at_sizes(bound: IndexBound, sizes: Sizes) -> IndexBound:
-    return replace(bound, low=at(bound.low, sizes), high=at(bound.high, sizes))
-
-
 def _needed(bounds: Sequence[tuple[IndexBound, bool]]) -> list[tuple[IndexBound, bool]]:
     """Those that no other one implies, which is asked in the same way."""
     return [
@@ -205,7 +201,7 @@ class IndexCheck:
     @staticmethod
     def of(step: StepGraph, sizes: Sizes | None = None) -> "IndexCheck":
         """``sizes``: those of dynamic dims."""
-        bounds = [_at_sizes(bound, sizes or {}) for bound in index_bounds_in(step.graph)]
+        bounds = index_bounds_in(step.graph, sizes)
         waited = {bound for bound in bounds if is_on_host(bound.value)}
         waited |= set(asked_before(step.graph, bounds))
         kinds: dict[str, list[tuple[IndexBound, bool]]] = {
