@@ -293,3 +293,30 @@ def test_gradients_that_an_optimizer_outside_of_the_graph_was_given_are_cleared(
         torch.testing.assert_close(step(x), eager(x))
         assert all(each.grad is None for each in model.parameters())
     torch.testing.assert_close(model.state_dict(), other.state_dict())
+
+
+def test_gradients_that_an_operator_of_the_users_has_left_are_cleared():
+    """Whatever runs of the user's in a call, what was found at its beginning is not taken for
+    granted at its end."""
+
+    def made(name):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+
+        @torch.library.custom_op(f"leaving::{name}", mutates_args=())
+        def leave(x: torch.Tensor) -> torch.Tensor:
+            model.bias.grad = torch.ones(2)
+            return x * 2
+
+        leave.register_fake(torch.empty_like)
+        leave.register_autograd(lambda ctx, g: g * 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, training(lambda x: leave(model(x)).square().mean(), optimizer)
+
+    model, optimizer, function = made("compiled")
+    step = treadle.compile(
+        function, model=model, optimizer=optimizer, options=treadle.Options(codegen=False)
+    )
+    for _ in range(6):
+        step(torch.randn(5, 3))
+        assert all(each.grad is None for each in model.parameters())

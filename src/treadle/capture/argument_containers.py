@@ -22,8 +22,9 @@ from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 @dataclass(slots=True)
 class ServedCall:
     """The call that is served: what its arguments were taken apart into. ``is_same``: all that it
-    depends on was found to be as at the call before, where optimizers keep their counters included;
-    ``is_bare``: so it was, and no parameter that it clears has a gradient."""
+    depends on was found to be as at the call before, where optimizers keep their counters included,
+    and nothing of the user's runs in it; ``is_bare``: likewise, and no parameter that it clears has
+    a gradient."""
 
     arguments: FlatArguments = field(default_factory=FlatArguments)
     is_same: bool = False

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, final
 from torch import Tensor
 
 from treadle.capture.captured import Captured
+from treadle.compat.operators.custom_op import NAMESPACE
+from treadle.compat.operators.operator_facts import facts_by_name
 from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.text.canonical import SourceLines
 from treadle.options import Options
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.ranks.votes import VariantText
-from treadle.runtime.store.artifact import Artifact
+from treadle.runtime.store.artifact import Artifact, CallStep
 from treadle.targets.model import DeviceModel
 
 if TYPE_CHECKING:  # a start from the cache has none of them
@@ -153,6 +155,16 @@ class Compiled(Built):
         return self.captured.step if parts is None else parts.steady.captured.step
 
     @property
+    def runs_users_code(self) -> bool:
+        """Whether anything of the user's may run in a call, or is put in a place of theirs: then
+        what was found at its beginning may be otherwise at its end. An optimizer that steps by
+        itself finds its gradients in ``.grad``; an operator of theirs may do anything."""
+        captured = self.captured
+        if captured.optimizers.eager or captured.result.left:
+            return True
+        return any(_calls_users(program.artifact) for program in self.programs)
+
+    @property
     def untraced(self) -> bool:
         """Whether another process captured it, and this one traced nothing."""
         return self.start.is_found
@@ -165,3 +177,10 @@ class Compiled(Built):
         """Give back the memory that stays between calls; the next call allocates it again."""
         for program in self.programs:
             program.executable.release()
+
+
+def _calls_users(artifact: Artifact) -> bool:
+    """Whether an operator that is called may be neither PyTorch's nor ours."""
+    calls = [step for step in artifact.steps if isinstance(step, CallStep)]
+    known = (facts_by_name(call.op).native or call.op.startswith(f"{NAMESPACE}.") for call in calls)
+    return not all(known) or any(map(_calls_users, artifact.bodies.values()))

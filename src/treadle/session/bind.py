@@ -159,8 +159,7 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     grads = fill(captured.gradients.slots, tensors)
     for parameter, grad in zip(captured.gradients.left, grads, strict=True):
         parameter.grad = grad
-    bare = captured.inputs.call.is_bare and _only_graph_ran(captured)
-    for parameter in () if bare else captured.gradients.cleared:
+    for parameter in () if captured.inputs.call.is_bare else captured.gradients.cleared:
         parameter.grad = None
     for parameter, flag in captured.gradients.toggled:
         parameter.requires_grad_(flag)
@@ -227,17 +226,10 @@ def _adopt_state(captured: Captured) -> None:
 
 def _count_steps(captured: Captured) -> None:
     skipped = {id(optimizer) for optimizer in _skipped(captured)}
-    found = captured.inputs.call.is_same and _only_graph_ran(captured)
+    found = captured.inputs.call.is_same
     for at in captured.optimizers.stepped:
         if id(captured.optimizers.param_groups[at].optimizer) not in skipped:
             captured.optimizers.param_groups[at].advance(found=found)
-
-
-def _only_graph_ran(captured: Captured) -> bool:
-    """Whether what was found at the beginning of a call still holds for what the graph does not
-    write: no optimizer of the user's has stepped (its gradients are in ``.grad`` then), and nothing
-    was put in a place of the user's."""
-    return not captured.optimizers.eager and not captured.result.left
 
 
 def _skipped(captured: Captured) -> list[Optimizer]:

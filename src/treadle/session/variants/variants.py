@@ -30,11 +30,12 @@ _SHARED = 32  # variants of patterns kept per variant of its own: of many layers
 @dataclass(frozen=True, slots=True)
 class _Again:
     """What served the last call, and everything that has to be as it was for the next one.
-    ``is_bare``: as of ``ServedCall``."""
+    ``is_same``, ``is_bare``: what a call that is served by it is told."""
 
     compiled: Compiled
     called: Called
     watches: Watches
+    is_same: bool
     is_bare: bool
 
 
@@ -67,7 +68,7 @@ class Variants:
         and says nothing of what differs. ``call`` is told."""
         last = self._again
         if last is not None and last.called == called and last.watches.is_same():
-            call.is_same, call.is_bare = True, last.is_bare
+            call.is_same, call.is_bare = last.is_same, last.is_bare
             return last.compiled
         self._again = None  # what it knows may be other objects' soon
         return None
@@ -76,8 +77,9 @@ class Variants:
         """``compiled``, which ``get`` has given, serves such calls while all is as it was then."""
         watches = Watches()
         if keys.join(watches) and compiled.captured.join(watches):
-            is_bare = keys.are_without_gradients(compiled.captured.gradients.cleared)
-            self._again = _Again(compiled, called, watches.settle(), is_bare)
+            stays = not compiled.runs_users_code
+            bare = stays and keys.are_without_gradients(compiled.captured.gradients.cleared)
+            self._again = _Again(compiled, called, watches.settle(), stays, bare)
 
     def get(self, key: GuardKey, path: Answers = ()) -> Compiled | None:
         """The variant for a call; it counts as used. ``path``: the answers that the call is known
