@@ -316,6 +316,22 @@ w <- mul  # it
 """
 
 
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        ("empty_strided([3], [1], dtype=164)", "dtype"),
+        ("empty_strided([3], [1], dtype=-1)", "dtype"),
+        ("empty_strided([3], [1], layout=99)", "layout"),
+        ("clone(x, memory_format=77)", "memory_format"),
+        ("view.dtype(x, 164)", "dtype"),
+    ],
+)
+def test_a_number_in_the_place_of_a_dtype_is_refused(call, argument):
+    """PyTorch takes it, and ends the process."""
+    with pytest.raises(ParseError, match=f"a word for {argument}"):
+        parse(f"x: f32[3]\ny: f32[3] = {call}\nreturn [y]")
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_damaged_texts_are_read_or_refused(data):

@@ -1,6 +1,6 @@
 """What an operator declares: its arguments, what it writes to, what it returns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,27 @@ def argument_types(target: object) -> tuple[tuple[str, str], ...]:
     """Names and types of an operator's arguments, those of an ``out=`` aside."""
     arguments = schema_of(target).arguments
     return tuple((each.name, str(each.type)) for each in arguments if not each.is_out)
+
+
+_WORDS: Mapping[str, type] = {
+    "ScalarType": torch.dtype,
+    "Layout": torch.layout,
+    "MemoryFormat": torch.memory_format,
+}
+
+
+def number_for_word(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    """The first argument for which a number is given where the operator takes a dtype, a layout or
+    a memory format; empty if there is none. PyTorch takes any number for one of its own enums, and
+    one that is no member crashes the process."""
+    declared = schema_of(op).arguments
+    given = {each.name: value for each, value in zip(declared, args, strict=False)} | dict(kwargs)
+    for each in declared:
+        kind = _WORDS.get(str(each.real_type).removeprefix("Optional[").removesuffix("]"))
+        value = given.get(each.name)
+        if kind is not None and value is not None and not isinstance(value, kind):
+            return each.name
+    return ""
 
 
 def filled_arguments(target: object, given: tuple[object, ...]) -> tuple[object, ...]:

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.compat.fake import FakeTensorMode, without_words
+from treadle.compat.operators.schemas import number_for_word
 from treadle.graph.core.node_info import set_value, value_of, with_info
-from treadle.graph.core.operators import is_mutable
+from treadle.graph.core.operators import OpOverload, is_mutable
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.core.types import show_type
 from treadle.graph.core.values import compute
@@ -207,6 +208,11 @@ class _Reader:
     def _computed(self, node: fx.Node, at: int) -> fx.Node:
         if is_mutable(node):
             raise self.scanner.error("an operation that writes to its argument", at)
+        if isinstance(node.target, OpOverload):
+            name = number_for_word(node.target, node.args, node.kwargs)
+            if name:
+                said = f"{operation_text(node.target)} takes a word for {name}, and no number"
+                raise self.scanner.error(said, at)
         try:
             with without_words():
                 set_value(node, compute(node, self.mode))
