@@ -90,17 +90,8 @@ def residual(device: str, blocks: int = 8, width: int = 4) -> Case:
 
 def language_model(device: str) -> Case:
     """GPT-2 of twelve layers of tiny width."""
-    _, model, _, (tokens,) = gpt2()
-    model = model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(tokens: Tensor) -> Tensor:
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    step, model, optimizer, (tokens,) = gpt2()
+    model.to(device)  # the parameters stay the same objects
     return step, model, optimizer, (tokens.to(device),)
 
 

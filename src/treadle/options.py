@@ -222,8 +222,8 @@ class Options:
     problem comes from.
     ``cache_dir``: where compiled code is kept. ``max_cached``: compiled variants kept per step.
     ``dynamic``: when an argument comes in another size, compile once for it and for those that may
-    follow (``docs/howto/dynamic-shapes.md``); with ``False`` each size is compiled by itself, with
-    ``None`` on GPUs alone.
+    follow (``docs/howto/dynamic-shapes.md``). ``False`` compiles each size by itself; ``None``
+    does that on GPUs, and not on CPUs.
     ``dump``: folder for every stage as text. ``debug``: 1 prints the time of each stage, 2 what
     each pass changed, 3 the loops and kernels, 4 the generated sources, 5 which passes change
     numbers, all on standard error.

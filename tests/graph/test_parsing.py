@@ -328,7 +328,7 @@ w <- mul  # it
 )
 def test_a_number_in_the_place_of_a_dtype_is_refused(call, argument):
     """PyTorch takes it, and ends the process."""
-    with pytest.raises(ParseError, match=f"a word for {argument}"):
+    with pytest.raises(ParseError, match=f"does not take a number as {argument}"):
         parse(f"x: f32[3]\ny: f32[3] = {call}\nreturn [y]")
 
 

@@ -72,13 +72,15 @@ class StartRecord:
         """What of that the user is to know."""
         if self.is_found:
             return "nothing was traced: another process had captured the same step"
-        said = f"what another process had captured did not serve: {self.differs}; "
-        said = said if self.differs else ""
+        said: list[str] = []
+        if self.differs:
+            said.append(f"what another process had captured did not serve: {self.differs}")
         if self.key:
-            return (
-                f"{said}the next process traces nothing, as long as what the step reads is the same"
-            )
-        return f"{said}the next process traces again: {self.reason}" if self.reason else said
+            same = "as long as what the step reads is the same"
+            said.append(f"the next process traces nothing, {same}")
+        elif self.reason:
+            said.append(f"the next process traces again: {self.reason}")
+        return "; ".join(said)
 
 
 @final

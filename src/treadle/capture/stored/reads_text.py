@@ -267,13 +267,13 @@ def first_difference(before: Sequence[str], now: Sequence[str]) -> str:
     return "nothing differs"
 
 
+_LONGEST = 160  # characters: what an error shows of a value
+
+
 def _short(text: str) -> str:
     """What fits into a line."""
     text = text.strip()
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-_LONGEST = 160
 
 
 def _fields_text(kind: type) -> str:

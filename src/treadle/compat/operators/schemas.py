@@ -14,7 +14,7 @@ def schema_of(op: Any) -> Any:
 
 
 def direct_call(op: Any) -> Callable[..., Any]:
-    """What a call of an overload calls, and nothing else: it takes 0.4 µs less."""
+    """What a call of an overload calls, without the frame of Python's around it."""
     return op._op if type(op) is OpOverload else op
 
 
@@ -34,21 +34,23 @@ def argument_types(target: object) -> tuple[tuple[str, str], ...]:
     return tuple((each.name, str(each.type)) for each in arguments if not each.is_out)
 
 
-_WORDS: Mapping[str, type] = {
+_ENUMS: Mapping[str, type] = {
     "ScalarType": torch.dtype,
     "Layout": torch.layout,
     "MemoryFormat": torch.memory_format,
 }
 
 
-def number_for_word(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """The first argument for which a number is given where the operator takes a dtype, a layout or
-    a memory format; empty if there is none. PyTorch takes any number for one of its own enums, and
-    one that is no member crashes the process."""
+def enum_given_as_number(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> str:
+    """The first argument that should be a dtype, a layout or a memory format and is not; empty if
+    there is none. PyTorch takes any number for one, and a number that it does not know crashes the
+    process."""
     declared = schema_of(op).arguments
     given = {each.name: value for each, value in zip(declared, args, strict=False)} | dict(kwargs)
     for each in declared:
-        kind = _WORDS.get(str(each.real_type).removeprefix("Optional[").removesuffix("]"))
+        kind = _ENUMS.get(str(each.real_type).removeprefix("Optional[").removesuffix("]"))
         value = given.get(each.name)
         if kind is not None and value is not None and not isinstance(value, kind):
             return each.name

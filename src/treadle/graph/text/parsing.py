@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.compat.fake import FakeTensorMode, without_words
-from treadle.compat.operators.schemas import number_for_word
+from treadle.compat.operators.schemas import enum_given_as_number
 from treadle.graph.core.node_info import set_value, value_of, with_info
 from treadle.graph.core.operators import OpOverload, is_mutable
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
@@ -209,9 +209,9 @@ class _Reader:
         if is_mutable(node):
             raise self.scanner.error("an operation that writes to its argument", at)
         if isinstance(node.target, OpOverload):
-            name = number_for_word(node.target, node.args, node.kwargs)
+            name = enum_given_as_number(node.target, node.args, node.kwargs)
             if name:
-                said = f"{operation_text(node.target)} takes a word for {name}, and no number"
+                said = f"{operation_text(node.target)} does not take a number as {name}"
                 raise self.scanner.error(said, at)
         try:
             with without_words():

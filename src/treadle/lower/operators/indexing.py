@@ -139,8 +139,8 @@ def cat(context: LoweringContext, tensors: Sequence[Value], dim: int = 0) -> Arr
 
 _MOST_PIECES = 64
 """A kernel asks of each element which piece it falls in, one after the other, and takes the address
-of each as an argument. The norms of all gradients are a join of 148 pieces with 12 layers, for
-which Triton took 3.3 s, as long as for 15 other kernels."""
+of each as an argument. The norms of all gradients of 12 layers are a join of 148 pieces, on which
+Triton spent half of what all 60 functions of the step took (decision 8)."""
 
 
 @lowers(aten.stack.default)

@@ -5,6 +5,7 @@ second. The first line of its input is the target; each further line is a job as
 ``triton_ahead.py`` writes it, and gets a line in reply: what went wrong, or an empty text.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -47,15 +48,14 @@ class _Type:
         return f"torch.{self.name}"
 
 
+@functools.cache
 def _module(name: str, path: str) -> ModuleType:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
-    return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _compile(job: Mapping[str, Any]) -> None:

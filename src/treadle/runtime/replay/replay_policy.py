@@ -33,9 +33,8 @@ class Recorder(Protocol):
 class ReplayPolicy:
     """What a recording has to know of a step. ``moving``: inputs that are elsewhere at each call;
     ``written``: those that change in place; ``room``: bytes it may cost beside the plan's own;
-    ``clear``: gives the workspaces of libraries back; ``watch``: watches
-    inputs that stay; ``records``:
-    whether anything is to be recorded."""
+    ``clear``: gives the workspaces of libraries back; ``watch``: watches inputs that stay;
+    ``records``: whether anything is to be recorded."""
 
     moving: frozenset[int]
     written: frozenset[int]
