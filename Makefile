@@ -31,7 +31,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -c "import sys, torch; print('Python', sys.version.split()[0], 'PyTorch', torch.__version__)"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
 	    $(TESTS)
 
 lint: $(STAMP)
