@@ -339,7 +339,7 @@ def compile(
     call.
     Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
     """
-    check_call(function, model)
+    check_call(function, model, Step)
     chosen = options or from_environment()
     if memory is not None:
         chosen = replace(chosen, memory=memory)

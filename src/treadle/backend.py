@@ -18,7 +18,7 @@ from treadle.compat.dynamo import (
     noted_on,
     through_autograd,
 )
-from treadle.compat.tracing import outside_modes, retraced
+from treadle.compat.tracing import outside_modes
 from treadle.compiler.pipeline import plan_graph
 from treadle.graph.core.effects import remove_tokens
 from treadle.graph.core.node_info import info, known_value, value_of
@@ -37,7 +37,7 @@ from treadle.session.joint.compiled_graph import (
     watched,
 )
 from treadle.session.joint.joint_function import JointFunction
-from treadle.session.joint.joint_graph import JointGraph, annotate, computed_of
+from treadle.session.joint.joint_graph import JointGraph, annotate, computed_of, of_known_sizes
 from treadle.session.joint.returns import Returns, resolved
 from treadle.session.joint.sizes import OfSizes
 from treadle.util.errors import TreadleError
@@ -277,7 +277,7 @@ class _Sized:
         return self._of_sizes.get(args)(args)
 
     def _compiled(self, args: list[object]) -> _FixedSizes:
-        return _FixedSizes(retraced(self._module, args), self._options, self._phase)
+        return _FixedSizes(of_known_sizes(self._module, args), self._options, self._phase)
 
 
 __all__ = ["CompiledGraph", "compiled", "compiled_graphs", "profiling", "treadle"]

@@ -203,6 +203,20 @@ def test_a_budget_that_cannot_be_says_the_smallest():
         compiled(torch.randn(5, 8))
 
 
+@pytest.mark.parametrize("rows", [
+    lambda h: h[h[:, 0] > 0], lambda h: h[torch.nonzero(h[:, 0] > 0)[:, 0]],
+], ids=["mask", "nonzero"])  # fmt: skip
+def test_sizes_that_values_decide_are_refused_at_their_line(rows):
+    compiled = torch.compile(lambda x: rows(torch.tanh(x)).sum(), backend=treadle)
+    captured = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    with pytest.raises(package.LoweringError, match=r"TR-150.*nonzero") as caught, captured:
+        compiled(torch.randn(6, 4, requires_grad=True))
+    assert "h[" in caught.value.where
+    torch._dynamo.reset()  # and as the remedy says
+    x = torch.randn(6, 4, requires_grad=True)
+    torch.testing.assert_close(compiled(x), rows(torch.tanh(x)).sum())
+
+
 def test_a_dropped_element_has_no_gradient():
     class Drop(nn.Module):
         def __init__(self):

@@ -156,6 +156,140 @@ def test_an_optimizer_that_was_not_given_is_missed():
     torch.optim.SGD(model.parameters()).step()  # others step as ever
 
 
+def batch():
+    return torch.randn(3, 4), torch.randn(5)
+
+
+@pytest.mark.parametrize(("args", "named"), [(1, {}), (2, {"z": 1}), (3, {})])
+def test_arguments_that_the_step_does_not_take_are_pythons_own_error(args, named):
+    model, optimizer, step = made(lambda h, b: h * b)
+    given = [*batch(), None][:args]
+    eager = fails(lambda: step(*given, **named))
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY)
+    for _ in range(2):
+        error = fails(lambda: compiled(*given, **named))
+        assert (type(error), str(error)) == (TypeError, str(eager))
+        compiled(*batch())
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda model: torch.compile(model), lambda model: (model.compile(), model)[1],
+    lambda model: (model[0].compile(), model)[1],
+], ids=["function", "method", "layer"])  # fmt: skip
+def test_what_torch_compile_wraps_is_captured_as_it_was_written(wrap):
+    models = [nn.Sequential(nn.Linear(4, 6), nn.Tanh()) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def step_of(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @torch.compile
+        def loss_of(x, y):
+            return F.mse_loss(model(x), y)
+
+        def step(x, y):
+            loss = (loss_of if wrapped is model else F.mse_loss)(*parts(model, x, y))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step, optimizer
+
+    def parts(model, x, y):
+        return (x, y) if wrapped is model else (model(x), y)
+
+    wrapped = wrap(models[0])
+    step, optimizer = step_of(wrapped)
+    compiled = treadle.compile(step, model=wrapped, optimizer=optimizer, options=LIBRARY)
+    twin, _ = step_of(models[1])
+    for _ in range(3):
+        x, y = torch.randn(5, 4), torch.randn(5, 6)
+        torch.testing.assert_close(compiled(x, y), twin(x, y))
+    for mine, theirs in zip(wrapped.parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert compiled.recompiles == []
+
+
+def test_a_step_is_compiled_once():
+    model, optimizer, step = made(lambda h, b: h * b)
+    given = {"model": model, "optimizer": optimizer, "options": LIBRARY}
+    compiled = treadle.compile(step, **given)
+    with pytest.raises(treadle.CaptureError, match=r"TR-135.*compiled already"):
+        treadle.compile(compiled, **given)
+    for _ in range(2):
+        with pytest.raises(treadle.CaptureError, match=r"TR-135.*another one") as caught:
+            treadle.compile(lambda x, b: compiled(x, b), **given)(*batch())
+        assert "compiled(x, b)" in caught.value.where
+        compiled(*batch())
+
+
+def test_a_batch_without_values_is_said_to_be_one():
+    model, optimizer, step = made(lambda h, b: h * b)
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY)
+    x, b = batch()
+    with pytest.raises(RuntimeError, match=r"TR-111.* argument .*\[3, 4\] on meta") as caught:
+        compiled(x.to("meta"), b)
+    assert "test_errors_of_users.py" in caught.value.where
+
+
+def test_dtypes_that_a_kernel_refuses_are_eagers_error():
+    x = torch.randn(1, 3, 4)
+    for operation in (
+        lambda h, b: F.conv1d(h[None], b),
+        lambda h, b: h @ b[:, :, 0],
+        lambda h, b: torch.cdist(h, b[0]),
+    ):
+        model, optimizer, step = made(operation)
+        wrong = torch.randn(5, 3, 5).double()
+        eager = fails(lambda step=step, wrong=wrong: step(x[0], wrong))
+        compiled = treadle.compile(step, model=model, optimizer=optimizer)
+        error = fails(lambda compiled=compiled, wrong=wrong: compiled(x[0], wrong))
+        assert isinstance(error, type(eager))
+        assert str(eager) in str(error)
+
+
+ANOMALY = torch.autograd.detect_anomaly
+
+
+def test_anomaly_detection_is_refused_and_never_ignored():
+    model, optimizer, step = made(lambda h, b: h * b)
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY)
+    for _ in range(2):
+        with pytest.raises(treadle.CaptureError, match="TR-128") as caught, ANOMALY():
+            compiled(*batch())
+        assert "loss.backward()" in caught.value.where
+        compiled(*batch())
+    with ANOMALY(check_nan=False):
+        compiled(*batch())
+
+
+def test_anomaly_detection_that_a_refused_step_has_set_is_off_again():
+    def wrong(h, b):
+        torch.autograd.set_detect_anomaly(True)
+        return h * b
+
+    model, optimizer, step = made(wrong)
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY)
+    with pytest.raises(treadle.CaptureError, match="TR-128"):
+        compiled(*batch())
+    assert not torch.is_anomaly_enabled()
+
+
+ROWS = [torch.randn(2, 4), torch.randn(3, 4)]
+
+
+def test_nested_tensors_are_said_to_be_ones():
+    make = torch.nested.nested_tensor
+    model, optimizer, step = made(lambda h, b: h.values() if h.is_nested else make(list(h)))
+    for x in (make(ROWS, layout=torch.jagged), make(ROWS), ROWS[0]):
+        compiled = treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY)
+        with pytest.raises(treadle.CaptureError, match=r"TR-127.*nested tensor") as caught:
+            compiled(x, None)
+        assert "test_errors_of_users.py" in caught.value.where
+        assert "pad_sequence" in caught.value.remedy
+
+
 class Later:
     async def step(self, x):
         return x

@@ -1,7 +1,9 @@
+import re
+
 import pytest
 
 from treadle.util.errors import PlanError
-from treadle.util.sizes import Budget
+from treadle.util.sizes import Budget, at_least, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,23 @@ def test_what_is_neither_is_refused(memory):
         Budget.of(memory)
     assert caught.value.code == "TR-201"
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("memory", "meant"),
+    [
+        ("0.5", 0.5), (".5", 0.5), ("60%", 0.6), ("5 %", 0.05), ("1.0", 1.0), (1, 1.0), (0, 0.0),
+        ("12", 12), ("1e9", 10**9),
+    ],
+)  # fmt: skip
+def test_the_remedy_says_what_was_meant(memory, meant):
+    with pytest.raises(PlanError, match="TR-201") as caught:
+        Budget.of(memory)
+    (named,) = re.findall(r"memory=([\d.]+\d)", caught.value.remedy)
+    assert named == repr(meant)
+    assert Budget.of(meant).limit == meant
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1024, 9556, 3 * 2**20 + 1, 5 * 2**30 - 1])
+def test_a_size_in_words_is_enough_and_little_more(count):
+    assert count <= parse_bytes(at_least(count)) <= 1.01 * count

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from treadle.capture.sources import Parameter, Pending, RunTimeNumber, Scalar, Source
+from treadle.capture.explain_errors import here, refused_nested
+from treadle.capture.failures import also
+from treadle.capture.sources import Batch, Parameter, Pending, RunTimeNumber, Scalar, Source
 from treadle.compat.fake import fake_mode_of, is_fake
 from treadle.util.errors import CaptureError
 
@@ -49,13 +51,22 @@ def autocast_on(place: torch.device) -> Iterator[None]:
         setattr(torch.autocast, "__init__", original)  # noqa: B010
 
 
-def check_values(inputs: Sequence[Tensor]) -> None:
-    """A model that is to be trained has values."""
-    for input_ in inputs:
-        if input_.is_meta or is_fake(input_):
-            raise CaptureError(
-                f"the model has a tensor without values: {list(input_.shape)} on {input_.device}",
-                code="TR-111",
-                remedy="give it values, as with to_empty and its initialisation; treadle.plan "
-                "takes it as it is",
-            )
+def check_values(inputs: Sequence[Tensor], sources: Sequence[Source]) -> None:
+    """What is to be trained, and what it is trained on, has values and one dense memory."""
+    for tensor, source in zip(inputs, sources, strict=True):
+        is_argument = isinstance(source, Batch)
+        if is_argument and tensor.is_nested:
+            raise refused_nested("is given a nested tensor", here())
+        if not tensor.is_meta and not is_fake(tensor):
+            continue
+        owner = "an argument of the step is" if is_argument else "the model has"
+        kind = also(RuntimeError) if is_argument else CaptureError
+        raise kind(
+            f"{owner} a tensor without values: {list(tensor.shape)} on {tensor.device}",
+            code="TR-111",
+            where=here() if is_argument else "",
+            remedy="pass a batch on the device of the model; treadle.plan takes one without values"
+            if is_argument
+            else "give it values, as with to_empty and its initialisation; treadle.plan takes it "
+            "as it is",
+        )

@@ -47,6 +47,17 @@ def branches(where: str) -> CaptureError:
     )
 
 
+def refused_nested(what: str, where: str) -> CaptureError:
+    """TR-127 for a step that ``what``, for the user's line ``where``."""
+    return CaptureError(
+        f"the step {what}: a list of tensors in one, whose sizes differ and are known to it alone",
+        code="TR-127",
+        where=where,
+        remedy="pad the rows to one length (torch.nn.utils.rnn.pad_sequence), and mask what was "
+        "added; packed sequences (pack_padded_sequence) are captured",
+    )
+
+
 def running_line() -> Line:
     """The innermost line that runs and is neither torch's nor ours."""
     frame = sys._getframe(1)

@@ -19,13 +19,14 @@ from typing import NoReturn
 
 import torch
 
-from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, show_line
+from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, refused_nested, show_line
 from treadle.capture.symbolic.deferred import LATER
 from treadle.capture.symbolic.entries import looked_up
 from treadle.capture.symbolic.numbers import made_now
 from treadle.compat.fake import (
     METADATA_CHANGES,
     NEEDS_MEMORY,
+    NESTED,
     UNSUPPORTED,
     DataDependentOutputException,
     is_traced,
@@ -128,6 +129,8 @@ def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
 def of_torch(error: Exception, where: str) -> CaptureError:
     """The text of torch's error, and which of three things it means."""
     text = (str(error) or type(error).__name__).strip()
+    if any(word in text for word in NESTED):
+        return refused_nested("makes or takes a nested tensor", where)
     if isinstance(error, UNSUPPORTED):
         return also(type(error))(
             f"an operation cannot be captured, since PyTorch cannot tell the type of its result "

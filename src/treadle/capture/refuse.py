@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.explain_errors import here
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
 from treadle.compat.distributed.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
 from treadle.compat.hooks import is_initialized
+from treadle.compat.tracing import is_traced_here
 from treadle.util.errors import CaptureError
 
 KNOWN_UPDATE_RULES = (
@@ -37,8 +39,17 @@ T = TypeVar("T")
 _WRAPPERS = ("FullyShardedDataParallel", "DataParallel")
 
 
-def check_call(function: object, models: object) -> None:
-    """What ``compile`` is given: a function of a whole step, and the model that it uses."""
+def check_call(function: object, models: object, compiled: type) -> None:
+    """What ``compile`` is given: a function of a whole step, and the model that it uses.
+    ``compiled``: the class of what it returns."""
+    if isinstance(function, compiled):
+        raise CaptureError(
+            "treadle.compile was given what treadle.compile has returned: the step is compiled "
+            "already",
+            code="TR-135",
+            remedy="call it as it is, or compile the function that it was made of, with other "
+            "options",
+        )
     if models is None and isinstance(function, nn.Module):
         raise CaptureError(
             "treadle.compile was given a module, and compiles the function of a whole step",
@@ -53,6 +64,19 @@ def check_call(function: object, models: object) -> None:
             code="TR-135",
             remedy="pass a plain function (no generator, no coroutine) of the batch",
         )
+
+
+def refuse_within_trace(function: Callable[..., object]) -> None:
+    """TR-135 for a compiled step that another one calls."""
+    if not is_traced_here():
+        return
+    name = getattr(function, "__name__", type(function).__name__)
+    raise CaptureError(
+        f"a compiled step calls another one, {name}: a step is captured whole",
+        code="TR-135",
+        where=here(),
+        remedy="let the step that is called stay a plain function: compile the outer one alone",
+    )
 
 
 def _runs_later(function: Callable[..., object]) -> bool:

@@ -27,7 +27,7 @@ from treadle.capture.failures import raise_told
 from treadle.capture.input_sources import StepInputs
 from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.python_state.reads.object_graph import Location
-from treadle.capture.refuse import check_models
+from treadle.capture.refuse import check_models, refuse_within_trace
 from treadle.capture.repeated_runs import RepeatedRuns
 from treadle.capture.run_reads import reads_of
 from treadle.capture.sources import Batch, Parameter, RunTimeArray, Source, State
@@ -127,6 +127,7 @@ def capture(
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
     """
+    refuse_within_trace(function)
     check_models(models, optimizers)
     load_tracer()
     call = call or ServedCall()
@@ -187,7 +188,7 @@ def _values(
     read = [source.read(leaves, pending) for _, source in sources]
     owned = [not isinstance(source, Batch) for _, source in sources]
     inputs = [alone(x) if own else x for x, own in zip(read, owned, strict=True)]
-    check_values(inputs)
+    check_values(inputs, [source for _, source in sources])
     return inputs
 
 

@@ -1,7 +1,8 @@
 """Graphs of Dynamo and AOTAutograd."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import fx
 from torch._C import _autograd as autograd
@@ -80,6 +81,16 @@ def keeps_graph() -> bool:
 def has_saved_tensor_hooks() -> bool:
     """Whether what autograd saves now goes through hooks of the user's."""
     return bool(autograd._top_saved_tensors_default_hooks(True))
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """While a trace runs, what ``torch.compile`` and ``Module.compile`` wrap runs as it was
+    written: the trace takes its operations one by one. PyTorch's default is an error."""
+    from torch._dynamo import config  # late: it takes seconds, and not every start traces
+
+    with config.patch(error_on_nested_fx_trace=False):
+        yield
 
 
 def captured_graphs() -> int:

@@ -28,8 +28,14 @@ aten = torch.ops.aten
 UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError)
 """What fake tensors raise where nobody knows the type of a result."""
 
+VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
+"""What they raise where values decide the sizes of a result, or a number."""
+
 NEEDS_MEMORY = ("data pointer", "doesn't have storage", "data_ptr", "access storage")
 """Words of errors about tensors without memory."""
+
+NESTED = ("NestedInt", "nested_tensor")
+"""Words of errors about nested tensors, of which there are no fake ones that can be traced."""
 
 MISTYPED = frozenset({
     aten.native_layer_norm.default,
@@ -350,8 +356,10 @@ __all__ = [
     "METADATA_CHANGES",
     "MISTYPED",
     "NEEDS_MEMORY",
+    "NESTED",
     "PLAIN_CLASSES",
     "UNSUPPORTED",
+    "VALUES_DECIDE",
     "DataDependentOutputException",
     "FakeTensor",
     "FakeTensorMode",

@@ -26,6 +26,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._set_mkldnn_enabled": ALL,
     "torch._C._storage_Use_Count": ALL,
     "torch._dynamo.backends.common.aot_autograd": ALL,
+    "torch._dynamo.config.error_on_nested_fx_trace": ALL,
     "torch._dynamo.source.ConstantSource": ALL,
     "torch._dynamo.utils.counters": ALL,
     "torch._functorch.eager_transforms._wrap_for_grad": ALL,

@@ -18,6 +18,7 @@ def switches() -> dict[str, str]:
     found = {name.removeprefix("_get_"): repr(_switch(name)) for name in _getters()}
     found["default_dtype"] = str(torch.get_default_dtype())
     found["default_device"] = str(torch.get_default_device())
+    found["detect_anomaly"] = repr(checks_for_nan())
     for kind in ("cpu", "cuda"):
         on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         found[f"autocast_{kind}"] = f"{on} {dtype}"
@@ -44,6 +45,7 @@ class Switches:
             return (
                 *[each() for each in _getter_functions()],
                 torch.get_default_dtype(),
+                checks_for_nan(),
                 torch._C._len_torch_function_stack() and torch.get_default_device(),
                 torch.is_autocast_enabled("cpu"),
                 torch.is_autocast_enabled("cuda"),
@@ -57,6 +59,11 @@ class Switches:
 @functools.cache
 def _getter_functions() -> tuple[Callable[[], object], ...]:
     return tuple(vars(torch._C)[name] for name in _getters())
+
+
+def checks_for_nan() -> bool:
+    """Whether anomaly detection looks for a NaN in each gradient."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
 def _switch(name: str) -> object:
@@ -76,6 +83,7 @@ def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
     kept = {name: _switch(name) for name in names}
     dtype, gradients, before = torch.get_default_dtype(), torch.is_grad_enabled(), switches()
     strict = torch.are_deterministic_algorithms_enabled()
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     try:
         yield
     finally:
@@ -87,6 +95,7 @@ def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
             torch.set_default_dtype(dtype)
             torch.set_grad_enabled(gradients)
             torch.use_deterministic_algorithms(strict)
+            torch.set_anomaly_enabled(*anomaly)
             for name in names:
                 if _switch(name) != kept[name]:
                     vars(torch._C)[name.replace("_get_", "_set_", 1)](kept[name])

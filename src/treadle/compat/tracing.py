@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from treadle.compat.distributed.sharded_tensors import layout_of, load_sharded_tensors, local_of
+from treadle.compat.dynamo import as_written
 from treadle.compat.fake import stand_in_for, standing_in, users_class, without_words
 from treadle.compat.known_sizes import KnownLayout
 from treadle.compat.switches import without_onednn
@@ -65,9 +66,9 @@ def trace(
             return function([stand_in_for(each, Tensor) for each in values])
 
     ours = functools.partial(works_for, threading.get_ident())
-    inside = standing_in(ours), without_onednn(), without_words(), _use_lazy_graph_module(True)
+    inside = standing_in(ours), without_onednn(), without_words(), as_written()
     with TRACING, ExitStack() as undo:
-        for each in inside:
+        for each in (*inside, _use_lazy_graph_module(True)):
             undo.enter_context(each)
         return make_fx(
             flat,
@@ -179,6 +180,11 @@ def traced_nodes() -> int:
     """How many nodes the trace in progress has; 0 outside one."""
     mode = get_proxy_mode()
     return len(mode.tracer.graph.nodes) if mode is not None else 0
+
+
+def is_traced_here() -> bool:
+    """Whether a trace is in progress in this thread."""
+    return get_proxy_mode() is not None
 
 
 def traced_targets() -> list[object]:

@@ -5,13 +5,14 @@ from dataclasses import replace
 import torch
 
 from treadle.algebra.extents import dims_in
+from treadle.capture.failures import of_torch
 from treadle.codegen.host import call_step, spec_of
 from treadle.compat.operators.operator_facts import CostClass, facts_of, follows_seed
 from treadle.graph.core.operators import OpOverload, arguments_of
 from treadle.loop.program import Call, Program, TensorRef
 from treadle.runtime.execute.library_calls import resolve
 from treadle.runtime.store.artifact import call_at, spec_at
-from treadle.runtime.workspace import Workspaces
+from treadle.runtime.workspace import KernelRefuses, Workspaces
 
 _MASKS = (torch.bool, torch.uint8)
 _HALVES = (torch.bfloat16, torch.float16)
@@ -20,7 +21,8 @@ _HALVES = (torch.bfloat16, torch.float16)
 def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
     """The program with the measured workspace on every call that allocates its own results, and on
     products of 16 bits, which a CPU that has no instructions for them sums in a copy of 32 bits;
-    of dynamic shapes the largest."""
+    of dynamic shapes the largest. TR-132 for a call that PyTorch's kernel refuses: fake tensors
+    mix dtypes that kernels do not."""
     every = [size for buffer in program.buffers.values() for size in buffer.shape]
     largest = {dim.name: dim.high for shape in dims_in(every) for dim in shape.formula.dims}
     specs = {name: spec_at(spec_of(b, {}), largest) for name, b in program.buffers.items()}
@@ -32,7 +34,11 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
         and not _is_unsized(step, program)
         and _may_measure(step)
     }
-    sizes = workspaces.of([call_at(call_step(call), largest) for call in calls.values()], specs)
+    measured = [call_at(call_step(call), largest) for call in calls.values()]
+    try:
+        sizes = workspaces.of(measured, specs)
+    except KernelRefuses as refusal:
+        raise of_torch(refusal.error, refusal.step.origin) from refusal
     steps = list(program.steps)
     for (at, step), size in zip(calls.items(), sizes, strict=True):
         steps[at] = replace(step, workspace=size)

@@ -21,6 +21,14 @@ from treadle.targets.registry import target_for
 from treadle.util.nested import Plain, map_leaves
 
 
+class KernelRefuses(Exception):
+    """PyTorch's kernel does not take operands of these types: ``step`` would fail in every call."""
+
+    def __init__(self, step: CallStep, error: Exception) -> None:
+        super().__init__(str(error))
+        self.step, self.error = step, error
+
+
 class Workspaces:
     """Measured workspaces by call; ``device`` is where calls run, ``machine`` the identity of all
     else that a measurement depends on."""
@@ -37,7 +45,8 @@ class Workspaces:
         return target_for(self._device).on_host
 
     def of(self, steps: Sequence[CallStep], buffers: Mapping[str, BufferSpec]) -> list[int]:
-        """Bytes that each call holds while it runs, its arguments and results left out."""
+        """Bytes that each call holds while it runs, its arguments and results left out.
+        ``KernelRefuses`` for one that cannot run."""
         keys = [self._key(step, buffers) for step in steps]
         missing: dict[str, CallStep] = {}
         for key, step in zip(keys, steps, strict=True):
@@ -83,6 +92,7 @@ class _Run:
     """One call on zeros, its result dropped. Arguments exist before the measurement begins."""
 
     def __init__(self, step: CallStep, device: torch.device) -> None:
+        self._step = step
         self._op = widened(step.op, resolve(step.op))
 
         def zeros(leaf: View | Plain) -> Tensor | Plain:
@@ -98,7 +108,12 @@ class _Run:
             lengths.fill_(len(sequences))
 
     def __call__(self) -> None:
-        self._op(*self._args, **self._kwargs)
+        try:
+            self._op(*self._args, **self._kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise KernelRefuses(self._step, error) from error
 
 
 def _zeros(view: View, device: torch.device) -> Tensor:

@@ -1,5 +1,6 @@
 """Bytes with units, as users write and read them, and budgets of bytes."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import final
@@ -17,6 +18,9 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_NAMES = "B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"
+_NUMBER = re.compile(r"\s*(\d*\.?\d+(?:[eE]\d+)?)\s*(%?)\s*")
+_RATIO = "from 0.0, the smallest plan, to 1.0, the fastest"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -26,12 +30,30 @@ def parse_bytes(text: str | int) -> int:
         return text
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
-        raise PlanError(
-            f"{text!r} is not a size in bytes",
-            code="TR-201",
-            remedy='write a number and a unit, such as "12GiB", "800 MB", or bytes as an int',
-        )
+        raise PlanError(f"{text!r} is not a size in bytes", code="TR-201", remedy=_meant(text))
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _meant(text: object) -> str:
+    """What to write in the place of a text, or of another value, that is no size."""
+    number = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+    if number is not None and number[2] == "%" and 0 <= float(number[1]) <= 100:
+        ratio = float(number[1]) / 100
+        return f"write a ratio as a float, memory={ratio:g}; {_RATIO}"
+    if number is not None and not number[2] and "." in number[1] and float(number[1]) <= 1:
+        return f"write a ratio as a float, memory={float(number[1])}; {_RATIO}"
+    if number is not None and not number[2] and float(number[1]) >= 1:
+        return f"write bytes as an int, memory={int(float(number[1]))}, or give the text a unit"
+    return f'write a number and a unit ({_NAMES}), such as "12GiB"; or bytes as an int'
+
+
+def at_least(count: int) -> str:
+    """A text of a size that ``parse_bytes`` reads as ``count`` bytes or little more."""
+    for unit in ("GiB", "MiB", "KiB"):
+        size = _UNITS[unit.upper()]
+        if count >= size:
+            return f"{math.ceil(count * 100 / size) / 100:g}{unit}"
+    return f"{count}B"
 
 
 def format_bytes(count: float) -> str:
@@ -54,13 +76,20 @@ class Budget:
     @staticmethod
     def of(memory: str | int | float) -> "Budget":
         """As users write it; ``PlanError`` TR-201 for what is neither a size nor a ratio."""
+        if type(memory) is int and memory in (0, 1):
+            raise PlanError(
+                f"memory={memory} is a number of bytes, and no step takes so few",
+                code="TR-201",
+                remedy=f"write a ratio as a float, memory={float(memory)}; {_RATIO}",
+            )
         if not isinstance(memory, float):
             return Budget(parse_bytes(memory))
         if not 0.0 <= memory <= 1.0:
             raise PlanError(
                 f"memory={memory!r} is a ratio outside 0.0 .. 1.0",
                 code="TR-201",
-                remedy='bytes are an int, or a text with a unit such as "12GiB"',
+                remedy=f"a ratio goes {_RATIO}; bytes are an int, or a text with a unit such as "
+                '"12GiB"',
             )
         return Budget(memory)
 

@@ -39,6 +39,7 @@ from treadle.capture.tracing.random_states import RandomStates
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
 from treadle.compat.hooks import backward_inside
+from treadle.compat.switches import checks_for_nan
 from treadle.compat.tracing import traced_nodes
 from treadle.compat.unsized import size_decisions, tensor_of_number
 from treadle.util.errors import CaptureError
@@ -124,6 +125,7 @@ class TraceRecorder:
         """``backward`` or ``grad`` of ``torch.autograd``."""
 
         def call(*args: object, **kwargs: object) -> object:
+            _refuse_anomaly_mode()
             self.regions.end()
             self.provenance.follow([*args, *kwargs.values()])
             start = traced_nodes()
@@ -158,6 +160,19 @@ class TraceRecorder:
     def require(self, holds: Tensor) -> None:
         """Take for granted that a 0-dim tensor is true."""
         self.conditions.require(holds, self.tensors.fresh)
+
+
+def _refuse_anomaly_mode() -> None:
+    """TR-128: a backward goes on by what it asks each gradient, whether there is a NaN in it."""
+    if checks_for_nan():
+        raise CaptureError(
+            "anomaly detection is on: it looks at the values of each gradient, which do not exist "
+            "while the step is captured",
+            code="TR-128",
+            where=here(),
+            remedy="leave detect_anomaly off around a compiled step, and call the function itself "
+            "under it to find an operation; detect_anomaly(check_nan=False) is captured",
+        )
 
 
 def _nothing(*_: object) -> None:

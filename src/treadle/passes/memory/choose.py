@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import fx
+
+from treadle.graph.core.node_info import info
+from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.memory.apply import passes_of
@@ -20,7 +24,7 @@ from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
-from treadle.util.sizes import Budget, format_bytes
+from treadle.util.sizes import Budget, at_least, format_bytes
 
 _TRUST = 0.005
 """Share of the largest peak by which a plan may turn out smaller than expected."""
@@ -171,14 +175,24 @@ def _last_resort(judged: _Judged, budget: int) -> int:
 def _impossible(best: Candidate, peak: int, budget: int) -> PlanError:
     facts = best.order.facts
     largest = timeline(best.order).peak_table[:3]
-    values = [f"{facts.nodes[best.order.origin[k]]} {format_bytes(s)}" for s, k in largest]
-    parts = [f"inputs and state {format_bytes(facts.fixed_bytes)}", *values]
+    values = [
+        f"{format_bytes(size)} of {_in_words(facts.nodes[best.order.origin[k]])}"
+        for size, k in largest
+    ]
+    parts = [f"{format_bytes(facts.fixed_bytes)} of inputs and state", *values]
     return PlanError(
         f"no plan fits {format_bytes(budget)}: the smallest possible peak is "
-        f"{format_bytes(peak)}, dominated by {', '.join(parts)}",
+        f"{format_bytes(peak)}. Most of it:\n    " + "\n    ".join(parts),
         code="TR-202",
-        remedy=f"give at least memory={peak}, or make the batch smaller",
+        remedy=f'give at least memory="{at_least(peak)}", or make the batch smaller',
     )
+
+
+def _in_words(node: fx.Node) -> str:
+    """The operation that makes a value, and the user's line."""
+    op, where = node.target, info(node).where
+    name = op.overloadpacket.__name__ if isinstance(op, OpOverload) else node.name
+    return f"{name}, {where}" if where else name
 
 
 def _plan(version: Version, chosen: Candidate, peak: int, *, judged: bool) -> MemoryPlan:

@@ -21,8 +21,10 @@ from torch import SymInt, Tensor, fx
 
 from treadle.capture.tensors.written import expand_written
 from treadle.compat.dynamo import checkpoint_of, stack_of
-from treadle.compat.known_sizes import known_layout
+from treadle.compat.fake import VALUES_DECIDE
+from treadle.compat.known_sizes import KnownLayout, known_layout
 from treadle.compat.tracing import retraced
+from treadle.compat.unsized import is_unsized
 from treadle.graph.analysis.alias import storages
 from treadle.graph.core.effects import remove_tokens
 from treadle.graph.core.node_info import (
@@ -38,6 +40,7 @@ from treadle.graph.core.signature import Input, Output, Role, Signature, StepGra
 from treadle.graph.core.values import inherit
 from treadle.graph.custom_ops.incoming import incoming_gradient
 from treadle.passes.memory.split import copy_overwritten, split
+from treadle.util.errors import LoweringError
 from treadle.util.reach import reached
 
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
@@ -87,7 +90,7 @@ class JointGraph:
         graph, which still has AOTAutograd's notes."""
         pairs = list(zip(map(known_value, self.inputs), args, strict=True))
         later = [known_layout(value_of(node), pairs) for node in self.gradients]
-        traced = retraced(module, args, later)
+        traced = of_known_sizes(module, args, later)
         places = traced.graph.find_nodes(op="placeholder")
         count = len(self.inputs)
         written = [self.inputs.index(node) for node in self.written]
@@ -231,6 +234,34 @@ def phases(graph: fx.Graph, results: Sequence[fx.Node]) -> None:
         if node.target is operator.getitem and node.args[0] in needed:
             needed.add(node)  # one result of a forward operation is made with the others
         annotate(node, "forward" if node in needed else "backward")
+
+
+def of_known_sizes(
+    module: fx.GraphModule, args: Sequence[object], later: Sequence[KnownLayout] = ()
+) -> fx.GraphModule:
+    """A graph of symbols for the sizes of ``args``. ``later``: as of ``retraced``. TR-150 where
+    values decide sizes, which those do not tell."""
+    try:
+        return retraced(module, args, later)
+    except VALUES_DECIDE as error:
+        decides = next(filter(_has_sizes_of_values, module.graph.nodes), None)
+        operation, *_ = str(error).splitlines()
+        raise LoweringError(
+            f"a size depends on values ({operation}), and a graph of Dynamo's is compiled for the "
+            "sizes of its inputs",
+            code="TR-150",
+            where="" if decides is None else _user_line(stack_of(decides)),
+            remedy="leave torch._dynamo.config.capture_dynamic_output_shape_ops and "
+            "capture_scalar_outputs off: Dynamo then runs that operation between two graphs; or "
+            "compile the whole step with treadle.compile, which runs such operations",
+        ) from error
+
+
+def _has_sizes_of_values(node: fx.Node) -> bool:
+    """Whether a size of what the node makes, or the number that it is, is known from values."""
+    value = known_value(node)
+    sizes = value.shape if isinstance(value, Tensor) else (value,)
+    return any(map(is_unsized, sizes))
 
 
 def annotate(node: fx.Node, phase: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from treadle.capture.explain_errors import here, refused_nested
 from treadle.capture.python_state.introspect import parts_of
 from treadle.capture.python_state.parts import (
     MISSING,
@@ -31,7 +32,10 @@ TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], object, bool]
 
 def tensor_fact(value: Tensor) -> TensorFact:
     """What of a tensor decides a graph: all but its numbers."""
-    shape = tuple(value.shape)
+    try:
+        shape = tuple(value.shape)
+    except RuntimeError:  # of the sizes of a nested tensor there is no such list
+        raise refused_nested("is given a nested tensor", here()) from None
     return value.dtype, shape, value.stride(), place_of_tensor(value), value.requires_grad
 
 
