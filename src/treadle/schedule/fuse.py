@@ -367,14 +367,22 @@ class Fuser:
         """What runs where once the two are one kernel, and what then waits for it."""
         at = {group: self._pressure.place(group.members[0]) for group in (a, b)}
         early, late = sorted((a, b), key=lambda group: at[group])
-        behind = range(early.members[0] + 1, min(at[late], len(self._group_of)))
-        delayed = self._below(early) - {a, b}
-        delayed = {g for g in delayed if any(member in behind for member in g.members)}
-        steps = frozenset(member for group in delayed for member in group.members)
+        steps = frozenset(m for group in self._ahead_of(at[late], early) for m in group.members)
         names = {name for i in steps for name in self._touched(i)}
         return Merge(
             frozenset((*a.members, *b.members)), steps, at[late], a.buffers | b.buffers | names
         )
+
+    def _ahead_of(self, place: int, group: Group) -> set[Group]:
+        """The groups that wait for ``group``, directly or not, and run before ``place``."""
+        found: set[Group] = set()
+        pending = [group]
+        while pending:
+            for waiting in self._next(pending.pop()) - found:
+                if self._pressure.place(waiting.members[0]) < place:
+                    found.add(waiting)
+                    pending.append(waiting)
+        return found - {group}
 
     def _touched(self, i: int) -> tuple[str, ...]:
         return (*self._steps[i].reads, *self._steps[i].writes)
@@ -384,20 +392,18 @@ class Fuser:
         for m in merged.members:
             self._group_of[m] = merged
         gained = merged.above | merged.mask
-        for group in self._below(merged):
-            group.above |= gained & ~group.mask
-
-    def _below(self, group: Group) -> set[Group]:
-        """The groups so far that wait for ``group``, directly or not."""
-        found: set[Group] = set()
-        pending = [group]
+        pending = [merged]
         while pending:
-            for member in pending.pop().members:
-                for step in self._facts.after[member]:
-                    if step < len(self._group_of) and self._group_of[step] not in found:
-                        found.add(self._group_of[step])
-                        pending.append(self._group_of[step])
-        return found - {group}
+            for group in self._next(pending.pop()):
+                new = gained & ~(group.above | group.mask)
+                if new:  # if not, all that waits for it knows as well
+                    group.above |= new
+                    pending.append(group)
+
+    def _next(self, group: Group) -> set[Group]:
+        """The groups so far that wait for one of the steps of ``group``."""
+        after, count = self._facts.after, len(self._group_of)
+        return {self._group_of[i] for m in group.members for i in after[m] if i < count}
 
 
 def flow_of(placed: tuple[ScheduledOp, ...], nest: LoopNest, facts: Dependencies) -> "_Flow | None":

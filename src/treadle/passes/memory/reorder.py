@@ -15,7 +15,8 @@ def update_early(order: Order) -> Order:
     A new parameter waits for its gradient and for the last reader of the old parameter, whose
     bytes it takes. What an update prepares from its state alone is moved down to its reader, and
     what reads inputs alone comes after all of them.
-    Under a global gradient clip every update waits for the last gradient, and nothing moves.
+    Under a global gradient clip every update waits for the last gradient, and nothing moves: then
+    it is the order that was given.
     """
     facts, count = order.facts, len(order.origin)
     moves = [
@@ -38,7 +39,8 @@ def update_early(order: Order) -> Order:
         for operand in order.operands[k]:
             if before < earliest[operand]:
                 earliest[operand] = before
-    return order.permuted(sorted(range(count), key=lambda k: (after[k], late[k], k)))
+    places = sorted(range(count), key=lambda k: (after[k], late[k], k))
+    return order if places == [*range(count)] else order.permuted(places)
 
 
 def _old_value_readers(order: Order, late: list[bool]) -> dict[int, int]:

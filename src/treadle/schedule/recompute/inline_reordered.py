@@ -62,27 +62,28 @@ class _Inliner:
         bytes stored for it. Where formulas get too long, operands of theirs may be larger."""
         if isinstance(step.template.body, Reduce):
             return step
-        best, least = step, self._stored_for(i, step)
+        names = self._elsewhere(i, step)
+        best, least = step, self._values.nbytes(names)
         for _ in range(_MAX_DEPTH):
-            names = {name for name in step.reads if self._is_elsewhere(i, step, name)}
+            if not names:
+                break
             found = [load for load in loads(step.array.body) if load.buffer in names]
-            new = {load: self._formula(load) for load in found}
-            changed = with_formulas(step, new)
-            if not new or sum(1 for _ in loads(changed.array.body)) > _MAX_LOADS:
+            changed = with_formulas(step, {load: self._formula(load) for load in found})
+            if sum(1 for _ in loads(changed.array.body)) > _MAX_LOADS:
                 break
             array = changed.array
             body = map_expr(array.body, _asked_once)
             smaller = simplify_array(Array(array.axes, body))
             step = Compute(step.output, smaller, step.origin)
-            stored = self._stored_for(i, step)
+            names = self._elsewhere(i, step)
+            stored = self._values.nbytes(names)
             if stored <= least:
                 best, least = step, stored
         return best
 
-    def _stored_for(self, i: int, reader: Compute) -> int:
-        """Bytes of the cheap values that the reader wants in another order."""
-        wanted = (read for read in reader.reads if self._is_elsewhere(i, reader, read))
-        return self._values.nbytes(wanted)
+    def _elsewhere(self, i: int, reader: Compute) -> list[str]:
+        """The cheap values that the reader wants in another order."""
+        return [name for name in reader.reads if self._is_elsewhere(i, reader, name)]
 
     def _formula(self, load: Load) -> Expr:
         source = self._steps[self._values.writers[load.buffer][-1]]
