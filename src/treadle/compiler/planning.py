@@ -24,6 +24,7 @@ from treadle.targets.cpu import CPU, CPU_MODEL
 from treadle.targets.cuda import CUDA
 from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for
+from treadle.util.collector import without_collector
 from treadle.util.sizes import Budget, format_bytes
 
 
@@ -66,6 +67,7 @@ class Plan:
         return "\n".join(lines)
 
 
+@without_collector()
 def plan(
     function: Callable[..., object],
     *batch: object,

@@ -18,7 +18,13 @@ from treadle.graph.core.node_info import info, set_value, with_info
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.custom_ops.grouped import grouped_mm
 from treadle.graph.text.printing import show
-from treadle.passes.memory.choose import fastest_plan, plan_memory
+from treadle.passes.memory.choose import (
+    Version,
+    _first_fitting,
+    _Judged,
+    fastest_plan,
+    plan_memory,
+)
 from treadle.passes.memory.classify import classify, must_save
 from treadle.passes.memory.cost import Kind, flops_of, kind_of
 from treadle.passes.memory.cut import Edges, cheapest_cut, minimum_cut
@@ -394,6 +400,24 @@ def test_peaks_are_monotone_even_if_the_judge_is_rough(blocks):
         for k in range(5)
     ]
     assert found == sorted(found)
+
+
+def test_budgets_are_used_where_versions_are_missed_by_different_bytes(stack):
+    """What the simulator misses of chunked logits is not what it misses of whole ones."""
+    step, _ = stack
+    points = list(candidates(step, CPU_MODEL))
+    whole, chunked, small = Version(step), Version(step), Version(step)
+    versions = [whole] * 3 + [chunked] * (len(points) - 4) + [small]
+    missed = {id(whole): 60_000, id(chunked): 20_000, id(small): 0}
+
+    def judge(candidate: StepGraph) -> int:
+        (i,) = [k for k, point in enumerate(points) if point.step is candidate]
+        return points[i].predicted_peak + missed[id(versions[i])]
+
+    for i in range(1, len(points) - 1):
+        judged = _Judged(points, versions, judge)
+        assert _first_fitting(judged, judge(points[i].step)) == i
+        assert len(judged.peaks) <= 4  # both ends, the fastest that is chunked, and this one
 
 
 def test_an_impossible_budget_names_the_smallest_possible(stack):

@@ -1,9 +1,12 @@
 """The fastest plan within a budget, by the word of an exact judge who is asked rarely.
 
-Simulated peaks miss exact ones by an amount that changes little along the frontier. So both of
-its ends are judged; in between, the exact peak of a plan is expected on a straight line::
+Simulated peaks miss exact ones by an amount that changes little among the plans of one version of
+the step, and much from one version to another. So both ends of the frontier are judged, and of a
+version that has none of them its fastest plan, once the choice comes to it. All else is expected
+from these, each plan from the reference of its version::
 
-    expected(i) = exact(last) + (predicted(i) - predicted(last)) * slope
+    miss(r)     = exact(r) - predicted(r)
+    expected(i) = predicted(i) + miss(reference), or less on the line to miss(last)
 
 and a plan is chosen only once it has been judged itself.
 """
@@ -75,9 +78,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Judged:
-    """The frontier from fastest to smallest, and the exact peaks asked for so far."""
+    """The frontier from fastest to smallest, the version that each plan is of, and the exact peaks
+    asked for so far."""
 
     points: Sequence[Candidate]
+    versions: Sequence[Version]
     judge: PeakEvaluator
     peaks: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -92,11 +97,27 @@ class _Judged:
 
     def lowest_expected(self, i: int) -> float:
         """Plans that turn out smaller than this are passed over, so that the plans of two budgets
-        cannot cross; see ``_first_fitting``."""
-        high, low = self.points[0].predicted_peak, self.points[-1].predicted_peak
-        slope = (self.exact(0) - self.exact(self.last)) / max(high - low, 1)
-        expected = self.exact(self.last) + (self.points[i].predicted_peak - low) * slope
+        cannot cross; see ``_first_fitting``. It does not depend on what was judged before."""
+        expected = self.points[i].predicted_peak + self._missed(i)
         return max(expected - _TRUST * self.exact(0), self.exact(self.last))
+
+    def _missed(self, i: int) -> float:
+        """Bytes that the exact peak has at least, as expected, beside the simulated one: what the
+        reference of its version has, or less, if the smallest plan of all has."""
+        reference = self._reference(i)
+        if reference == i:
+            return self._miss(i)
+        high, low = (self.points[k].predicted_peak for k in (reference, self.last))
+        share = (high - self.points[i].predicted_peak) / max(high - low, 1)
+        return self._miss(reference) + share * min(self._miss(self.last) - self._miss(reference), 0)
+
+    def _reference(self, i: int) -> int:
+        """The end of the frontier that is of the version of ``i``, or else its fastest plan."""
+        alike = [k for k, version in enumerate(self.versions) if version is self.versions[i]]
+        return next(k for k in (0, self.last, alike[0]) if k in alike)
+
+    def _miss(self, i: int) -> int:
+        return self.exact(i) - self.points[i].predicted_peak
 
 
 def plan_memory(
@@ -114,7 +135,9 @@ def plan_memory(
     versions = _versions(step)
     tried = [(candidate, v) for v in versions for candidate in candidates(v.step, device)]
     points = [candidate for candidate, _ in tried]
-    judged = _Judged(pareto(points) if len(versions) > 1 else points, judge)
+    points = pareto(points) if len(versions) > 1 else points
+    origins = [next(v for candidate, v in tried if candidate is point) for point in points]
+    judged = _Judged(points, origins, judge)
     budget_bytes = _as_bytes(budget, judged)
     if judged.exact(0) <= budget_bytes:
         chosen = 0
@@ -122,9 +145,8 @@ def plan_memory(
         chosen = _first_fitting(judged, budget_bytes)
     else:
         chosen = _last_resort(judged, budget_bytes)
-    best = judged.points[chosen]
-    version = next(v for candidate, v in tried if candidate is best)
-    return _plan(version, best, judged.exact(chosen), judged=True)
+    peak = judged.exact(chosen)
+    return _plan(judged.versions[chosen], judged.points[chosen], peak, judged=True)
 
 
 def fastest_plan(step: StepGraph | Sequence[Version], device: DeviceModel) -> MemoryPlan:
