@@ -12,8 +12,9 @@ import treadle
 from treadle import Options
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes import registered
+from treadle.report import watch
 from treadle.report.products import size_of
-from treadle.report.stages import ORDER, PRODUCTS
+from treadle.report.stages import ORDER, PRODUCTS, Watcher
 
 PLAN = ("ReadMasksAsBytes()", "Recompute(", "UpdateEarly()")
 FLOW = re.compile(r"(\d+) changes, (\d+) -> (\d+) nodes")
@@ -82,6 +83,33 @@ def test_each_stage_has_its_reason_its_flow_and_its_passes(tmp_path):
     ]
 
 
+class Makers(Watcher):
+    """In which stage each product was told."""
+
+    def __init__(self):
+        self.open = None
+        self.found = {}
+
+    def begins(self, stage):
+        self.open = stage
+
+    def ends(self, stage, seconds):
+        self.open = None
+
+    def produced(self, name, product):
+        self.found[name] = self.open
+
+
+def test_what_is_written_of_a_product_is_time_of_the_stage_that_made_it(tmp_path, monkeypatch):
+    makers = Makers()
+    monkeypatch.setattr(watch, "watcher_for", lambda *_: makers)
+    prepared(tmp_path)
+    expected = {product: stage.name for stage in ORDER for product in stage.makes}
+    # what is captured is written once it has met the cache; loops, once their schedule is final
+    expected |= {"captured": "clean", "loops": "generate code", "kernels": "generate code"}
+    assert makers.found == expected
+
+
 def test_a_step_from_the_cache_shows_the_passes_of_its_first_compile(tmp_path):
     first, second = prepared(tmp_path), prepared(tmp_path)
     assert second.compiled.from_cache
@@ -97,7 +125,7 @@ def test_what_users_register_is_a_stage(tmp_path):
         assert "Nothing()" in passes[-1]
         assert "not run" not in "".join([line, *passes])
         assert re.search(r"\d+ nodes -> \d+ nodes", line)
-        assert list(step.compiled.seconds)[1] == "extend"
+        assert list(step.compiled.seconds)[:3] == ["import", "capture", "extend"]
     assert step.compiled.from_cache
 
 

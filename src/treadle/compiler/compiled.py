@@ -42,7 +42,7 @@ class Built:
     artifact: Artifact
     executable: Executable
     told: "Callable[[], CompileLog]"
-    seconds: Mapping[str, float]
+    seconds: dict[str, float]
     from_cache: bool
     library: bool
     checks: IndexCheck

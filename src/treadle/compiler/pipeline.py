@@ -158,7 +158,8 @@ def compile_step(
     from_cache, log = artifact is not None, None
     if entry is None or artifact is None:  # what another version wrote is written again
         artifact, log = _generate(request, guards, clock)
-        entry = saved_bytes(artifact, log)
+        with clock.stage("keep"):
+            entry = saved_bytes(artifact, log)
     lines = request.canonical.lines
     artifact = with_lines(artifact, lines)
     policy = replay_policy(step.signature, artifact, options)
@@ -167,7 +168,8 @@ def compile_step(
             artifact, build_, checks, policy, context.generators, context.arena
         )
     if not from_cache and not registered_late():
-        cache.put(key, entry)
+        with clock.stage("keep"):
+            cache.put(key, entry)
     target, told = request.target, told_later(entry, lines, log, extension)
     return Built(
         *(key, facts, entry, lines, artifact, executable, told, clock.seconds),
@@ -236,11 +238,11 @@ def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, Co
         with clock.stage("tune"):
             scheduled = tuned(scheduled, target, target.trials)
             _verify(scheduled, guards_of(step.graph))
-    watcher.produced("loops", scheduled.program)
-    watcher.produced("kernels", scheduled.plan)
     with clock.stage("generate code"):
+        watcher.produced("loops", scheduled.program)
+        watcher.produced("kernels", scheduled.plan)
         artifact = _generated(scheduled, target, log)
-    watcher.produced("sources", artifact)
+        watcher.produced("sources", artifact)
     return artifact, log
 
 
@@ -249,20 +251,20 @@ def _graph_to_graph(
 ) -> tuple[StepGraph, Scheduled | None]:
     """The planned graph, and what was made of it if its plan was judged."""
     watcher = clock.watcher
-    watcher.produced("captured", step)
     with clock.stage("clean"):
+        watcher.produced("captured", step)
         step = cleaned(step, target.options, watcher)
         if target.communication is not None:
             step = timed(step, target.options, target.communication, target.hardware, watcher)
-    watcher.produced("clean", step)
+        watcher.produced("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)
         step = applied(step, memory, watcher)
-    watcher.produced("planned", step)
-    watcher.produced("decisions", memory.table)
-    if target.communication is not None:
-        line = simulate_communication(step, target.communication, target.hardware)
-        watcher.simulated(line)
+        watcher.produced("planned", step)
+        watcher.produced("decisions", memory.table)
+        if target.communication is not None:
+            line = simulate_communication(step, target.communication, target.hardware)
+            watcher.simulated(line)
     return step, judged
 
 

@@ -26,6 +26,7 @@ class Stage:
 
 ORDER = (
     Stage("start", "first of all: what another process captured is bound, and nothing is traced"),
+    Stage("import", "once in a process: what captures and compiles; a start needs none of it"),
     Stage(
         "capture",
         "one run of the step on fake tensors; nothing of it runs at a later call",
@@ -46,6 +47,7 @@ ORDER = (
     ),
     Stage("tune", "where it is asked for: a choice is data, so the program is scheduled again"),
     Stage("generate code", "spells the kernels as scheduled; decides nothing", ("sources",)),
+    Stage("keep", "what was made as bytes, for reports and for the cache; for starts once it runs"),
     Stage("build", "last: compilers see finished text, and take it from the cache if they can"),
 )
 """All stages, in the order they run; from the cache those that make nothing, and no tuning."""

@@ -44,7 +44,7 @@ class BuildRecord(Protocol):
     estimated with."""
 
     artifact: Artifact
-    seconds: Mapping[str, float]
+    seconds: dict[str, float]
     facts: Mapping[str, str]
     key: str
     from_cache: bool

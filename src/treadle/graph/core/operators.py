@@ -35,44 +35,58 @@ def effects_of(node: fx.Node) -> Effect:
     op = _operator_of(node)
     if op is None:  # a function of Python's: FX knows of those that do something
         return Effect.RAISES if node.is_impure(impure_random=False) else Effect.NONE
-    if facts_of(op).may_recompute:
-        return Effect.NONE
+    certain = _certain_effects(op)
+    if certain is not None:
+        return certain
     return call_effects(op, arguments_of(op, node.args, node.kwargs))
+
+
+@functools.cache
+def _certain_effects(op: OpOverload) -> Effect | None:
+    """What every call of ``op`` does; ``None`` where its arguments decide."""
+    effects = facts_of(op).effects
+    return None if effects & (Effect.DRAWS | Effect.WRITES) else effects
+
+
+def _does(node: fx.Node, effects: Effect) -> bool:
+    """Whether the call of a node does one of these. Most do nothing: no flags are combined."""
+    found = effects_of(node)
+    return found is not Effect.NONE and bool(found & effects)
 
 
 def is_random(node: fx.Node) -> bool:
     """Whether the node advances a random number generator: its order and count matter."""
-    return Effect.DRAWS in effects_of(node)
+    return _does(node, Effect.DRAWS)
 
 
 def is_mutable(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
-    return Effect.WRITES in effects_of(node)
+    return _does(node, Effect.WRITES)
 
 
 def has_effect(node: fx.Node) -> bool:
     """Whether the node matters even if nobody reads it, random numbers aside: a check, a print, a
     user's operator."""
-    return bool(effects_of(node) & MATTERS)
+    return _does(node, MATTERS)
 
 
 def is_in_order(node: fx.Node) -> bool:
     """Whether the node keeps its place among all others of which this is true: it draws, or is a
     user's operator, which may."""
-    return bool(effects_of(node) & IN_ORDER)
+    return _does(node, IN_ORDER)
 
 
 def may_recompute(node: fx.Node) -> bool:
     """Whether a second call gives the same and does nothing else: equal ones may become one, and
     one may become two."""
-    return node.op in ("call_function", "get_attr") and not effects_of(node)
+    return node.op in ("call_function", "get_attr") and effects_of(node) is Effect.NONE
 
 
 def may_drop(node: fx.Node, *, keep_random: bool = True) -> bool:
     """Whether nothing is lost without a node that nobody reads. ``keep_random``: eager would have
     advanced the generator, and the numbers drawn after it depend on that."""
     needed = MATTERS | Effect.DRAWS if keep_random else MATTERS
-    return node.op in ("call_function", "get_attr") and not effects_of(node) & needed
+    return node.op in ("call_function", "get_attr") and not _does(node, needed)
 
 
 def is_known(node: fx.Node) -> bool:

@@ -1,7 +1,7 @@
 """A variant is made: the step is captured along the path that a call takes, and compiled."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
@@ -82,7 +82,9 @@ class VariantCompiler:
             return stored
         compiled = self.compile(call, known)
         if not call.path and not self._numbers:
-            self._starts.keep(key, compiled)
+            clock = Clock(seconds=compiled.seconds)
+            with clock.stage("keep"):
+                self._starts.keep(key, compiled)
         return compiled
 
     def stored(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
@@ -98,15 +100,17 @@ class VariantCompiler:
     @without_collector()
     def compile(self, call: NewCall, known: Variants, dims: "Dims | None" = None) -> Compiled:
         """The variant for ``call``; ``known``: those that there are."""
-        from treadle.compiler.pipeline import compile_graph  # late: a start needs no compiler
-        from treadle.report.watch import watcher_for
-
+        clock = Clock()
+        with clock.stage("import"):  # late: a start needs no compiler, and does not trace
+            from treadle.capture.step import capture
+            from treadle.compiler.pipeline import compile_graph
+            from treadle.report.watch import watcher_for
         flush_all()  # a compile may run the models on made-up tensors
         watcher = watcher_for(self.step.name, self.options)
-        clock = Clock(watcher)
+        clock = clock.heard_by(watcher)
         try:
             with clock.stage("capture"), _without_inference_mode():
-                captured = self._captured(call, dims)
+                captured = self._captured(capture, call, dims)
             self.note_numbers(captured.dependencies.counters)
             compiled = compile_graph(
                 captured,
@@ -157,10 +161,11 @@ class VariantCompiler:
             captured.inputs.pending.clear()
             captured.dependencies.host_draws.undo()
 
-    def _captured(self, call: NewCall, dims: "Dims | None") -> Captured:
-        """The step along the path that this call takes."""
-        from treadle.capture.failures import raise_told
-        from treadle.capture.step import capture  # late: a start does not trace
+    def _captured(
+        self, capture: Callable[..., Captured], call: NewCall, dims: "Dims | None"
+    ) -> Captured:
+        """The step along the path that this call takes, by ``capture``."""
+        from treadle.capture.failures import raise_told  # late, and imported with ``capture``
 
         along = functools.partial(
             capture,
