@@ -237,7 +237,7 @@ def test_the_version(capsys):
 
 
 def test_every_command_has_help_and_the_statuses_are_told(capsys):
-    commands = ["demo", "plan", "verify", "explain", "report", "bench", "doctor", "cache"]
+    commands = ["demo", "plan", "verify", "explain", "report", "bench", "why", "doctor", "cache"]
     for words in [[], *([each] for each in commands)]:
         with pytest.raises(SystemExit) as stop:
             main([*words, "--help"])

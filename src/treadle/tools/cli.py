@@ -1,4 +1,4 @@
-"""``treadle demo | plan | bench | verify | explain | report | reduce | doctor | cache``
+"""``treadle demo | plan | bench | verify | explain | report | reduce | why | doctor | cache``
 (also ``python -m treadle``)."""
 
 import argparse
@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from treadle.tools.exit_status import Exit
+from treadle.tools.why import meaning_of
 from treadle.util.errors import TreadleError
 from treadle.util.package import VERSION
 from treadle.util.sizes import parse_bytes
@@ -14,15 +16,18 @@ from treadle.util.sizes import parse_bytes
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
 words on the command line, a file or function that is not there; 3 treadle refuses the step or
-cannot do it (see docs/errors.md); 4 your own code raised an error; 70 a bug in treadle; 130
+cannot do it (see treadle why CODE); 4 your own code raised an error; 70 a bug in treadle; 130
 interrupted"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status, an ``Exit``; wrong words leave with
     ``SystemExit`` 2."""
-    parsed = _parser().parse_args(arguments)
-    from treadle.tools.run import run  # late: `--help` and wrong words need no PyTorch
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "why":
+        return _tell_why(parser, parsed.code)
+    from treadle.tools.run import run  # late: `--help`, `why` and wrong words need no PyTorch
 
     return run(parsed)
 
@@ -69,12 +74,24 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--against", default="eager", help="eager, or eager,torch.compile")
     bench.set_defaults(command="bench")
     _add_reduce(commands)
+    why = commands.add_parser("why", help="what an error's code means, and what to do about it")
+    why.add_argument("code", metavar="CODE", help="such as TR-102")
+    why.set_defaults(command="why")
     doctor = commands.add_parser("doctor", help="what this machine has and what treadle will use")
     doctor.set_defaults(command="doctor")
     cache = commands.add_parser("cache", help="where compiled code is kept, and how much")
     cache.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
     cache.set_defaults(command="cache")
     return parser
+
+
+def _tell_why(parser: argparse.ArgumentParser, code: str) -> int:
+    """Print the entry of a code."""
+    meaning = meaning_of(code)
+    if not meaning:
+        parser.error(f"there is no code {code!r}; codes are written as TR-102")
+    print(meaning)
+    return Exit.DONE
 
 
 def _add_reduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,0 +1,51 @@
+"""``treadle why CODE`` prints the entry of the code, which stands once: in ``docs/errors.md``."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treadle.tools.cli import main
+from treadle.tools.why import meaning_of
+
+PAGE = (Path(__file__).parent.parent / "docs" / "errors.md").read_text()
+
+
+@pytest.mark.parametrize("code", sorted(set(re.findall(r"TR-\d{3}", PAGE))))
+def test_every_code_has_an_entry_of_its_own(code):
+    first, *rest = meaning_of(code).splitlines()
+    assert code in first or " to " in first
+    assert not any(line.startswith(("- **TR", "#")) for line in rest)
+
+
+def test_an_entry_is_whole_and_no_more():
+    assert meaning_of("TR-004").splitlines() == [
+        "- **TR-004**: a file that was asked for (a report, figures as JSON) cannot be written, or "
+        "its path is a directory. Where",
+        "  a command writes it at its end, this is found at its start.",
+    ]
+    assert meaning_of("TR-312").startswith("- **TR-312**: no lowering rule")
+    assert "bug in treadle" in meaning_of("TR-901")
+    assert "\n  - **TR-" not in meaning_of("TR-312")
+
+
+@pytest.mark.parametrize("code", ["TR-102", "tr-102", "tr102", "102", "[TR-102]"])
+def test_a_code_may_be_written_as_it_comes(code, capsys):
+    assert main(["why", code]) == 0
+    assert capsys.readouterr().out.startswith("- **TR-102**")
+
+
+@pytest.mark.parametrize("code", ["TR-999", "no", ""])
+def test_what_is_no_code_is_wrong_words(code, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["why", code])
+    assert stop.value.code == 2
+    assert "TR-102" in capsys.readouterr().err
+
+
+def test_no_torch_is_needed():
+    code = "import sys; from treadle.tools.cli import main; main(['why', '102'])"
+    check = f"{code}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
