@@ -36,13 +36,14 @@ KERNELS = {
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """Triton's cache, of a process that sees an H100."""
+    """Triton's cache, of a process that sees an H100, where few functions are worth workers."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
     folder = tmp_path / "kept"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    monkeypatch.setattr(triton_ahead, "_FUNCTIONS_PER_WORKER", 1)
     seen = SimpleNamespace(
         get_current_target=lambda: GPUTarget(*TARGET),
         get_current_device=lambda: 0,
@@ -167,6 +168,9 @@ def test_a_program_that_is_no_python_is_not_started(kept, tmp_path, monkeypatch)
     assert not entries(kept)
 
 
-def test_a_single_function_is_left_to_its_launch(kept):
+@pytest.mark.parametrize(("count", "each"), [(1, 1), (7, 4)])
+def test_what_one_worker_would_compile_is_left_to_its_launches(kept, monkeypatch, count, each):
+    monkeypatch.setattr(triton_ahead, "_FUNCTIONS_PER_WORKER", each)
+    monkeypatch.setattr(subprocess, "Popen", None)
     job = CompileJob("m", "/nowhere", "f", 0, ("float32",), {})
-    assert not compile_ahead([job], TARGET)
+    assert not compile_ahead([job] * count, TARGET)

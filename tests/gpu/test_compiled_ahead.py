@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from treadle.runtime.kernels import triton_ahead
 
 
 def entries(folder):
@@ -13,6 +14,7 @@ def entries(folder):
 
 def test_launches_find_what_workers_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(triton_ahead, "_FUNCTIONS_PER_WORKER", 1)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(101, 48), nn.LayerNorm(48), nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 101)

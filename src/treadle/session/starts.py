@@ -2,8 +2,9 @@
 
 ::
 
-    the start key    treadle, PyTorch and Python; the step's code; the kinds of its models and
-                     optimizers; the key of the call (``variants/guards``); the options
+    the start key    treadle, PyTorch, Python and how many GPUs there are; the step's code; the kinds
+                     of its models and optimizers; the key of the call (``variants/guards``); the
+                     options
     a record         the reads of the run, the capture and the build as data
 
 A record serves if this process has, in every place that the run read, what the run found there:
@@ -47,6 +48,12 @@ from treadle.util.package import own_digest
 _MOST_RECORDS = 4
 """Of one start key: the same step where what it reads differs, the newest first. Each that does not
 serve costs a walk over what the step reads."""
+
+
+def _gpus() -> str:
+    """How many there are, which PyTorch's code asks for in steps (autocast on a GPU does) and
+    remembers in a variable: whether it was asked before must not tell processes apart."""
+    return f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_initialized() else ""
 
 
 def records_of(entry: bytes | None) -> list[Data]:
@@ -135,6 +142,7 @@ class Starts:
             own_digest(),
             f"{torch.__version__} {torch.version.git_version}",
             platform.python_version(),
+            _gpus(),
             code,
             *(f"{name} {kind_text(type(value))}" for each in kinds for name, value in each.items()),
             *(text_of_value(value) for value in deciding(self._options).values()),

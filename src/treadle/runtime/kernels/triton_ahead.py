@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, final
 
 _WORKER = str(Path(__file__).with_name("triton_worker.py"))
+_FUNCTIONS_PER_WORKER = 4
+"""What a worker compiles in the time that it takes to start."""
 Target = tuple[str, int, int]
 """A backend of Triton's, the architecture, and the threads of a warp."""
 
@@ -43,9 +45,9 @@ class CompileJob:
 
 
 def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
-    """Whether all of ``jobs`` were compiled, those that take long first in the list; a single one
-    is left to its launch, which takes no longer."""
-    count = min(len(jobs), len(os.sched_getaffinity(0)))
+    """Whether all of ``jobs`` were compiled, those that take long first in the list. So few that
+    one worker would do are left to their launches, which take no longer."""
+    count = min(len(jobs) // _FUNCTIONS_PER_WORKER, len(os.sched_getaffinity(0)))
     is_python = sys.executable and not getattr(sys, "frozen", False)  # no program of its own
     if count < 2 or not is_python:
         return False
