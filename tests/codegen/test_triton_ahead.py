@@ -84,6 +84,24 @@ def launched(function, launch):
         stage["jit"].run(*tensors, *numbers, grid=(1,), warmup=True, **constants, **options)
 
 
+class Recorded(subprocess.Popen):
+    """Keeps the processes that were started."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        started.append(self)
+
+
+started = []
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    started.clear()
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    return started
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_launch_finds_what_a_worker_compiled(name, kept, tmp_path):
     source, launches = programs(KERNELS[name])
@@ -141,24 +159,17 @@ def test_workers_that_end_are_not_waited_for(kept, tmp_path, monkeypatch):
     assert not compile_ahead(jobs, TARGET)
 
 
-def test_no_worker_is_left_after_an_interrupt(kept, tmp_path, monkeypatch):
+def test_no_worker_is_left_after_an_interrupt(kept, tmp_path, monkeypatch, recorded):
     jobs = jobs_of(tmp_path, monkeypatch, [make.softmax(64, 1000), make.transpose(100, 77)])
-    started = []
-
-    class Recorded(subprocess.Popen):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            started.append(self)
 
     def interrupted(selector, timeout=None):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess, "Popen", Recorded)
     monkeypatch.setattr(selectors.DefaultSelector, "select", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compile_ahead(jobs, TARGET)
-    assert len(started) == 2
-    assert all(worker.poll() is not None for worker in started)
+    assert len(recorded) == 2
+    assert all(worker.poll() is not None for worker in recorded)
 
 
 def test_a_program_that_is_no_python_is_not_started(kept, tmp_path, monkeypatch):
@@ -166,6 +177,33 @@ def test_a_program_that_is_no_python_is_not_started(kept, tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert not compile_ahead(jobs, TARGET)
     assert not entries(kept)
+
+
+def test_workers_start_while_functions_are_generated(kept, tmp_path, monkeypatch, recorded):
+    jobs = jobs_of(tmp_path, monkeypatch, [make.softmax(64, 1000), make.transpose(100, 77)])
+    with triton_ahead.workers_ahead(2 * triton_ahead._OPERATIONS_PER_WORKER):
+        assert len(recorded) == 2
+        assert compile_ahead(jobs, TARGET)
+        assert len(recorded) == 2
+        assert compile_ahead(jobs, TARGET), "those that have ended are not asked again"
+        assert len(recorded) == 4
+    assert all(worker.poll() is not None for worker in recorded)
+
+
+def test_workers_that_nothing_was_asked_of_end(kept, recorded):
+    def fails():
+        with triton_ahead.workers_ahead(2 * triton_ahead._OPERATIONS_PER_WORKER):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fails()
+    assert len(recorded) == 2
+    assert all(worker.poll() is not None for worker in recorded)
+
+
+def test_a_small_graph_starts_no_worker(kept, recorded):
+    with triton_ahead.workers_ahead(2 * triton_ahead._OPERATIONS_PER_WORKER - 1):
+        assert not recorded
 
 
 @pytest.mark.parametrize(("count", "each"), [(1, 1), (7, 4)])

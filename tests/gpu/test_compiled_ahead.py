@@ -9,7 +9,8 @@ from treadle.runtime.kernels import triton_ahead
 
 
 def entries(folder):
-    return {path.parent.name for path in folder.glob("*/*.cubin")}
+    """Device code, and what Triton compiles on the host to launch it."""
+    return {path.parent.name for kind in ("cubin", "so") for path in folder.glob(f"*/*.{kind}")}
 
 
 def test_launches_find_what_workers_compiled(monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ it. It shares no code with the interpreter of the loop IR.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -239,6 +240,9 @@ class PythonLoader:
             exec(compile(source.text, "<generated>", "exec"), module)
             functions |= {name: _launcher(module[name]) for name in source.functions}
         return Functions({}, functions, None, tables)
+
+    def ahead(self, operations: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
         return []

@@ -15,6 +15,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import final
@@ -156,17 +157,18 @@ def compile_step(
         entry = cache.get(key) if looks else None
         artifact = None if entry is None else read_artifact(entry)
     from_cache, log = artifact is not None, None
-    if entry is None or artifact is None:  # what another version wrote is written again
-        artifact, log = _generate(request, guards, clock)
-        with clock.stage("keep"):
-            entry = saved_bytes(artifact, log)
-    lines = request.canonical.lines
-    artifact = with_lines(artifact, lines)
-    policy = replay_policy(step.signature, artifact, options)
-    with clock.stage("build"):
-        executable = executable_of(
-            artifact, build_, checks, policy, context.generators, context.arena
-        )
+    with nullcontext() if from_cache else build_.ahead(len(step.graph.nodes)):
+        if entry is None or artifact is None:  # what another version wrote is written again
+            artifact, log = _generate(request, guards, clock)
+            with clock.stage("keep"):
+                entry = saved_bytes(artifact, log)
+        lines = request.canonical.lines
+        artifact = with_lines(artifact, lines)
+        policy = replay_policy(step.signature, artifact, options)
+        with clock.stage("build"):
+            executable = executable_of(
+                artifact, build_, checks, policy, context.generators, context.arena
+            )
     if not from_cache and not registered_late():
         with clock.stage("keep"):
             cache.put(key, entry)

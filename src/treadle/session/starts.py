@@ -2,8 +2,8 @@
 
 ::
 
-    the start key    treadle, PyTorch, Python and how many GPUs there are; the step's code; the kinds
-                     of its models and optimizers; the key of the call (``variants/guards``); the
+    the start key    treadle, PyTorch, Python and the number of GPUs; the step's code; the kinds of
+                     its models and optimizers; the key of the call (``variants/guards``); the
                      options
     a record         the reads of the run, the capture and the build as data
 

@@ -1,6 +1,7 @@
 """What turns the sources of an artifact into functions on this machine."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from treadle.runtime.kernels.compilers import (
@@ -33,6 +34,10 @@ class CppLoader:
     def identity(self) -> str:
         """The compiler and its flags."""
         return self.compiler.identity
+
+    def ahead(self, operations: int) -> AbstractContextManager[None]:
+        """A compiler has nothing to load ahead."""
+        return nullcontext()
 
     def load(
         self, sources: Sequence[Source], launches: Sequence[Launch], tables: Tables
@@ -98,6 +103,12 @@ class Build:
         """Changes whenever the same source may give another binary."""
         parts = (f"{name} {loader.identity}" for name, loader in sorted(self.loaders.items()))
         return content_key(self.language, *parts)
+
+    def ahead(self, operations: int) -> AbstractContextManager[None]:
+        """The time between now and ``load``, in which a graph of so many operations is compiled:
+        what compiles its sources can start meanwhile."""
+        loader = self.loaders.get(self.language)
+        return nullcontext() if loader is None else loader.ahead(operations)
 
     def library_keys(self, sources: Sequence[Source]) -> list[str]:
         """Where in the cache the compiled code of these sources is, once it is compiled."""

@@ -1,6 +1,7 @@
 """What a loader of a language is, and the functions that it gives."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,6 +44,10 @@ class Loader(Protocol):
     @property
     def identity(self) -> str:
         """What makes one build differ from another, beside the sources."""
+        ...
+
+    def ahead(self, operations: int) -> AbstractContextManager[None]:
+        """The time between now and ``load`` of what a graph of so many operations becomes."""
         ...
 
     def load(

@@ -4,7 +4,7 @@ Triton compiles where it launches: one function at a time, under the interpreter
 (``triton_worker.py``) makes the call of a launch with stand-ins for its tensors, which leaves the
 code in Triton's cache on disk, under the key that the launch asks for. What is not found there is
 compiled by the launch: another class of arguments (an address that is not aligned), or what a
-worker failed at.
+worker failed at. Workers start while the functions are still being generated.
 """
 
 import json
@@ -13,7 +13,8 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, final
@@ -21,6 +22,10 @@ from typing import IO, final
 _WORKER = str(Path(__file__).with_name("triton_worker.py"))
 _FUNCTIONS_PER_WORKER = 4
 """What a worker compiles in the time that it takes to start."""
+_OPERATIONS_PER_WORKER = 400
+"""Of a graph: about four functions come of them."""
+_waiting: ContextVar[tuple["subprocess.Popen[str]", ...]] = ContextVar("waiting", default=())
+"""Workers that were started for the compile that runs, and have no job yet."""
 Target = tuple[str, int, int]
 """A backend of Triton's, the architecture, and the threads of a warp."""
 
@@ -44,16 +49,32 @@ class CompileJob:
         return json.dumps(asdict(self))
 
 
+@contextmanager
+def workers_ahead(operations: int) -> Iterator[None]:
+    """While the block runs, workers for the functions of a graph of so many ``operations`` are
+    there, or on their way."""
+    count = _count(operations // _OPERATIONS_PER_WORKER)
+    with _workers(count) as workers:
+        before = _waiting.set(tuple(workers))
+        try:
+            yield
+        finally:
+            _waiting.reset(before)
+
+
 def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
     """Whether all of ``jobs`` were compiled, those that take long first in the list. So few that
     one worker would do are left to their launches, which take no longer."""
-    count = min(len(jobs) // _FUNCTIONS_PER_WORKER, len(os.sched_getaffinity(0)))
-    is_python = sys.executable and not getattr(sys, "frozen", False)  # no program of its own
-    if count < 2 or not is_python:
+    count = _count(len(jobs) // _FUNCTIONS_PER_WORKER)
+    if not count:
         return False
     waiting = [job.line for job in reversed(jobs)]
     failures: list[str] = []
-    with _workers(count) as workers, selectors.DefaultSelector() as selector:
+    with ExitStack() as stack:
+        workers = list(_waiting.get()[:count])
+        workers += stack.enter_context(_workers(count - len(workers)))
+        _waiting.set(())
+        selector = stack.enter_context(selectors.DefaultSelector())
         for worker in workers:
             if _send(worker, json.dumps(target)) and _send(worker, waiting.pop()):
                 selector.register(_output(worker), selectors.EVENT_READ, worker)
@@ -67,6 +88,14 @@ def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
                 if not (reply and waiting and _send(worker, waiting.pop())):
                     selector.unregister(key.fileobj)
     return not waiting and not any(failures)
+
+
+def _count(worth: int) -> int:
+    """How many workers to start where so many are worth it: none instead of one, and none in a
+    program that is no Python."""
+    is_python = sys.executable and not getattr(sys, "frozen", False)
+    count = min(worth, len(os.sched_getaffinity(0)))
+    return count if is_python and count > 1 else 0
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,7 @@ from triton.runtime.driver import driver
 
 from treadle.algebra.extents import sample_of
 from treadle.runtime.kernels.loader import Functions
-from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead
+from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead, workers_ahead
 from treadle.runtime.replay.tables import Tables
 from treadle.runtime.store.artifact import Launch, Source
 from treadle.runtime.store.cache import Cache, content_key
@@ -63,6 +64,10 @@ class TritonLauncher:
     def identity(self) -> str:
         """The version of Triton."""
         return f"triton {triton.__version__}"
+
+    def ahead(self, operations: int) -> AbstractContextManager[None]:
+        """Workers start, where device code is compiled."""
+        return nullcontext() if knobs.runtime.interpret else workers_ahead(operations)
 
     def load(
         self,

@@ -11,11 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from ctypes.util import find_library
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast, final
 
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 
@@ -65,7 +67,9 @@ def _compile(job: Mapping[str, Any]) -> None:
         MockTensor(_Type(argument)) if isinstance(argument, str) else argument
         for argument in job["arguments"]
     ]
-    stage["jit"].warmup(*arguments, grid=(1,), **job["options"])
+    kernel = stage["jit"].warmup(*arguments, grid=(1,), **job["options"])
+    if hasattr(nvidia, "make_launcher") and find_library("cuda"):
+        nvidia.CudaLauncher(kernel.src, kernel.metadata)  # Triton 3.6: C code for a signature
 
 
 def _main() -> None:
