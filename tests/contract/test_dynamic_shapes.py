@@ -1,6 +1,7 @@
 """One compile for every size of named dims: equal to eager at each size, in one pattern or more."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,10 @@ from torch.nn import functional as F
 
 import treadle
 from sized_models import Attention, Convolution, Words, clipped, training
+from treadle.lower import padding
+from treadle.targets import registry
+from treadle.targets.cpu import CPU
+from treadle.targets.cuda import CUDA
 
 
 def pair(model, loss_of, shapes, *, made=training, **options):
@@ -304,6 +309,51 @@ def test_ordinary_losses_are_served_by_one_pattern(name):
     both = pair(nn.Linear(8, 8), ORDINARY[name], shapes, made=alone)
     check(*both, [(torch.randn(3, time, 8),) for time in (5, 7, low, 32, 13, 3)])
     assert_one_pattern(both[0], f"compiled for time in {low}..32")
+
+
+@pytest.fixture
+def aligned(monkeypatch):
+    """A target whose products of halves get room for whole units, as on GPUs, whatever they
+    multiply."""
+    target = replace(CPU, name="aligned", aligned_bytes=CUDA.aligned_bytes)
+    monkeypatch.setitem(registry._TARGETS, "aligned", target)
+    monkeypatch.setattr(padding, "_WORK", 1)
+
+
+@pytest.mark.usefixtures("aligned")
+@pytest.mark.parametrize("words", [101, 257])
+def test_room_of_products_is_the_same_for_all_sizes(words):
+    """Of what the model decides; an odd number of rows gets none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(words, 72), nn.Linear(72, words, bias=False))
+
+    def loss_of(logits, x):
+        return F.cross_entropy(logits.float().flatten(0, 1), x.flatten())
+
+    def halves(model, loss_of):
+        def step(x):
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(x)
+            loss = loss_of(logits, x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return step, optimizer
+
+    shapes = treadle.dynamic({"x": ("batch", "time")}, batch=(2, 9), time=(2, 32))
+    options = treadle.Options(target="aligned")
+    step, eager, *models = pair(model, loss_of, shapes, made=halves, options=options)
+    for size in [(5, 17), (4, 16), (2, 2), (9, 31)]:
+        x = torch.randint(words, size)
+        torch.testing.assert_close(step(x), eager(x), rtol=0.02, atol=0.01)
+    mine, theirs = (list(each.parameters()) for each in models)
+    torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
+    assert step.recompiles == ["compiled for batch in 2..9, time in 2..32"]
+    rooms = {buffer.shape[-1] for buffer in step.compiled.artifact.buffers.values() if buffer.shape}
+    assert -(-words // 8) * 8 in rooms
 
 
 NEXT_WORD = {

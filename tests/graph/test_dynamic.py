@@ -1,6 +1,7 @@
 """Graphs of samples: two of them share nothing, however equal their dims are."""
 
 import gc
+import math
 import threading
 
 import torch
@@ -107,3 +108,13 @@ def test_what_has_no_symbols_is_no_twin():
     pair(fixed, like)
     assert twin_of(fixed) is fixed
     assert layout_of(fixed) == ((3,), (1,))
+
+
+def test_quotients_that_python_rounds_have_formulas():
+    """PyTorch's meta kernels do: of attention, ``math.ceil(rows / 32) * 32``."""
+    size = dims()
+    symbols = symbols_for(size)
+    n = symbols.symint(size)
+    up, down = symbols.size(math.ceil(n / 32) * 32), symbols.size(math.floor(n / 4))
+    assert same(up, (size + 31) // 32 * 32)
+    assert same(down, size // 4)

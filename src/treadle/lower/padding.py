@@ -8,16 +8,21 @@
 A product with an odd size runs several times slower than one a little larger. Buffers of ours
 get room for whole units, filled with zeros where a factor needs them; every view and formula
 still sees the value's own shape. Where a factor is not ours to lay out, rows are aligned only.
+Sizes that each call says get no room.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
+from treadle.algebra.extents import Size, same, sample_of
 from treadle.algebra.strides import contiguous_strides
 from treadle.compat.operators.schemas import OpOverload
+from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.node_info import known_value, tensor_of, value_of
 from treadle.graph.core.signature import StepGraph
 from treadle.lower.context import Layout, Layouts
@@ -71,7 +76,7 @@ class _PaddingPlanner:
         for node in products:
             for source in map(_source, (node, *node.all_input_nodes)):
                 if self._is_ours(source) and _is_unaligned(source):
-                    self.extents.setdefault(source, tuple(tensor_of(source).shape))
+                    self.extents.setdefault(source, _shape(source))
         for node in products:
             if node.target is torch.ops.aten.mm.default and tensor_of(node).dtype in _DTYPES:
                 self._pad(node)
@@ -86,25 +91,25 @@ class _PaddingPlanner:
         left, right = node.args
         assert isinstance(left, fx.Node)
         assert isinstance(right, fx.Node)
-        (m, k), n = tensor_of(left).shape, tensor_of(right).shape[1]
+        (m, k), n = _shape(left), _shape(right)[1]
         dtype = tensor_of(node).dtype
-        sizes = {size: _rounded(size, dtype) for size in (m, k, n)}
-        if m * k * n < _WORK or all(size == room for size, room in sizes.items()):
+        rooms = [size if isinstance(size, Size) else _rounded(size, dtype) for size in (m, k, n)]
+        is_padded = [not same(size, room) for size, room in zip((m, k, n), rooms, strict=True)]
+        if math.prod(map(sample_of, (m, k, n))) < _WORK or not any(is_padded):
             return
         ends = (((left, 0), (node, 0)), ((left, 1), (right, 0)), ((right, 1), (node, 1)))
         wanted: list[tuple[fx.Node, int, int]] = []
-        for size, both in zip((m, k, n), ends, strict=True):
-            if sizes[size] != size:
-                for operand, dim in both:
-                    found = self._place(operand, dim)
-                    if found is None:
-                        return
-                    wanted.append((*found, sizes[size]))
+        for room, both in itertools.compress(zip(rooms, ends, strict=True), is_padded):
+            for operand, dim in both:
+                found = self._place(operand, dim)
+                if found is None:
+                    return
+                wanted.append((*found, room))
         for source, dim, room in wanted:
-            old = self.extents.get(source, tuple(tensor_of(source).shape))
+            old = self.extents.get(source, _shape(source))
             self.extents[source] = (*old[:dim], room, *old[dim + 1 :])
-        if wanted:
-            self.factors[node] = ((sizes[m], sizes[k]), (sizes[k], sizes[n]))
+        rows, inner, columns = rooms
+        self.factors[node] = ((rows, inner), (inner, columns))
 
     def _place(self, operand: fx.Node, dim: int) -> tuple[fx.Node, int] | None:
         """The node and dim whose room gives ``operand`` room in ``dim``."""
@@ -135,10 +140,15 @@ class _PaddingPlanner:
 
 
 def _is_unaligned(node: fx.Node) -> bool:
-    value = value_of(node)
-    return value.shape[-1] >= _SHORTEST and value.shape[-1] != _rounded(
-        value.shape[-1], value.dtype
-    )
+    """Rows of a length that the call says stay as they are: most that come are aligned."""
+    length = _shape(node)[-1]
+    fixed = not isinstance(length, Size)
+    return fixed and length >= _SHORTEST and length != _rounded(length, tensor_of(node).dtype)
+
+
+def _shape(node: fx.Node) -> Shape:
+    """The sizes that every call has, and those that each says."""
+    return layout_of(tensor_of(node))[0]
 
 
 def _source(node: fx.Node) -> fx.Node:

@@ -19,7 +19,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from treadle.algebra.extents import Size, as_int, dims_in, sample_of, with_dims
+from treadle.algebra.extents import Size, as_int, ceil_div, dims_in, sample_of, with_dims
 from treadle.algebra.guards import GuardSet
 from treadle.algebra.polynomial import Atom, Dim, Quotient
 from treadle.compat.fake import FakeTensor, FakeTensorMode
@@ -104,8 +104,10 @@ class Symbols:
             return int(expr)
         if expr.is_Symbol:
             return self._sizes[str(expr)]
-        parts = [self._from(argument) for argument in expr.args] if not expr.is_Pow else []
         name = type(expr).__name__
+        if name in _WHOLE and type(expr.args[0]).__name__ == "IntTrueDiv":
+            return _WHOLE[name](*map(self._from, expr.args[0].args))
+        parts = [self._from(argument) for argument in expr.args] if not expr.is_Pow else []
         combine = self._combines(name)
         if combine is not None:
             return reduce(combine, parts)
@@ -138,6 +140,11 @@ class Symbols:
             self.guards.equal(self._from(symbol), self._from(other))
 
 
+_WHOLE: Mapping[str, Callable[[int, int], int]] = {
+    "CeilToInt": ceil_div,
+    "FloorToInt": operator.floordiv,
+}
+"""Of a quotient of two numbers the next whole one, as in ``math.ceil(n / 32)``."""
 _SUMS: Mapping[str, Callable[[int, int], int]] = {
     "Add": operator.add,
     "Mul": operator.mul,
