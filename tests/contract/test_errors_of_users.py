@@ -233,6 +233,26 @@ def test_a_batch_without_values_is_said_to_be_one():
     assert "test_errors_of_users.py" in caught.value.where
 
 
+def test_a_kernel_that_refuses_after_a_write_raises_eagers_kind_of_error():
+    """The norm's buffers were written before it; they are put back."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+    def step(x):
+        (model(x) @ torch.zeros(3, 2).double()).sum().backward()
+
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="same dtype") as eagers:
+        step(torch.randn(6, 4))
+    model.load_state_dict(before)
+    compiled = treadle.compile(step, model=model)
+    with pytest.raises(RuntimeError, match="same dtype") as ours:
+        compiled(torch.randn(6, 4))
+    assert str(eagers.value).splitlines()[0] in str(ours.value)
+    assert "double()).sum()" in str(ours.value)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_dtypes_that_a_kernel_refuses_are_eagers_error():
     x = torch.randn(1, 3, 4)
     for operation in (

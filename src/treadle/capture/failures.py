@@ -9,8 +9,6 @@
 Tracebacks keep the frames that are neither torch's nor ours.
 """
 
-import builtins
-import functools
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +29,7 @@ from treadle.compat.fake import (
     DataDependentOutputException,
     is_traced,
 )
-from treadle.util.errors import CaptureError, TreadleError
+from treadle.util.errors import CaptureError, TreadleError, joined_with
 
 _TORCH, _TREADLE = OURS
 _DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
@@ -194,15 +192,10 @@ def _looks_at_value(error: Exception) -> bool:
     )
 
 
-@functools.cache
-def also(kind: type[Exception]) -> Callable[..., CaptureError]:
-    """``CaptureError`` that is a ``kind`` as well, or the nearest builtin one: what the user's code
-    catches around eager it catches here."""
-    bases = [base for base in kind.__mro__ if vars(builtins).get(base.__name__) is base]
-    nearest = next(base for base in bases if not issubclass(base, UnicodeError))
-    if nearest is Exception:
-        return CaptureError
-    return type(f"Captured{nearest.__name__}", (CaptureError, nearest), {"__module__": "treadle"})
+def also(kind: type[Exception]) -> type[CaptureError]:
+    """``CaptureError`` that is a ``kind`` as well: what the user's code catches around eager it
+    catches here."""
+    return joined_with(kind, CaptureError)
 
 
 def _line_of(frames: traceback.StackSummary) -> str:

@@ -4,8 +4,13 @@ Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx``
 ``4xx`` run time, ``5xx`` distributed. ``docs/errors.md`` has a section for each.
 """
 
+import builtins
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, cast
+
+_Ours = TypeVar("_Ours", bound="TreadleError")
 
 
 class TreadleError(Exception):
@@ -129,3 +134,15 @@ def require(condition: bool, error: TreadleError | type[TreadleError], reason: s
     """Raise ``error`` unless ``condition``: an instance as it is, a kind with ``reason``."""
     if not condition:
         raise error if isinstance(error, TreadleError) else error(reason)
+
+
+@functools.cache
+def joined_with(kind: type[Exception], ours: type[_Ours]) -> type[_Ours]:
+    """``ours``, an error of treadle's, that is a ``kind`` as well, or the nearest builtin one."""
+    bases = [base for base in kind.__mro__ if vars(builtins).get(base.__name__) is base]
+    nearest = next(base for base in bases if not issubclass(base, UnicodeError))
+    if nearest is Exception:
+        return ours
+    said = "Captured" if ours.__name__ == "CaptureError" else "Failed"
+    both = type(f"{said}{nearest.__name__}", (ours, nearest), {"__module__": "treadle"})
+    return cast("type[_Ours]", both)

@@ -13,7 +13,7 @@ from treadle.runtime.kernels.launch_table import LaunchRunner, NativeLaunch
 from treadle.runtime.ranks.collectives import IN_FLIGHT
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.targets.registry import target_for
-from treadle.util.errors import GroupFailure, RuntimeFailure
+from treadle.util.errors import GroupFailure, RuntimeFailure, joined_with
 from treadle.util.expected import NotExpected
 
 Action = Callable[[], object]
@@ -115,9 +115,8 @@ class Actions:
             return NotExpected(str(error))  # nothing has happened yet: eager meets it as well
         name = step.function if isinstance(step, Launch) else step.op
         said, remedy = (error.message, error.remedy) if ours else (str(error), "")
-        return RuntimeFailure(
-            f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy
-        )
+        kind = joined_with(type(error), RuntimeFailure) if is_torchs and checked else RuntimeFailure
+        return kind(f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy)
 
     def _now(self) -> float:
         self._driver.synchronize(self._device)
