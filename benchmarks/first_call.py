@@ -11,30 +11,21 @@ import tempfile
 import time
 
 import torch
-import transformers
+from start import model_of, training
 
 import treadle
 
 
 def step_of(layers: int, cache: str) -> treadle.Step:
     """A step of GPT-2 with ``layers`` blocks of width 64, not compiled yet."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_embd=64, n_head=4, vocab_size=257, n_positions=64, n_layer=layers
-    )
-    model = transformers.GPT2LMHeadModel(config)
+    model = model_of(torch.device("cpu"), layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def train(tokens: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach()
-
-    options = treadle.Options(cache_dir=cache)
-    return treadle.compile(train, model=model, optimizer=optimizer, options=options)
+    return treadle.compile(
+        training(model, optimizer),
+        model=model,
+        optimizer=optimizer,
+        options=treadle.Options(cache_dir=cache),
+    )
 
 
 class Collections:

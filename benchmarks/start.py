@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import torch
 import transformers
@@ -35,6 +36,22 @@ def model_of(device: torch.device, layers: int) -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config).to(device)
 
 
+def training(
+    model: transformers.GPT2LMHeadModel, optimizer: torch.optim.Optimizer
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A step with clipping."""
+
+    def train(tokens: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return train
+
+
 def one(rival: str, layers: int, memory: float | None) -> None:
     """One process."""
     began, busy = time.perf_counter(), time.process_time()
@@ -46,16 +63,7 @@ def one(rival: str, layers: int, memory: float | None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model_of(device, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def train(tokens: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach()
-
-    step = train
+    step = train = training(model, optimizer)
     if rival == "treadle":
         step = treadle.compile(train, model=model, optimizer=optimizer, memory=memory)
     elif rival == "torch.compile":

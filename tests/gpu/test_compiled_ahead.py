@@ -1,10 +1,7 @@
 """A first call compiles no device code: workers have compiled what its launches ask for."""
 
-import torch
-from torch import nn
-from torch.nn import functional as F
-
 import treadle
+from gpu.small_language import small_language
 from treadle.runtime.kernels import triton_ahead
 
 
@@ -16,24 +13,9 @@ def entries(folder):
 def test_launches_find_what_workers_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(triton_ahead, "_FUNCTIONS_PER_WORKER", 1)
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Embedding(101, 48), nn.LayerNorm(48), nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 101)
-    ).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def train(tokens):
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach()
-
+    train, model, optimizer, tokens = small_language()
     options = treadle.Options(cache_dir=str(tmp_path / "cache"))
     step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
-    tokens = torch.randint(0, 101, (7, 33), device="cuda")
     step.prepare(tokens)
     compiled = entries(tmp_path / "triton")
     assert len(compiled) > 3

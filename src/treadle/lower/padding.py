@@ -8,7 +8,7 @@
 A product with an odd size runs several times slower than one a little larger. Buffers of ours
 get room for whole units, filled with zeros where a factor needs them; every view and formula
 still sees the value's own shape. Where a factor is not ours to lay out, rows are aligned only.
-Sizes that each call says get no room.
+Dynamic sizes get no room.
 """
 
 import itertools
@@ -140,14 +140,15 @@ class _PaddingPlanner:
 
 
 def _is_unaligned(node: fx.Node) -> bool:
-    """Rows of a length that the call says stay as they are: most that come are aligned."""
+    """Whether rows of a fixed length are not whole units. Dynamic lengths do not count: whether
+    they need room differs from call to call."""
     length = _shape(node)[-1]
     fixed = not isinstance(length, Size)
     return fixed and length >= _SHORTEST and length != _rounded(length, tensor_of(node).dtype)
 
 
 def _shape(node: fx.Node) -> Shape:
-    """The sizes that every call has, and those that each says."""
+    """The sizes, with a ``Size`` for each that is dynamic."""
     return layout_of(tensor_of(node))[0]
 
 

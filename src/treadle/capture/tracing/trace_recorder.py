@@ -163,7 +163,7 @@ class TraceRecorder:
 
 
 def _refuse_anomaly_mode() -> None:
-    """TR-128: a backward goes on by what it asks each gradient, whether there is a NaN in it."""
+    """TR-128: a NaN in a gradient would end the backward, and a trace has no values."""
     if checks_for_nan():
         raise CaptureError(
             "anomaly detection is on: it looks at the values of each gradient, which do not exist "

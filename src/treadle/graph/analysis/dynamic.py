@@ -105,8 +105,8 @@ class Symbols:
         if expr.is_Symbol:
             return self._sizes[str(expr)]
         name = type(expr).__name__
-        if name in _WHOLE and type(expr.args[0]).__name__ == "IntTrueDiv":
-            return _WHOLE[name](*map(self._from, expr.args[0].args))
+        if name in _ROUNDED and type(expr.args[0]).__name__ == "IntTrueDiv":
+            return _ROUNDED[name](*map(self._from, expr.args[0].args))
         parts = [self._from(argument) for argument in expr.args] if not expr.is_Pow else []
         combine = self._combines(name)
         if combine is not None:
@@ -140,11 +140,11 @@ class Symbols:
             self.guards.equal(self._from(symbol), self._from(other))
 
 
-_WHOLE: Mapping[str, Callable[[int, int], int]] = {
+_ROUNDED: Mapping[str, Callable[[int, int], int]] = {
     "CeilToInt": ceil_div,
     "FloorToInt": operator.floordiv,
 }
-"""Of a quotient of two numbers the next whole one, as in ``math.ceil(n / 32)``."""
+"""A quotient of two numbers that is rounded at once, as in ``math.ceil(n / 32)``."""
 _SUMS: Mapping[str, Callable[[int, int], int]] = {
     "Add": operator.add,
     "Mul": operator.mul,

@@ -1,9 +1,9 @@
 """The fastest plan within a budget, by the word of an exact judge who is asked rarely.
 
 Simulated peaks miss exact ones by an amount that changes little among the plans of one version of
-the step, and much from one version to another. So both ends of the frontier are judged, and of a
-version that has none of them its fastest plan, once the choice comes to it. All else is expected
-from these, each plan from the reference of its version::
+the step, and much from one version to another. So each version has a reference that is judged: an
+end of the frontier if one belongs to it, otherwise its fastest plan, once the choice reaches it.
+What is expected of all other plans follows from the reference of their version::
 
     miss(r)     = exact(r) - predicted(r)
     expected(i) = predicted(i) + miss(reference), or less on the line to miss(last)

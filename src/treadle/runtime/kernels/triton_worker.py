@@ -68,8 +68,15 @@ def _compile(job: Mapping[str, Any]) -> None:
         for argument in job["arguments"]
     ]
     kernel = stage["jit"].warmup(*arguments, grid=(1,), **job["options"])
-    if hasattr(nvidia, "make_launcher") and find_library("cuda"):
-        nvidia.CudaLauncher(kernel.src, kernel.metadata)  # Triton 3.6: C code for a signature
+    if _compiles_launchers():
+        nvidia.CudaLauncher(kernel.src, kernel.metadata)
+
+
+@functools.cache
+def _compiles_launchers() -> bool:
+    """Whether Triton has C code for each signature that it launches, as 3.6 does (3.9 has one
+    function for all), and the driver's library is there to link it with."""
+    return hasattr(nvidia, "make_launcher") and find_library("cuda") is not None
 
 
 def _main() -> None:

@@ -34,7 +34,9 @@ def tensor_fact(value: Tensor) -> TensorFact:
     """What of a tensor decides a graph: all but its numbers."""
     try:
         shape = tuple(value.shape)
-    except RuntimeError:  # of the sizes of a nested tensor there is no such list
+    except RuntimeError:
+        if not value.is_nested:  # only such a tensor has no list of sizes
+            raise
         raise refused_nested("is given a nested tensor", here()) from None
     return value.dtype, shape, value.stride(), place_of_tensor(value), value.requires_grad
 
