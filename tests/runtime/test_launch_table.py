@@ -79,7 +79,7 @@ def actions_of(steps: Sequence[object], runner: LaunchRunner | None) -> Actions:
         "cpu", (), {}, tuple(Launch(f"step{at}", (), ()) for at in range(len(steps))), (), (), (),
         arena_bytes=0, peak_bytes=0,
     )  # fmt: skip
-    actions = Actions(artifact, runner)
+    actions = Actions(artifact, () if runner is None else (runner,))
     for at, step in enumerate(steps):
         actions.add(at, [step])
     return actions

@@ -249,7 +249,9 @@ class PythonLoader:
 
 
 def _launcher(function: Callable[..., None]) -> DeviceFunction:
-    def bound(storages: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]]):
+    def bound(
+        storages: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]], pointers=None, /
+    ):
         def launch() -> None:
             for tensors, each in zip(storages, sizes, strict=True):
                 function(*tensors, *each)

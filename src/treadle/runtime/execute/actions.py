@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from treadle.runtime.kernels.launch_table import LaunchRunner, NativeLaunch
+from treadle.runtime.kernels.launch_table import JoinedLaunchError, LaunchJoiner
 from treadle.runtime.ranks.collectives import IN_FLIGHT
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.targets.registry import target_for
@@ -21,14 +21,14 @@ Action = Callable[[], object]
 
 @final
 class Actions:
-    """The actions of an artifact in order, and which step each belongs to. ``runner``: makes one
-    action of launches that follow each other."""
+    """The actions of an artifact in order, and which step each belongs to. ``joiners``: make
+    one action of launches that follow each other."""
 
-    def __init__(self, artifact: Artifact, runner: LaunchRunner | None = None) -> None:
+    def __init__(self, artifact: Artifact, joiners: Sequence[LaunchJoiner] = ()) -> None:
         self.flat: list[Action] = []
         self.owners: list[int] = []
         self._artifact = artifact
-        self._runner = runner
+        self._joiners = joiners
         self._programs: dict[tuple[int, int], list[tuple[int, Action]]] = {}
         self._of: list[Action] = []  # what they were made of
         self._driver = target_for(artifact.device).driver
@@ -68,6 +68,8 @@ class Actions:
         except NotExpected:
             IN_FLIGHT.finish()
             raise
+        except JoinedLaunchError as joined:
+            raise self._ended(position + joined.at, joined.error) from joined.error
         except Exception as error:
             raise self._ended(position, error) from error
 
@@ -78,7 +80,7 @@ class Actions:
         known = self._programs.get((start_at, stop_at))
         if known is None:
             pairs = list(enumerate(self.flat))[start_at:stop_at]
-            known = self._programs[start_at, stop_at] = _together(pairs, self._runner)
+            known = self._programs[start_at, stop_at] = _together(pairs, self._joiners)
         return known
 
     def run_steps(self, steps: Sequence[int]) -> None:
@@ -124,14 +126,16 @@ class Actions:
 
 
 def _together(
-    pairs: Sequence[tuple[int, Action]], runner: LaunchRunner | None
+    pairs: Sequence[tuple[int, Action]], joiners: Sequence[LaunchJoiner]
 ) -> list[tuple[int, Action]]:
+    def joiner_of(pair: tuple[int, Action]) -> LaunchJoiner | None:
+        return next((joiner for joiner in joiners if joiner.takes(pair[1])), None)
+
     program: list[tuple[int, Action]] = []
-    for _, group in groupby(pairs, lambda pair: isinstance(pair[1], NativeLaunch)):
+    for joiner, group in groupby(pairs, joiner_of):
         members = list(group)
-        launches = [action for _, action in members if isinstance(action, NativeLaunch)]
-        if launches and runner is not None:
-            program.append((members[0][0], runner.together(launches)))
+        if joiner is not None:
+            program.append((members[0][0], joiner.together([action for _, action in members])))
         else:
             program += members
     return program

@@ -48,7 +48,7 @@ class Preparation:
 
     def actions(self) -> Actions:
         """All of them."""
-        actions = Actions(self.artifact, self.functions.runner)
+        actions = Actions(self.artifact, self.functions.joiners)
         results = {view.buffer for view in self.artifact.results if view is not None}
         releases = self.artifact.releases or ((),) * len(self.artifact.steps)
         for index, step in enumerate(self.artifact.steps):
@@ -83,7 +83,8 @@ class Preparation:
         if function is None:
             raise RuntimeFailure(f"no source defines {step.function}", code="TR-402")
         storages = self.bindings.storages(step.buffers)
-        return [*actions, function(storages, step.sizes)]
+        pointers = self.bindings.pointers(step.buffers) if self.functions.joiners else None
+        return [*actions, function(storages, step.sizes, pointers)]
 
     def _call(self, step: CallStep) -> list[Action]:
         args: list[object] = [None] * len(step.args)

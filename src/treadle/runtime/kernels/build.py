@@ -49,7 +49,9 @@ class CppLoader:
         for source, library in zip(sources, libraries, strict=True):
             functions |= load_functions(library, source.functions)
             setter = setter or thread_setter(library)
-        return Functions(functions, {}, setter, tables, launch_runner(str(self.cache.directory)))
+        runner = launch_runner(str(self.cache.directory))
+        joiners = () if runner is None else (runner,)
+        return Functions(functions, {}, setter, tables, joiners)
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
         """The key of each library in the cache."""

@@ -13,7 +13,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from treadle.runtime.kernels.c_library import load_c
 
@@ -26,6 +26,26 @@ void run_launches(const word *table, long long count) {
     ((kernel)at[0])((void *const *)at[1], (const long long *)at[2], (long long)at[3]);
 }
 """
+
+
+class JoinedLaunchError(Exception):
+    """An ``error`` of the launch that is number ``at`` of those that run as one."""
+
+    def __init__(self, at: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.at, self.error = at, error
+
+
+class LaunchJoiner(Protocol):
+    """Makes one action of launches of one kind."""
+
+    def takes(self, action: object) -> bool:
+        """Whether it knows how to run this one."""
+        ...
+
+    def together(self, launches: Sequence[Any]) -> Callable[[], None]:
+        """Runs them one after another; ``JoinedLaunchError`` where one fails."""
+        ...
 
 
 @final
@@ -73,6 +93,10 @@ class LaunchRunner:
     """Makes one function of launches."""
 
     run: Callable[[int, int], None]
+
+    def takes(self, action: object) -> bool:
+        """Those in C++."""
+        return isinstance(action, NativeLaunch)
 
     def together(self, launches: Sequence[NativeLaunch]) -> LaunchTable:
         """Runs them one after another."""

@@ -1,26 +1,37 @@
 """What a loader of a language is, and the functions that it gives."""
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from treadle.runtime.kernels.launch_table import LaunchRunner
+from treadle.runtime.kernels.launch_table import LaunchJoiner
 from treadle.runtime.replay.tables import Tables
 from treadle.runtime.store.artifact import Launch, Source
 from treadle.runtime.store.cache import Cache
 
-DeviceFunction = Callable[[Sequence[Sequence[Tensor]], Sequence[Sequence[int]]], Callable[[], None]]
-"""Of the storages of the buffers of each instance (1-D, stride 1) and its sizes, one launch: each
-call of it runs the function on what the lists hold at the time."""
+
+class DeviceFunction(Protocol):
+    """Of the storages of the buffers of each instance (1-D, stride 1) and its sizes, one launch:
+    each call of it runs the function on what the lists hold at the time. ``pointers``: where their
+    addresses stand then, where a ``joiner`` of the language wants them."""
+
+    def __call__(
+        self,
+        storages: Sequence[Sequence[Tensor]],
+        sizes: Sequence[Sequence[int]],
+        pointers: "ctypes.Array[Any] | None" = None,
+        /,
+    ) -> Callable[[], None]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Loaded code by name. ``set_threads`` tells its OpenMP runtime how many to use; ``runner``
-    makes one call of several launches."""
+    """Loaded code by name. ``set_threads`` tells its OpenMP runtime how many to use; ``joiners``
+    make one action of several launches."""
 
     native: Mapping[str, Callable[..., None]] = field(
         default_factory=dict[str, Callable[..., None]]
@@ -28,13 +39,13 @@ class Functions:
     device: Mapping[str, DeviceFunction] = field(default_factory=dict[str, DeviceFunction])
     set_threads: Callable[[int], None] | None = None
     tables: Tables = field(default_factory=Tables)
-    runner: LaunchRunner | None = None
+    joiners: tuple[LaunchJoiner, ...] = ()
 
     def joined(self, other: "Functions") -> "Functions":
         """Those of both, which share their tables."""
         setter = self.set_threads or other.set_threads
         native, device = {**self.native, **other.native}, {**self.device, **other.device}
-        return Functions(native, device, setter, self.tables, self.runner or other.runner)
+        return Functions(native, device, setter, self.tables, (*self.joiners, *other.joiners))
 
 
 class Loader(Protocol):

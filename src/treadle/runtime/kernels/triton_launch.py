@@ -1,23 +1,21 @@
 """Loads generated Triton modules and launches their functions.
 
-A module's text goes to a file named by its hash (the Triton compiler reads the source back from
-there) and is imported once. Device code is compiled for each class of arguments (of addresses:
-aligned or not; of sizes: multiples of 16 or not), never for each size, and kept by Triton's own
-cache on disk, by its content: for the launches of an artifact when it is loaded
-(``triton_ahead.py``), for other classes at their first launch.
+Device code is compiled for each class of arguments (of addresses: aligned or not; of sizes:
+multiples of 16 or not), never for each size, and kept by Triton's own cache on disk, by its
+content: for the launches of an artifact when it is loaded (``triton_ahead.py``), for other classes
+at their first launch.
 
 Host scalars (0-dim tensors on the CPU) are mirrored to the device before each launch that reads
 them, at an address that does not change.
 """
 
+import ctypes
 import functools
-import hashlib
-import importlib.util
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypedDict, final
@@ -29,13 +27,23 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 from treadle.algebra.extents import sample_of
+from treadle.runtime.kernels.driver_launch import (
+    ALIGNED,
+    DriverLaunch,
+    KernelArguments,
+    KernelRow,
+    KernelRunner,
+    Pointers,
+    cuda_library,
+    kernel_runner,
+)
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead, workers_ahead
+from treadle.runtime.kernels.triton_modules import module_of
 from treadle.runtime.replay.tables import Tables
 from treadle.runtime.store.artifact import Launch, Source
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.registry import target_for
-from treadle.util.errors import RuntimeFailure
 
 Class = tuple[object, ...]
 """What the compiled code of a function depends on."""
@@ -43,22 +51,25 @@ Class = tuple[object, ...]
 Storages = Sequence[Sequence[Tensor]]
 Sizes = Sequence[Sequence[int]]
 
-_ALIGNED = 16
-"""Bytes; addresses and sizes that are multiples of it allow wide loads."""
-
-_modules: dict[str, ModuleType] = {}
+_BY_DRIVER = "TREADLE_DRIVER_LAUNCH"
+"""A variable of the environment; 1: kernels that follow each other are launched by one call of C.
+"""
 
 
 def launcher(cache: Cache) -> "TritonLauncher":
     """The launcher of this process; its module files lie in the cache directory."""
-    return TritonLauncher(cache.directory / "triton")
+    wanted = os.environ.get(_BY_DRIVER) == "1" and not knobs.runtime.interpret
+    runner = kernel_runner(str(cache.directory), cuda_library()) if wanted else None
+    return TritonLauncher(cache.directory / "triton", runner)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonLauncher:
-    """Loads Triton modules; a ``Loader`` of ``runtime/kernels/loader.py``."""
+    """Loads Triton modules; a ``Loader`` of ``runtime/kernels/loader.py``. ``runner``: what
+    launches kernels without Triton."""
 
     folder: Path
+    runner: KernelRunner | None = None
 
     @property
     def identity(self) -> str:
@@ -81,13 +92,14 @@ class TritonLauncher:
         functions: dict[str, DeviceLaunch] = {}
         homes: dict[str, tuple[ModuleType, int]] = {}
         for source in sources:
-            module = _module(self.folder, source.text)
+            module = module_of(self.folder, source.text)
             for name in source.functions:
                 entry: Entry = module.FUNCTIONS[name]
-                functions[name] = DeviceLaunch(entry, tables)
+                functions[name] = DeviceLaunch(entry, tables, self.runner)
                 homes[name] = module, len(source.function(name))
         self._compile_ahead(homes, launches)
-        return Functions({}, functions, None, tables)
+        joiners = () if self.runner is None else (self.runner,)
+        return Functions({}, functions, None, tables, joiners)
 
     def _compile_ahead(
         self, homes: Mapping[str, tuple[ModuleType, int]], launches: Sequence[Launch]
@@ -115,46 +127,6 @@ class TritonLauncher:
     def keys(self, sources: Sequence[Source]) -> list[str]:
         """None: Triton keeps its own cache."""
         return []
-
-
-def _module(folder: Path, text: str) -> ModuleType:
-    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-    if digest not in _modules:
-        path = _write(folder, f"triton_{digest}.py", text)
-        _modules[digest] = _import(f"treadle_triton_{digest}", path)
-    return _modules[digest]
-
-
-def _write(folder: Path, name: str, text: str) -> Path:
-    """Atomically, since other processes may write the same file; elsewhere if we may not."""
-    path = folder / name
-    if path.exists() and path.read_text() == text:
-        return path
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    except OSError:
-        return _write(Path(tempfile.mkdtemp(prefix="treadle-")), name, text)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    Path(temporary).replace(path)
-    return path
-
-
-def _import(name: str, path: Path) -> ModuleType:
-    try:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise RuntimeFailure(
-            f"the generated module {path} cannot be imported: {error}",
-            code="TR-431",
-            remedy="install triton; it comes with CUDA builds of PyTorch",
-        ) from error
-    return module
 
 
 class Jit(Protocol):
@@ -190,44 +162,77 @@ class DeviceLaunch:
 
     entry: Entry
     tables: Tables
+    runner: KernelRunner | None = None
     compiled: dict[Class, Any] = field(default_factory=dict[Class, Any])
 
-    def __call__(self, storages: Storages, sizes: Sizes) -> "_Bound":
-        return _Bound(self, storages, sizes)
+    def __call__(
+        self, storages: Storages, sizes: Sizes, pointers: Pointers | None = None, /
+    ) -> "_Bound":
+        return _Bound(self, storages, sizes, pointers)
 
 
-@dataclass(slots=True)
-class _Bound:
+@final
+class _Bound(DriverLaunch):
     """One launch. What does not change from call to call (grids, block tables) is worked out at the
     first, when the storages are there."""
 
-    function: DeviceLaunch
-    storages: Storages
-    sizes: Sizes
-    prepared: "_One | _Many | None" = None
+    __slots__ = ("_function", "_pointers", "_prepared", "_sizes", "_storages", "rows")
+
+    def __init__(
+        self, function: DeviceLaunch, storages: Storages, sizes: Sizes, pointers: Pointers | None
+    ) -> None:
+        self._function, self._storages, self._sizes = function, storages, sizes
+        self._pointers, runner = pointers, function.runner
+        stages = function.entry["stages"] if pointers is not None else ()
+        self.rows = () if runner is None else tuple(KernelRow(runner.library) for _ in stages)
+        self._prepared: _One | _Many | None = None
+
+    @property
+    def fills_tables(self) -> bool:
+        """Whether it takes its buffers from one."""
+        return self._function.entry["table"]
 
     def __call__(self) -> None:
-        if self.prepared is None:
-            tensors = (tensor for row in self.storages for tensor in row)
-            device = next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
-            self.prepared = (
-                _Many(self.function, self.sizes, device)
-                if self.function.entry["table"]
-                else _One(self.function, self.sizes, device)
-            )
-        self.prepared(self.storages)
+        self._first_prepared()(self._storages)
+
+    def by_triton(self, at: int) -> None:
+        """One of its stages."""
+        self._first_prepared()(self._storages, at)
+
+    def is_recorded(self) -> bool:
+        """What is launched on its device."""
+        return self._function.tables.is_recording(self._device())
+
+    def _device(self) -> torch.device:
+        tensors = (tensor for row in self._storages for tensor in row)
+        return next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
+
+    def _first_prepared(self) -> "_One | _Many":
+        if self._prepared is None:
+            function, device = self._function, self._device()
+            make = _Many if self.fills_tables else _One
+            mirrors = _Mirrors(device)
+            self._prepared = make(function, self._sizes, mirrors, self.rows)
+            if self._pointers is not None and not mirrors.are_needed(self._storages):
+                self._prepared.join(self._pointers)
+        return self._prepared
 
 
 class _Mirrors:
     """Copies of host scalars on the device, one per place that takes one."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._copies: dict[tuple[int, int], Tensor] = {}
 
-    def of(self, instances: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+    def are_needed(self, instances: Storages) -> bool:
+        """Whether any of these is not on the device."""
+        on_host = target_for(self.device).on_host
+        return not on_host and any(t.is_cpu for row in instances for t in row)
+
+    def of(self, instances: Storages) -> Storages:
         """The same tensors, all on the device."""
-        if target_for(self._device).on_host or not any(t.is_cpu for row in instances for t in row):
+        if not self.are_needed(instances):
             return instances
         return [
             [self._copy((i, j), t) if t.is_cpu else t for j, t in enumerate(row)]
@@ -236,25 +241,36 @@ class _Mirrors:
 
     def _copy(self, place: tuple[int, int], tensor: Tensor) -> Tensor:
         if place not in self._copies:
-            self._copies[place] = torch.empty_like(tensor, device=self._device)
+            self._copies[place] = torch.empty_like(tensor, device=self.device)
         return self._copies[place].copy_(tensor)
 
 
 class _One:
     """One instance: buffers are plain arguments. Stages run one after the other."""
 
-    def __init__(self, function: DeviceLaunch, sizes: Sizes, device: torch.device) -> None:
-        self._mirrors = _Mirrors(device)
-        told = tuple(sizes[0])
+    def __init__(
+        self, function: DeviceLaunch, sizes: Sizes, mirrors: _Mirrors, rows: Sequence[KernelRow]
+    ) -> None:
+        self._mirrors = mirrors
+        self._told = tuple(sizes[0])
+        self._rows = rows
         self._stages = [
-            _Prepared(stage, stage["programs"](*told), told, function.compiled, (at,))
-            for at, stage in enumerate(function.entry["stages"])
+            _Prepared(
+                stage, stage["programs"](*self._told), self._told, function.compiled, (at,), row
+            )
+            for at, (stage, row) in enumerate(zip_longest(function.entry["stages"], rows))
         ]
 
-    def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
+    def join(self, pointers: Pointers) -> None:
+        """From now on rows may hold its kernels, for buffers at ``pointers``."""
+        for row in self._rows:
+            row.reads(KernelArguments(pointers, self._told), pointers, exact=False)
+
+    def __call__(self, instances: Storages, stage: int | None = None) -> None:
+        """All stages, or one."""
         (tensors,) = self._mirrors.of(instances)
-        for stage in self._stages:
-            stage.launch(tensors)
+        for each in self._stages if stage is None else self._stages[stage : stage + 1]:
+            each.launch(tensors)
 
 
 @final
@@ -278,7 +294,7 @@ class _Sizes:
 
     @property
     def unit(self) -> int:
-        return _ALIGNED if all(size % _ALIGNED == 0 for size in self.flat) else 1
+        return ALIGNED if all(size % ALIGNED == 0 for size in self.flat) else 1
 
 
 def _jobs(module: ModuleType, launch: Launch) -> list[CompileJob]:
@@ -299,7 +315,7 @@ def _arguments(entry: Entry, sizes: Sizes) -> tuple[str | int, ...]:
         return (*entry["types"], *sizes[0])
     told = _Sizes.of(entry, sizes)
     kind = str(told.kind).removeprefix("torch.")
-    return ("int64", kind, "int32", *told.dims, _ALIGNED, told.unit)
+    return ("int64", kind, "int32", *told.dims, ALIGNED, told.unit)
 
 
 def _classes(sizes: Sizes) -> list[Sizes]:
@@ -307,7 +323,7 @@ def _classes(sizes: Sizes) -> list[Sizes]:
     if all(type(size) is int for each in sizes for size in each):
         return [sizes]
     samples = [[sample_of(size) for size in each] for each in sizes]
-    return [samples, [[-(-size // _ALIGNED) * _ALIGNED for size in each] for each in samples]]
+    return [samples, [[-(-size // ALIGNED) * ALIGNED for size in each] for each in samples]]
 
 
 class _Many:
@@ -319,69 +335,96 @@ class _Many:
         blocks[2 * program] = instance      blocks[2 * program + 1] = program of the instance
     """
 
-    def __init__(self, function: DeviceLaunch, sizes: Sizes, device: torch.device) -> None:
+    def __init__(
+        self, function: DeviceLaunch, sizes: Sizes, mirrors: _Mirrors, rows: Sequence[KernelRow]
+    ) -> None:
         self._tables = function.tables
-        self._mirrors = _Mirrors(device)
+        self._mirrors = mirrors
+        self._device = device = mirrors.device
         (stage,) = function.entry["stages"]
         counts = [stage["programs"](*size) for size in sizes]
         pairs = [(i, p) for i, count in enumerate(counts) for p in range(count)]
         told = _Sizes.of(function.entry, sizes)
-        self._device = device
         self._blocks = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1)
         self._sizes = torch.tensor(told.flat, dtype=told.kind, device=device)
-        self._unit = told.unit
+        self._dims, self._unit = told.dims, told.unit
+        self._rows = rows
         kind = (str(told.kind),)
-        self._stage = _Prepared(stage, len(pairs), told.dims, function.compiled, kind)
+        row = next(iter(rows), None)
+        self._stage = _Prepared(stage, len(pairs), told.dims, function.compiled, kind, row)
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
+        self._given = (ctypes.c_void_p * 3)()  # the pointers of the kernel
         self._spare: list[Tensor] = []  # for a recording
 
-    def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
+    def join(self, pointers: Pointers) -> None:
+        """From now on a row may hold its kernel, for buffers at ``pointers``."""
+        for row in self._rows:
+            row.reads(KernelArguments(self._given, self._dims), pointers, exact=True)
+
+    def __call__(self, instances: Storages, _stage: int | None = None) -> None:
         rows = self._mirrors.of(instances)
         addresses = [tensor.data_ptr() for tensors in rows for tensor in tensors]
-        align = _ALIGNED if all(a % _ALIGNED == 0 for a in addresses) else 1
+        align = ALIGNED if all(a % ALIGNED == 0 for a in addresses) else 1
         constants = {"ALIGN": align, "UNIT": self._unit}
         if self._tables.is_recording(self._device):
             table = self._spare.pop()
             self._tables.fill_later(table, addresses)
-            self._stage.launch((table, self._sizes, self._blocks), constants)
+            self._stage.launch((table, self._sizes, self._blocks), constants, once=True)
             return
         if not self._spare:  # not while recording: that memory is written by every replay
             self._spare.append(torch.empty(len(addresses), dtype=torch.int64, device=self._device))
         if addresses != self._addresses:
+            for row in self._rows:
+                row.waits()
             self._table, self._addresses = self._tables.of(addresses, self._device), addresses
-        self._stage.launch((self._table, self._sizes, self._blocks), constants)
+        tensors = (self._table, self._sizes, self._blocks)
+        self._given[:] = [tensor.data_ptr() for tensor in tensors]
+        self._stage.launch(tensors, constants)
 
 
 @dataclass(slots=True)
 class _Prepared:
     """A device function with its grid and the sizes that it is told. After the first launch of a
     class, Triton's dispatch (which inspects every argument) is passed by. ``kind``: what
-    the class depends on beside the arguments."""
+    the class depends on beside the arguments; ``row``: what is told which kernel it was."""
 
     stage: LaunchStage
     programs: int
     sizes: tuple[int, ...]
     compiled: dict[Class, Any]
     kind: Class
+    row: KernelRow | None
 
     def __post_init__(self) -> None:
         self.kind = (*self.kind, *map(_class_of, self.sizes))
+        if self.row is not None and not self.programs:
+            self.row.launches_nothing()
 
-    def launch(self, tensors: Sequence[Tensor], constants: Mapping[str, int] | None = None) -> None:
+    def launch(
+        self,
+        tensors: Sequence[Tensor],
+        constants: Mapping[str, int] | None = None,
+        *,
+        once: bool = False,
+    ) -> None:
+        """``once``: no other launch takes these tensors."""
         if not self.programs:
             return
         extra = dict(constants or {})
-        aligned = (tensor.data_ptr() % _ALIGNED == 0 for tensor in tensors)
+        aligned = (tensor.data_ptr() % ALIGNED == 0 for tensor in tensors)
         key = (*self.kind, *extra.values(), *aligned)
-        ready = self.compiled.get(key)
-        if ready is not None:
-            ready[(self.programs, 1, 1)](*tensors, *self.sizes, *extra.values())
-            return
-        call = self.stage["jit"][(self.programs,)]
-        kernel = call(*tensors, *self.sizes, **extra, **_options(self.stage))
-        if kernel is not None:  # the interpreter compiles nothing
+        kernel = self.compiled.get(key)
+        if kernel is not None:
+            kernel[(self.programs, 1, 1)](*tensors, *self.sizes, *extra.values())
+        else:
+            call = self.stage["jit"][(self.programs,)]
+            kernel = call(*tensors, *self.sizes, **extra, **_options(self.stage))
+            if kernel is None:  # the interpreter compiles nothing
+                return
             self.compiled[key] = kernel
+        if self.row is not None and not once:
+            self.row.holds(kernel, self.programs)
 
 
 def _options(stage: LaunchStage) -> dict[str, int | bool]:
@@ -395,4 +438,4 @@ def _options(stage: LaunchStage) -> dict[str, int | bool]:
 
 def _class_of(size: int) -> tuple[bool, bool, bool]:
     """For which numbers Triton makes the same code."""
-    return size % _ALIGNED == 0, size == 1, size >= 2**31
+    return size % ALIGNED == 0, size == 1, size >= 2**31

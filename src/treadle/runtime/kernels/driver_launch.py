@@ -1,0 +1,347 @@
+"""Compiled Triton kernels that follow each other, launched by one call of C.
+
+::
+
+    row   = function, programs, threads, shared memory, parameters; addresses and what they must be
+    launch_kernels(rows, count, cuLaunchKernel, stream)  =  cuLaunchKernel(row), one after another
+
+Triton's own launcher is a call of Python's for each kernel, which parses its arguments and asks the
+driver about each pointer. Here the parameters lie ready: pointers in the array that a step is bound
+by, numbers beside it. A row looks at its addresses before it launches: code for aligned ones takes
+no others, and a table holds for the addresses that it was filled with. Where they do not fit, where
+the driver refuses, or where a kernel needs more than a grid, threads and shared memory, Triton
+launches it as before, and says what is wrong in its own words.
+"""
+
+import ctypes
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, final
+
+from triton import knobs
+from triton.runtime.driver import driver
+
+from treadle.runtime.kernels.c_library import load_c
+from treadle.runtime.kernels.launch_table import JoinedLaunchError
+
+_SOURCE = """
+typedef unsigned long long word;
+typedef unsigned number;
+typedef int (*launcher)(void *, number, number, number, number, number, number, number, void *,
+                        void **, void **);
+
+struct row {
+  number state, programs, threads, shared;
+  void *function;
+  void **parameters;
+  const word *addresses, *expected;
+  number count, exact;
+};
+
+static int fits(const struct row *row) {
+  word differs = 0;
+  for (number i = 0; i < row->count; i++) {
+    word found = row->exact ? row->addresses[i] : (row->addresses[i] & 15) == 0;
+    differs |= found ^ row->expected[i];
+  }
+  return !differs;
+}
+
+long long launch_kernels(const struct row *const *rows, long long count, launcher launch,
+                         void *stream) {
+  for (long long at = 0; at < count; at++) {
+    const struct row *row = rows[at];
+    if (row->state == 2) continue;
+    if (!row->state || !fits(row)) return at;
+    if (launch(row->function, row->programs, 1, 1, row->threads, 1, 1, row->shared, stream,
+               row->parameters, 0))
+      return at;
+  }
+  return count;
+}
+"""
+_BY_TRITON, _READY, _NOTHING = range(3)
+ALIGNED = 16
+"""Bytes; addresses and sizes that are multiples of it allow wide loads."""
+_WORD = ctypes.sizeof(ctypes.c_uint64)
+_WARP = 32
+_MOST_SHARED = 228 * 1024
+"""Bytes for which Triton launches without attributes."""
+_SCRATCH = 2
+"""Pointers that Triton 3.6 to 3.9 pass after the arguments: for all programs and for profiles."""
+_NO_SCRATCH = ctypes.c_uint64(0)
+_WIDTHS = {"i32": 4, "i64": 8}
+
+Pointers = ctypes.Array[Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelParameter:
+    """Of a compiled kernel: so many bytes, of the ``argument`` of this number; ``None``: scratch
+    that it does not use."""
+
+    argument: int | None
+    nbytes: int
+
+
+def parameters_of(signature: Sequence[object]) -> tuple[KernelParameter, ...] | None:
+    """What a kernel takes whose arguments have these types, in Triton's words: constants are part
+    of its code. ``None``: others than pointers and whole numbers with a sign."""
+    kept = [(at, str(kind)) for at, kind in enumerate(signature) if kind != "constexpr"]
+    widths = [_WORD if kind.startswith("*") else _WIDTHS.get(kind, 0) for _, kind in kept]
+    if not all(widths):
+        return None
+    own = (KernelParameter(at, width) for (at, _), width in zip(kept, widths, strict=True))
+    return (*own, *[KernelParameter(None, _WORD)] * _SCRATCH)
+
+
+def is_plain(metadata: Any) -> bool:
+    """Whether a kernel with Triton's ``metadata`` is launched without attributes and scratch."""
+    attributes = (
+        metadata.num_ctas != 1,
+        metadata.launch_cooperative_grid,
+        metadata.launch_pdl,
+        metadata.global_scratch_size,
+        metadata.profile_scratch_size,
+        metadata.shared > _MOST_SHARED,
+    )
+    return not any(attributes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DriverLibrary:
+    """``launch``: the address of cuLaunchKernel. ``param_info``: cuFuncGetParamInfo."""
+
+    launch: int
+    param_info: Callable[..., int]
+
+    @staticmethod
+    def of(library: Any) -> "DriverLibrary | None":
+        """``None`` for a driver before CUDA 12.4, which does not tell what a kernel takes."""
+        try:
+            launch, info = library["cuLaunchKernel"], library["cuFuncGetParamInfo"]
+        except AttributeError:
+            return None
+        info.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
+        address = ctypes.cast(launch, ctypes.c_void_p).value
+        assert address is not None
+        return DriverLibrary(address, info)
+
+    def widths(self, function: int, most: int) -> list[int]:
+        """Bytes of the parameters of a kernel, ``most`` of them at most."""
+        offset, nbytes = ctypes.c_size_t(), ctypes.c_size_t()
+        places = ctypes.byref(offset), ctypes.byref(nbytes)
+        asked = (self.param_info(function, at, *places) for at in range(most))
+        return [nbytes.value for _ in takewhile(lambda status: not status, asked)]
+
+
+class _Row(ctypes.Structure):
+    _fields_ = (
+        ("state", ctypes.c_uint32),
+        ("programs", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("shared", ctypes.c_uint32),
+        ("function", ctypes.c_void_p),
+        ("parameters", ctypes.c_void_p),
+        ("addresses", ctypes.c_void_p),
+        ("expected", ctypes.c_void_p),
+        ("count", ctypes.c_uint32),
+        ("exact", ctypes.c_uint32),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelArguments:
+    """What a kernel is launched with: the array that holds its pointers at each launch, and then
+    numbers."""
+
+    pointers: Pointers
+    numbers: tuple[int, ...]
+
+    def packed(self, parameters: Sequence[KernelParameter]) -> tuple[Pointers, Pointers]:
+        """Where each of ``parameters`` is, and what holds the numbers."""
+        slots = (ctypes.c_int64 * max(1, len(self.numbers)))(*self.numbers)
+        first, count = ctypes.addressof(self.pointers), len(self.pointers)
+        places: list[int] = []
+        for parameter in parameters:
+            at = parameter.argument
+            if at is None:
+                places.append(ctypes.addressof(_NO_SCRATCH))
+            elif at < count:
+                places.append(first + _WORD * at)
+            else:  # of a number of 32 bits the first half, as on all hosts that CUDA has
+                places.append(ctypes.addressof(slots) + _WORD * (at - count))
+        return (ctypes.c_void_p * len(places))(*places), slots
+
+
+@final
+class KernelRow:
+    """One kernel of a launch. Triton launches it first, and then C if it ``holds`` it."""
+
+    __slots__ = ("_addresses", "_arguments", "_expected", "_kernel", "_library", "_packed", "row")
+
+    def __init__(self, library: DriverLibrary) -> None:
+        self.row = _Row()
+        self._library = library
+        self._addresses: Pointers | None = None
+        self._arguments: KernelArguments | None = None
+        self._kernel: Any = None
+        self._packed: tuple[Pointers, Pointers] | None = None  # C reads them, as ``_expected``
+        self._expected: Pointers | None = None
+
+    def launches_nothing(self) -> None:
+        """From now on: its grid is empty."""
+        self.row.state = _NOTHING
+
+    def reads(self, arguments: KernelArguments, addresses: Pointers, *, exact: bool) -> None:
+        """Once: its kernels get ``arguments``. Each is right for exactly the ``addresses`` of its
+        first launch, or for all that are aligned where those were."""
+        self._arguments, self._addresses = arguments, addresses
+        self.row.addresses, self.row.count = ctypes.addressof(addresses), len(addresses)
+        self.row.exact = exact
+
+    def waits(self) -> None:
+        """Until it is told again what it holds: its arguments change."""
+        self.row.state = _BY_TRITON
+
+    def holds(self, kernel: Any, programs: int) -> None:
+        """From now on it launches ``kernel``, as Triton just did."""
+        if self._addresses is None:
+            return
+        if kernel is not self._kernel:
+            self._kernel, self._packed = kernel, self._prepared(kernel, programs)
+        if self._packed is None:
+            return
+        now: list[int] = [address or 0 for address in self._addresses]
+        expected = now if self.row.exact else [address % ALIGNED == 0 for address in now]
+        self._expected = (ctypes.c_uint64 * len(now))(*expected)
+        self.row.expected = ctypes.addressof(self._expected)
+        self.row.state = _READY
+
+    def _prepared(self, kernel: Any, programs: int) -> tuple[Pointers, Pointers] | None:
+        """The packed arguments; ``None`` for a kernel that Triton has to launch."""
+        assert self._arguments is not None
+        row, metadata = self.row, kernel.metadata
+        row.state = _BY_TRITON
+        parameters = parameters_of(list(kernel.src.signature.values()))
+        if parameters is None or not is_plain(metadata):
+            return None
+        widths = self._library.widths(kernel.function, len(parameters) + 1)
+        if widths != [parameter.nbytes for parameter in parameters]:
+            return None
+        held = self._arguments.packed(parameters)
+        row.function, row.parameters = kernel.function, ctypes.addressof(held[0])
+        row.programs, row.threads = programs, _WARP * metadata.num_warps
+        row.shared = metadata.shared
+        return held
+
+
+class DriverLaunch(ABC):
+    """A launch of one or more kernels. ``rows``: of each, in order; ``fills_tables``: whether a
+    recording of it needs tables of its own."""
+
+    __slots__ = ()
+    rows: tuple[KernelRow, ...]
+
+    @property
+    @abstractmethod
+    def fills_tables(self) -> bool: ...
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Launch all kernels as Triton does."""
+
+    @abstractmethod
+    def by_triton(self, at: int) -> None:
+        """Launch the kernel of one row, which may hold it from then on."""
+
+    @abstractmethod
+    def is_recorded(self) -> bool:
+        """Whether what is launched now is recorded and not done."""
+
+
+@final
+class KernelTable:
+    """Launches that run as one call of C, except the rows that Triton has to launch."""
+
+    def __init__(self, runner: "KernelRunner", launches: Sequence[DriverLaunch]) -> None:
+        self._runner = runner
+        self._launches = tuple(launches)
+        self._places = [
+            (at, row) for at, launch in enumerate(launches) for row in range(len(launch.rows))
+        ]
+        rows = [ctypes.addressof(row.row) for launch in launches for row in launch.rows]
+        self._rows = (ctypes.c_void_p * len(rows))(*rows)
+        self._fills_tables = any(launch.fills_tables for launch in launches)
+
+    def __call__(self) -> None:
+        if _is_watched() or (self._fills_tables and self._launches[0].is_recorded()):
+            for at, launch in enumerate(self._launches):
+                self._try(at, launch)
+            return
+        active: Any = driver.active
+        stream = active.get_current_stream(active.get_current_device())
+        first, count, at = ctypes.addressof(self._rows), len(self._rows), 0
+        run, launch_kernel = self._runner.run, self._runner.library.launch
+        while (at := at + run(first + _WORD * at, count - at, launch_kernel, stream)) < count:
+            which, row = self._places[at]
+            self._try(which, functools.partial(self._launches[which].by_triton, row))
+            at += 1
+
+    def _try(self, at: int, launch: Callable[[], None]) -> None:
+        try:
+            launch()
+        except Exception as error:
+            raise JoinedLaunchError(at, error) from error
+
+
+def _is_watched() -> bool:
+    """Whether somebody is to hear of each launch of Triton's."""
+    hooks: tuple[Any, ...] = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return any(hook.calls if isinstance(hook, knobs.HookChain) else hook for hook in hooks)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelRunner:
+    """Makes one action of launches that follow each other."""
+
+    run: Callable[[int, int, int, int], int]
+    library: DriverLibrary
+
+    def takes(self, action: object) -> bool:
+        """Whether it knows how to run this one."""
+        return isinstance(action, DriverLaunch) and bool(action.rows)
+
+    def together(self, launches: Sequence[DriverLaunch]) -> KernelTable:
+        """Runs them one after another."""
+        return KernelTable(self, launches)
+
+
+def kernel_runner(directory: str, library: DriverLibrary | None) -> KernelRunner | None:
+    """Compiled once for a cache; ``None`` without a C compiler or the driver's ``library``. Calls
+    drop the interpreter lock: the driver waits where too much is launched."""
+    found: Mapping[str, Any] = {}
+    if library is not None:
+        found = load_c(_SOURCE, ("launch_kernels",), directory, keeps_lock=False)
+    if library is None or not found:
+        return None
+    run = found["launch_kernels"]
+    run.restype = ctypes.c_int64
+    run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    return KernelRunner(run, library)
+
+
+@functools.cache
+def cuda_library() -> DriverLibrary | None:
+    """The driver of this machine, which is there where a kernel can be launched."""
+    try:
+        return DriverLibrary.of(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return None
