@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
-gc.set_threshold(20_000, 10, 10)
+gc.set_threshold(200_000, 10, 10)
 """Python begins collections by itself less often than for a user (700): of 60 seconds of tests they
 took 5 to 6, and 4 now. Tests about collections ask for them."""
 

@@ -20,11 +20,14 @@ SERVER = """
 import gc, json, os, runpy, sys, traceback, warnings
 import scipy.sparse.csgraph, torch, torch._dynamo, torch.utils.data, treadle
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
-import conftest, treadle.runtime.kernels.build
+import conftest, treadle.capture.step, treadle.compiler.pipeline, treadle.exports
+import treadle.report.watch, treadle.runtime.kernels.build
+from treadle.compat.tracing import load_tracer
 from treadle.runtime.kernels.compilers import find_cxx
 from treadle.util.data_stack import call_with_room
 from treadle.util.package import own_digest
 
+load_tracer()
 own_digest()  # of the files of the package, which every compile asks for
 find_cxx("")  # as it is asked in programs: what is known of ``find_cxx()`` would not be found
 gc.collect()
@@ -69,6 +72,7 @@ for line in sys.stdin:
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
     print(child, flush=True)
+os._exit(0)  # libraries that are taken down say on stderr what they leave
 """
 
 

@@ -51,7 +51,7 @@ def level(name: str) -> int:
 
 def imported_modules(tree: ast.Module) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{each.name}" for each in node.names}
         elif isinstance(node, ast.Import):
@@ -65,6 +65,12 @@ def rooms_imported(tree: ast.Module) -> set[str]:
 
 
 @functools.cache
+def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree: every fence goes through them."""
+    return tuple(ast.walk(tree))
+
+
+@functools.cache
 def parse(path: Path) -> ast.Module:
     """Read by most tests here, and by nobody after them."""
     return ast.parse(path.read_text())
@@ -73,7 +79,7 @@ def parse(path: Path) -> ast.Module:
 @pytest.fixture(autouse=True, scope="module")
 def _forgotten():
     yield
-    for each in (parse, ours, classes):
+    for each in (parse, walk, ours, classes):
         each.cache_clear()
 
 
@@ -123,7 +129,7 @@ def private_modules(tree: ast.Module) -> set[str]:
 def made_here(tree: ast.Module) -> set[str]:
     """Private names that the module makes: attributes of its own, functions, classes, values."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 found.add(name)
@@ -153,7 +159,7 @@ def private_attributes(tree: ast.Module) -> set[str]:
     """Private attributes that nothing of ours makes, operators of PyTorch's aside."""
     texts = {
         ast.unparse(node)
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in ours()
     }
     return {text for text in texts if not text.startswith(OPERATORS)} - OF_OTHERS
@@ -240,7 +246,7 @@ STAGE_MODULES = [p for p in MODULES if room(p) in STAGES and name_of(p) not in M
 def ambient_reads(tree: ast.Module) -> list[str]:
     """Where code asks the process and not its arguments: settings of PyTorch, the environment."""
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
             settings = text.startswith(("torch.get_", "torch.are_", "torch.backends", "torch.cuda"))
@@ -266,7 +272,7 @@ def stages_of(tree: ast.Module) -> list[str]:
     """The names given to ``clock.stage``."""
     return [
         node.args[0].value
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "clock.stage"
         and isinstance(node.args[0], ast.Constant)
@@ -297,7 +303,7 @@ MAKES = {
 
 def asks_operators(tree: ast.Module) -> set[str]:
     """Questions to PyTorch about what an operator does: its tags, whether its schema writes."""
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    attributes = {node.attr for node in walk(tree) if isinstance(node, ast.Attribute)}
     return attributes & {"tags", "is_mutable", "is_write", "alias_info", "nondeterministic_seeded"}
 
 
@@ -310,7 +316,7 @@ def test_facts_about_operators_stand_in_one_table():
 
 def test_operators_of_ours_are_made_by_records():
     for path in MODULES:
-        asked = {ast.unparse(n) for n in ast.walk(parse(path)) if isinstance(n, ast.Attribute)}
+        asked = {ast.unparse(n) for n in walk(parse(path)) if isinstance(n, ast.Attribute)}
         own = name_of(path) == "compat/operators/custom_op.py"
         assert own or "torch.library" not in asked, f"{name_of(path)}: make a CustomOp"
 
@@ -327,7 +333,7 @@ NOTES = {"graph/core/node_info.py", "compat/dynamo.py"}
 
 def asks_notes(tree: ast.Module) -> bool:
     """Whether ``node.meta`` is read or written."""
-    return any(isinstance(node, ast.Attribute) and node.attr == "meta" for node in ast.walk(tree))
+    return any(isinstance(node, ast.Attribute) and node.attr == "meta" for node in walk(tree))
 
 
 def test_what_is_noted_of_a_node_is_one_record():
@@ -354,7 +360,7 @@ def test_the_fence_sees_notes_of_nodes():
 
 def test_imports_are_absolute():
     for path in MODULES:
-        relative = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]
+        relative = [node for node in walk(parse(path)) if isinstance(node, ast.ImportFrom)]
         assert all(node.level == 0 for node in relative), name_of(path)
 
 
@@ -387,7 +393,7 @@ NUMBERS_OF_NUMPY = {
 
 def libraries_named(tree: ast.Module) -> set[str]:
     """Those that are imported, or whose name is written as a text."""
-    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    constants = {node.value for node in walk(tree) if isinstance(node, ast.Constant)}
     named = imported_modules(tree) | {each for each in constants if type(each) is str}
     return {
         library
@@ -430,14 +436,14 @@ def asks_for_a_device(node: ast.AST) -> bool:
 def test_only_targets_asks_what_a_device_is_called():
     for path in MODULES:
         if room(path) != "targets":
-            asked = [node for node in ast.walk(parse(path)) if asks_for_a_device(node)]
+            asked = [node for node in walk(parse(path)) if asks_for_a_device(node)]
             lines = [f"{name_of(path)}:{n.lineno}" for n in asked if isinstance(n, ast.expr)]
             assert not asked, f"{lines}: ask the target's record"
 
 
 def test_the_fence_sees_names_of_devices():
     for text in ("x.type == 'cuda'", "'cuda' in kinds", "x.startswith('cuda')", "x.is_cuda"):
-        assert any(map(asks_for_a_device, ast.walk(ast.parse(text))))
+        assert any(map(asks_for_a_device, walk(ast.parse(text))))
 
 
 def names_of_bases(node):
@@ -452,7 +458,7 @@ def classes() -> dict[str, ast.ClassDef]:
     return {
         node.name: node
         for path in MODULES
-        for node in ast.walk(parse(path))
+        for node in walk(parse(path))
         if isinstance(node, ast.ClassDef)
     }
 

@@ -70,11 +70,11 @@ def test_a_second_dim_that_changes():
     assert "compiled for x_0 in 2..4, x_1 in 2..12" in calls[0].recompiles[1]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_order_of_any_sizes(seed):
     """Zero and one among them, which are other steps."""
     mixed = random.Random(seed)
-    sizes = [(mixed.choice([1, 2, 3, 5]), mixed.choice([1, 2, 3, 7, 16, 31])) for _ in range(25)]
+    sizes = [(mixed.choice([1, 2, 3, 5]), mixed.choice([1, 2, 3, 7, 16, 31])) for _ in range(12)]
     calls = language()
     check(*calls, sizes)
     known = list(calls[0].recompiles)

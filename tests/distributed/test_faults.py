@@ -113,10 +113,16 @@ def _die_in_the_step(step):
 
 
 @pytest.mark.parametrize(
-    ("world", "dies", "store"),
-    [(2, 1, "file"), (2, 0, "file"), (4, 2, "file"), (4, 2, "tcp"), (2, 1, "tcp"), (4, 0, "tcp")],
+    ("calls", "world", "dies", "store"),
+    [
+        (1, 2, 1, "file"),
+        (3, 2, 0, "file"),
+        (1, 4, 2, "file"),
+        (3, 4, 2, "tcp"),
+        (3, 2, 1, "tcp"),
+        (1, 4, 0, "tcp"),
+    ],
 )
-@pytest.mark.parametrize("calls", [1, 3])
 def test_a_killed_rank_is_named_and_nothing_is_half_done(launch, world, dies, store, calls):
     # Nobody destroys the group: Gloo then waits for what is in flight between those that are left.
     ranks = launch(
