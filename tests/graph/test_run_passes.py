@@ -15,6 +15,7 @@ from treadle.graph.rewrite.rules import Rewrite
 from treadle.options import OPTIONAL_PASSES
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.util.errors import VerifyError
 
 X = torch.randn(3)
 
@@ -186,3 +187,16 @@ def test_what_can_be_left_out_is_there():
         for rule in each.rules
     }
     assert set(OPTIONAL_PASSES) <= names | rules
+
+
+@dataclass(frozen=True)
+class BreaksAndSaysNothing(GraphPass):
+    def run(self, step):
+        (relu,) = step.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+        relu.meta = {}
+        return 0
+
+
+def test_a_broken_promise_to_change_nothing_is_found_at_the_end():
+    with pytest.raises(VerifyError, match=r"after BreaksAndSaysNothing\(\), Nothing\(\): relu has"):
+        run_passes(step_of(), [BreaksAndSaysNothing(), Nothing()])

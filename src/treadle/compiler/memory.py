@@ -13,6 +13,7 @@ from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
+from treadle.graph.rewrite.passes import run_passes
 from treadle.loop.expr import Array
 from treadle.loop.kernel import KernelPlan
 from treadle.loop.program import Program
@@ -150,11 +151,13 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
 
 
 def applied(step: StepGraph, memory: MemoryPlan, watcher: Watcher | None = None) -> StepGraph:
-    """The step as the plan wants it, by the plan's passes. ``VerifyError`` if it is another graph
-    than the plan was judged by."""
+    """The step as the plan wants it, by the plan's passes; changed itself, unless the plan was
+    judged by what it was. ``VerifyError`` if it is another graph than the plan was judged by."""
+    if not memory.judged:
+        run_passes(step, memory.passes, watcher or Watcher())
+        return step
     result = rewritten(step, memory.passes, watcher)
-    if memory.judged:
-        require_same(result, memory.step)
+    require_same(result, memory.step)
     return result
 
 

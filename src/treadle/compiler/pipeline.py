@@ -27,7 +27,7 @@ from treadle.capture.captured import Captured
 from treadle.codegen.host import artifact_of
 from treadle.compiler.carrying import carried_steps
 from treadle.compiler.chunks import without_chunks
-from treadle.compiler.cleaning import cleaned, extending
+from treadle.compiler.cleaning import cleaning_of, extending
 from treadle.compiler.communication import timed
 from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
 from treadle.compiler.loops import name_of, with_bodies
@@ -50,6 +50,7 @@ from treadle.graph.analysis.dynamic import dims_of_graph, guards_of
 from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
+from treadle.graph.rewrite.passes import run_passes
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
@@ -186,7 +187,7 @@ def plan_graph(step: StepGraph, device: str, options: Options, clock: Clock) -> 
     step, _ = _extended(step, device, options, clock)
     library = not build_for(device, options, cache).generates
     target = Target(device, without_chunks(options), library=library)
-    planned_step, _ = _graph_to_graph(step, target, clock)
+    planned_step, _ = _graph_to_graph(step.copy(), target, clock)
     return planned_step
 
 
@@ -225,7 +226,8 @@ def _generate(
 
 
 def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
-    """Every stage between the captured graph and the artifact. They see the request alone."""
+    """Every stage between the captured graph and the artifact. They see the request alone, whose
+    step becomes the planned one: a copy of a graph takes as long as ten passes over it."""
     target = request.target
     log = CompileLog()
     clock = clock.heard_by(log)
@@ -251,11 +253,11 @@ def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, Co
 def _graph_to_graph(
     step: StepGraph, target: Target, clock: Clock
 ) -> tuple[StepGraph, Scheduled | None]:
-    """The planned graph, and what was made of it if its plan was judged."""
+    """The planned graph, and what was made of it if its plan was judged. Changes ``step``."""
     watcher = clock.watcher
     with clock.stage("clean"):
         watcher.produced("captured", step)
-        step = cleaned(step, target.options, watcher)
+        run_passes(step, cleaning_of(target.options), watcher)
         if target.communication is not None:
             step = timed(step, target.options, target.communication, target.hardware, watcher)
         watcher.produced("clean", step)

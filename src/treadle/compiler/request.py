@@ -35,7 +35,7 @@ class CompileRequest:
 
     @property
     def step(self) -> StepGraph:
-        """The step to compile."""
+        """The step to compile, which the stages change."""
         return self.canonical.step
 
     @property

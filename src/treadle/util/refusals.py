@@ -14,8 +14,9 @@ class NoMatch(TreadleError):
 
 
 def attempt(find: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | NoMatch:
-    """What ``find`` returns, or its refusal as a value: nothing else catches a ``NoMatch``."""
+    """What ``find`` returns, or its refusal as a value: nothing else catches a ``NoMatch``. Its
+    traceback is dropped: it holds frames, which hold the refusal, until garbage is collected."""
     try:
         return find(*args, **kwargs)
     except NoMatch as refusal:
-        return refusal
+        return refusal.with_traceback(None)

@@ -30,7 +30,8 @@ from treadle.graph.core.arguments import (
     types_of,
     without_generator,
 )
-from treadle.graph.core.node_info import Value, copy_notes, info, known_value, set_value, value_of
+from treadle.graph.core.copying import copied
+from treadle.graph.core.node_info import Value, info, known_value, set_value, value_of
 from treadle.util.errors import LoweringError
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -345,13 +346,11 @@ def _sample(node: fx.Node, mode: SampleMode) -> Any:
 def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> fx.Graph:
     """A copy of a graph of samples, which ``symbols`` are behind, for other samples of its dims."""
     mode = SampleMode(symbols.with_samples(sizes))
-    new_graph = fx.Graph(owning_module=graph.owning_module)
-    new_graph.output(new_graph.graph_copy(graph, {}))
+    new_graph, _ = copied(graph)
     for new, old in zip(new_graph.nodes, graph.nodes, strict=True):
         new.args, new.kwargs = map_argument(
             lambda x: with_dims(x, sizes) if isinstance(x, Size) else x, (new.args, new.kwargs)
         )
-        copy_notes(new, old)
         if new.op != "output":
             twin = twin_of(value_of(old))
             set_value(new, twin)

@@ -137,7 +137,7 @@ def collective_of(node: fx.Node) -> Collective | None:
     """What the node starts; ``None`` for every other node, waits among them."""
     name = _name_of(node)
     single = name.removesuffix("_coalesced")
-    if single not in CollectiveKind.__members__.values():
+    if not name or single not in CollectiveKind.__members__.values():
         return None
     args = arguments(node)
     several = "inputs" in args

@@ -21,7 +21,9 @@ from treadle.graph.analysis.data_dependent import DataDependentOp
 
 def _operator_of(node: fx.Node) -> OpOverload | None:
     """PyTorch's operator that the node calls, with sizes that are known or not."""
-    target = node.target.op if isinstance(node.target, DataDependentOp) else node.target
+    target: object = node.target
+    if not isinstance(target, OpOverload) and isinstance(target, DataDependentOp):
+        target = target.op
     return target if isinstance(target, OpOverload) else None
 
 
@@ -35,17 +37,21 @@ def effects_of(node: fx.Node) -> Effect:
     op = _operator_of(node)
     if op is None:  # a function of Python's: FX knows of those that do something
         return Effect.RAISES if node.is_impure(impure_random=False) else Effect.NONE
-    certain = _certain_effects(op)
+    _, certain = _CERTAIN.get(id(op)) or _note_certain(op)
     if certain is not None:
         return certain
     return call_effects(op, arguments_of(op, node.args, node.kwargs))
 
 
-@functools.cache
-def _certain_effects(op: OpOverload) -> Effect | None:
-    """What every call of ``op`` does; ``None`` where its arguments decide."""
+_CERTAIN: dict[int, tuple[OpOverload, Effect | None]] = {}
+"""What every call of an operator does, by its id, since hashing one runs Python; ``None`` where
+arguments decide."""
+
+
+def _note_certain(op: OpOverload) -> tuple[OpOverload, Effect | None]:
     effects = facts_of(op).effects
-    return None if effects & (Effect.DRAWS | Effect.WRITES) else effects
+    certain = None if effects & (Effect.DRAWS | Effect.WRITES) else effects
+    return _CERTAIN.setdefault(id(op), (op, certain))
 
 
 def _does(node: fx.Node, effects: Effect) -> bool:

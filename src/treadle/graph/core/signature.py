@@ -7,6 +7,8 @@ from typing import Any, final
 
 from torch import fx
 
+from treadle.graph.core.copying import copied
+
 
 class Role(enum.StrEnum):
     """What an input of the step is to the user."""
@@ -102,7 +104,5 @@ class StepGraph:
 
     def copy(self) -> "StepGraph":
         """An independent step over the same fake values; rewriting one leaves the other be."""
-        graph = fx.Graph(owning_module=self.graph.owning_module)
-        returned = graph.graph_copy(self.graph, {})
-        graph.output(returned)
+        graph, _ = copied(self.graph)
         return StepGraph(graph, self.signature, self.history)

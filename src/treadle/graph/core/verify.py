@@ -21,12 +21,14 @@ def verify(step: StepGraph) -> None:
     seen_work = False
     nodes = list(step.graph.nodes)
     for node in nodes:
-        for operand in node.all_input_nodes:
-            if operand not in defined:
-                raise _fault(node, f"{node} uses {operand} before it is defined")
-        if node.op == "placeholder" and seen_work:
+        operands = node.all_input_nodes
+        if not defined.issuperset(operands):
+            missing = next(operand for operand in operands if operand not in defined)
+            raise _fault(node, f"{node} uses {missing} before it is defined")
+        if node.op != "placeholder":
+            seen_work = True
+        elif seen_work:
             raise _fault(node, f"{node} comes after work")
-        seen_work |= node.op != "placeholder"
         _verify_node(node)
         defined.add(node)
     if not nodes or nodes[-1].op != "output":
@@ -57,8 +59,9 @@ def _verify_node(node: fx.Node) -> None:
 
 def require_unpacked(node: fx.Node) -> None:
     """``VerifyError``, with the node and its users, for a container that is used as a whole."""
-    if not isinstance(known_value(node), tuple | list):
-        return
+    value = known_value(node)
+    if isinstance(value, torch.Tensor) or not isinstance(value, tuple | list):
+        return  # tensors first: those that stand in ask Python for their class in the second check
     whole = [user for user in node.users if not is_item(user)]
     if whole:
         users = "\n".join(f"  {user.format_node()}" for user in node.users)

@@ -65,7 +65,7 @@ class Observer:
         """The passes are about to run, the first of them on ``step``."""
 
     def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
-        """``each`` has run on ``step``, which has been verified since."""
+        """``each`` has run on ``step``, which has been verified since if that changed it."""
 
 
 SILENT = Observer()
@@ -74,16 +74,24 @@ SILENT = Observer()
 def run_passes(
     step: StepGraph, passes: Sequence[GraphPass], observer: Observer = SILENT
 ) -> list[PassReport]:
-    """Run ``passes`` in order, each verified and timed, and told to ``observer``."""
+    """Run ``passes`` in order, each timed and told to ``observer``; verified after those that
+    change something, and at the end, should others have changed it against their promise."""
     verify(step)
     observer.starts(step)
     reports: list[PassReport] = []
+    silent: list[GraphPass] = []
     for each in passes:
         _check_contract(each, step)
         report = _run(each, step)
         reports.append(report)
+        silent.append(each)
+        if report.matches or report.nodes_before != report.nodes_after:
+            _verify_after(silent, step)
+            silent.clear()
         _record(each, step)
         observer.ran(each, step, report)
+    if silent:
+        _verify_after(silent, step)
     return reports
 
 
@@ -92,11 +100,15 @@ def _run(each: GraphPass, step: StepGraph) -> PassReport:
     start = time.perf_counter()
     matches = each.run(step)
     seconds = time.perf_counter() - start
+    return PassReport(repr(each), seconds, before, len(step.graph.nodes), matches)
+
+
+def _verify_after(passes: Sequence[GraphPass], step: StepGraph) -> None:
+    """``VerifyError`` names the last pass, and those before it that said they changed nothing."""
     try:
         verify(step)
     except VerifyError as error:
-        raise VerifyError(f"after {each}: {error.message}") from None
-    return PassReport(repr(each), seconds, before, len(step.graph.nodes), matches)
+        raise VerifyError(f"after {', '.join(map(str, passes))}: {error.message}") from None
 
 
 def _check_contract(each: GraphPass, step: StepGraph) -> None:

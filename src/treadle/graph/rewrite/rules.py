@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from treadle.graph.analysis.joined_bytes import JoinedBytes
+from treadle.graph.core.copying import copied
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of_tensor
@@ -264,14 +265,6 @@ def explain_all(rule: Rule, step: StepGraph) -> dict[str, str]:
     targets = {target for call in calls for target in call.arguments}
     asked = [node for node in step.graph.nodes if node.target in targets]
     return {node.name: explain(rule, node) for node in asked}
-
-
-def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """The graph once more over the same values, and which node became which."""
-    twins: dict[fx.Node, fx.Node] = {}
-    copy = fx.Graph(owning_module=graph.owning_module)
-    copy.output(copy.graph_copy(graph, twins))
-    return copy, twins
 
 
 def find(rule: Rule, node: fx.Node) -> Bindings:

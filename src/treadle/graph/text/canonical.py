@@ -30,6 +30,7 @@ from treadle.compat.operators.schemas import schema_of
 from treadle.compat.tensors import storage_of
 from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.analysis.dynamic import layout_of, offset_of
+from treadle.graph.core.copying import copied
 from treadle.graph.core.node_info import drop_notes, info, known_value, notes, with_info
 from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import StepGraph
@@ -78,9 +79,7 @@ def canonical(step: StepGraph) -> CanonicalStep:
     """
     numbers: dict[str, int] = {}
     holder: Any = nn.Module()
-    graph = fx.Graph(owning_module=holder)
-    copies: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(step.graph, copies))
+    graph, _ = copied(step.graph, holder)
     facts = _Facts()
     constants: list[str] = []
     for node in graph.nodes:

@@ -6,7 +6,8 @@ from typing import Any
 from torch import fx
 
 from treadle.graph.core.arguments import map_nodes
-from treadle.graph.core.node_info import copy_notes, set_value, value_of, with_info
+from treadle.graph.core.copying import make_node
+from treadle.graph.core.node_info import set_value, value_of, with_info
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.values import compute, like
 from treadle.graph.core.verify import verify
@@ -139,15 +140,8 @@ def build(order: Order) -> StepGraph:
         new = dict(zip(facts.operands[i], (nodes[operand] for operand in operands), strict=True))
         by_node = {facts.nodes[old]: replacement for old, replacement in new.items()}
         name = f"{node.name}_again" if order.again[k] else node.name
-        copied = graph.create_node(
-            node.op,
-            node.target,
-            map_nodes(by_node.__getitem__, node.args),
-            map_nodes(by_node.__getitem__, node.kwargs),
-            name,
-            node.type,
-        )
-        copy_notes(copied, node)
+        args, kwargs = (map_nodes(by_node.__getitem__, x) for x in (node.args, node.kwargs))
+        copied = make_node(graph, node, args, kwargs, name)
         moved = facts.kinds[i] is Kind.VIEW and any(fresh[operand] for operand in operands)
         fresh.append(order.again[k] or moved)
         if order.again[k]:

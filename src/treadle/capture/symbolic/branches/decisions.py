@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from treadle.capture.explain_errors import looks_at_value
 from treadle.graph.analysis.execute import values_of
 from treadle.graph.core.collectives import collectives_in
+from treadle.graph.core.copying import copy_nodes
 from treadle.graph.core.operators import is_random
 from treadle.graph.core.signature import Output, Signature, StepGraph
 from treadle.targets.registry import target_for
@@ -101,7 +102,7 @@ def _questions(step: StepGraph, asked: Sequence[fx.Node]) -> StepGraph:
     """``step`` as far as it answers, with all that draws before: the numbers are the step's."""
     copies: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph(owning_module=step.graph.owning_module)
-    graph.graph_copy(step.graph, copies)
+    copy_nodes(step.graph, graph, copies)
     graph.output(tuple(copies[condition] for condition in asked))
     left = {copies[condition] for condition in asked}
     for node in reversed(list(graph.nodes)):
