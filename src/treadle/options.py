@@ -222,8 +222,7 @@ class Options:
     problem comes from.
     ``cache_dir``: where compiled code is kept. ``max_cached``: compiled variants kept per step.
     ``dynamic``: when an argument comes in another size, compile once for it and for those that may
-    follow (``docs/howto/dynamic-shapes.md``). ``False`` compiles each size by itself; ``None``
-    does that on GPUs, and not on CPUs.
+    follow (``docs/howto/dynamic-shapes.md``). ``False`` compiles each size by itself.
     ``dump``: folder for every stage as text. ``debug``: 1 prints the time of each stage, 2 what
     each pass changed, 3 the loops and kernels, 4 the generated sources, 5 which passes change
     numbers, all on standard error.
@@ -253,7 +252,7 @@ class Options:
     replay: bool = field(default=True, metadata=_DECIDES_NOTHING)
     cache_dir: Path = field(default_factory=_default_cache, metadata=_DECIDES_NOTHING)
     max_cached: int = field(default=8, metadata=_DECIDES_NOTHING)
-    dynamic: bool | None = field(default=None, metadata=_DECIDES_NOTHING)
+    dynamic: bool = field(default=True, metadata=_DECIDES_NOTHING)
     dump: Path | None = field(default=None, metadata=_DECIDES_NOTHING)
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
@@ -268,8 +267,7 @@ class Options:
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure, overlap=self.overlap)
         _require_flags(async_tensor_parallel=self.async_tensor_parallel)
-        if self.dynamic is not None:
-            _require_flags(dynamic=self.dynamic)
+        _require_flags(dynamic=self.dynamic)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)
@@ -329,7 +327,7 @@ def from_environment() -> Options:
         skip=tuple(name for name in os.environ.get(PREFIX + "SKIP", "").split(",") if name),
         measure=not _environment_flag("NO_MEASURE"),
         replay=not _environment_flag("NO_REPLAY"),
-        dynamic=False if _environment_flag("NO_DYNAMIC") else None,
+        dynamic=not _environment_flag("NO_DYNAMIC"),
         dump=Path(dump) if dump else None,
         debug=_environment_level("DEBUG"),
         progress=not _environment_flag("NO_PROGRESS") and os.environ.get("LOCAL_RANK", "0") == "0",

@@ -120,12 +120,11 @@ def test_it_can_be_turned_off(monkeypatch):
     assert not treadle.options.from_environment().dynamic
 
 
-@pytest.mark.parametrize(("dynamic", "compiles"), [(None, 2), (True, 1)])
-def test_on_a_device_of_its_own_it_is_asked_for(monkeypatch, tmp_path, dynamic, compiles):
+def test_a_device_of_its_own_is_no_other(monkeypatch, tmp_path):
     monkeypatch.setattr(many_sizes, "target_for", lambda *_: replace(CPU, on_host=False))
-    calls = language(options=treadle.Options(dynamic=dynamic, cache_dir=tmp_path))
+    calls = language(options=treadle.Options(cache_dir=tmp_path))
     check(*calls, [(4, 12), (4, 7), (4, 9)])
-    assert len(calls[0].recompiles) == compiles
+    assert len(calls[0].recompiles) == 1
 
 
 def test_what_cannot_be_of_many_sizes_is_compiled_for_each_with_the_reason():
@@ -191,7 +190,8 @@ def test_what_is_read_outside_is_never_stale():
         torch.testing.assert_close(compiled(x), step(x))
 
 
-def test_images_of_any_number():
+def images():
+    """As ``language``, with the function that draws batches of so many images."""
     torch.manual_seed(0)
     model = Convolution()
     twin = copy.deepcopy(model)
@@ -202,8 +202,22 @@ def test_images_of_any_number():
     def draw(n):
         return torch.randn(n, 3, 8, 8), torch.randint(4, (n,))
 
-    check(step, eager, model, twin, [(4,), (3,), (8,), (5,), (2,)], draw)
-    assert len(step.recompiles) <= 2
+    return (step, eager, model, twin), draw
+
+
+def test_images_of_any_number():
+    calls, draw = images()
+    check(*calls, [(4,), (3,), (8,), (5,), (2,)], draw)
+    assert len(calls[0].recompiles) <= 2
+
+
+def test_sizes_that_decide_what_runs_have_a_compile_on_either_side():
+    """PyTorch convolves by oneDNN from 16 images on."""
+    calls, draw = images()
+    check(*calls, [(24,), (17,), (3,), (21,), (9,), (2,), (15,), (16,)], draw)
+    large, small = calls[0].recompiles
+    assert "compiled for x_0 in 2..24, as" in large
+    assert "compiled for x_0 in 2..24, once more: what runs depends on x_0, as" in small
 
 
 def test_no_call_holds_more_than_the_largest_size_that_was_there():

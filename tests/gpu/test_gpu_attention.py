@@ -248,10 +248,19 @@ def test_documents_of_one_length_are_a_batch_each():
     assert compared(Attends(64, mask=documents)) == FLAG
 
 
-@pytest.mark.parametrize("mask", [window, around])
-@pytest.mark.parametrize("head", [40, 64, 128, 256])
-@pytest.mark.parametrize("rotates", [True, False])
-@pytest.mark.parametrize("rows", [20, 96, 257])
+def pairs(first, second, *others):
+    """Cases in which any two choices of any two lists meet; of the first two lists once."""
+    cases = []
+    for i, j in itertools.product(range(len(first)), range(len(second))):
+        rest = (each[(i // 2**k + j) % len(each)] for k, each in enumerate(others))
+        cases.append((first[i], second[j], *rest))
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "mask", "rotates"),
+    pairs([40, 64, 128, 256], [20, 96, 257], [window, around], [True, False]),
+)
 def test_windows_are_skipped(head, rotates, rows, mask):
     found = calls_compared(Attends(head, mask=mask, rotates=rotates), rows)
     assert [each.op for each in found] == [
@@ -335,9 +344,10 @@ def padding_and_causal(x):
     return padding(x) & written_causal(x)
 
 
-@pytest.mark.parametrize("head", [40, 64, 128])
-@pytest.mark.parametrize("rows", [8, 96, 197, 257])
-@pytest.mark.parametrize("mask", [None, written_causal, written_window, padding])
+@pytest.mark.parametrize(
+    ("mask", "rows", "head"),
+    pairs([None, written_causal, written_window, padding], [8, 96, 197, 257], [40, 64, 128]),
+)
 def test_attention_written_out_is_a_call(head, rows, mask):
     found = calls_compared(WritesOut(head, mask=mask), rows)
     kernel = "flash" if mask is written_window and rows > 17 else "cudnn"

@@ -22,6 +22,7 @@ from treadle.passes.memory.choose import (
     Version,
     _first_fitting,
     _Judged,
+    _last_resort,
     fastest_plan,
     plan_memory,
 )
@@ -415,9 +416,29 @@ def test_budgets_are_used_where_versions_are_missed_by_different_bytes(stack):
         return points[i].predicted_peak + missed[id(versions[i])]
 
     for i in range(1, len(points) - 1):
-        judged = _Judged(points, versions, judge)
+        judged = _Judged(points, len(points) - 1, versions, judge)
         assert _first_fitting(judged, judge(points[i].step)) == i
         assert len(judged.peaks) <= 4  # both ends, the fastest that is chunked, and this one
+
+
+def test_a_version_that_was_simulated_to_be_worse_is_the_last_resort(stack):
+    """No budget that the plan without one meets is refused, whatever the simulator said of it."""
+    step, _ = stack
+    missed = 1 << 20
+
+    def judge(candidate: StepGraph) -> int:
+        (i,) = [k for k, point in enumerate(judged.points) if point.step is candidate]
+        return judged.points[i].predicted_peak + (missed if i <= judged.last else 0)
+
+    judged = _Judged.of([Version(step), Version(step)], CPU_MODEL, judge)
+    beside = judged.points[judged.last + 1 :]
+    assert len(beside) == 2  # the ends of one of two that are equal
+    fast, small = (point.predicted_peak for point in beside)
+    assert _last_resort(judged, fast) == judged.last + 1
+    assert _last_resort(judged, fast - 1) == judged.last + 2
+    with pytest.raises(PlanError) as caught:
+        _last_resort(judged, small - 1)
+    assert caught.value.code == "TR-202"
 
 
 def test_an_impossible_budget_names_the_smallest_possible(stack):

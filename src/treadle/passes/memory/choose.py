@@ -78,17 +78,26 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Judged:
-    """The frontier from fastest to smallest, the version that each plan is of, and the exact peaks
-    asked for so far."""
+    """The frontier from fastest to smallest, up to ``last``, and behind it the ends of versions
+    that are not part of it; the version of each plan, and the exact peaks asked for so far."""
 
     points: Sequence[Candidate]
+    last: int
     versions: Sequence[Version]
     judge: PeakEvaluator
     peaks: dict[int, int] = field(default_factory=dict[int, int])
 
-    @property
-    def last(self) -> int:
-        return len(self.points) - 1
+    @classmethod
+    def of(
+        cls, versions: Sequence[Version], device: DeviceModel, judge: PeakEvaluator
+    ) -> "_Judged":
+        of_each = [list(candidates(version.step, device)) for version in versions]
+        tried = [(plan, v) for v, plans in zip(versions, of_each, strict=True) for plan in plans]
+        points = pareto([plan for plan, _ in tried]) if len(versions) > 1 else of_each[0]
+        ends = [end for plans in of_each for end in (*plans[:1], *plans[1:][-1:])]
+        beside = [end for end in ends if not any(end is point for point in points)]
+        origins = [next(v for plan, v in tried if plan is point) for point in (*points, *beside)]
+        return cls((*points, *beside), len(points) - 1, origins, judge)
 
     def exact(self, i: int) -> int:
         if i not in self.peaks:
@@ -133,11 +142,7 @@ def plan_memory(
     can be met.
     """
     versions = _versions(step)
-    tried = [(candidate, v) for v in versions for candidate in candidates(v.step, device)]
-    points = [candidate for candidate, _ in tried]
-    points = pareto(points) if len(versions) > 1 else points
-    origins = [next(v for candidate, v in tried if candidate is point) for point in points]
-    judged = _Judged(points, origins, judge)
+    judged = _Judged.of(versions, device, judge)
     budget_bytes = _as_bytes(budget, judged)
     if judged.exact(0) <= budget_bytes:
         chosen = 0
@@ -185,8 +190,9 @@ def _first_fitting(judged: _Judged, budget: int) -> int:
 
 
 def _last_resort(judged: _Judged, budget: int) -> int:
-    """A plan near the small end that is smaller than the last one, or the end of the road."""
-    tried = [0, *range(max(judged.last - _LAST_RESORTS, 0), judged.last + 1)]
+    """A plan near the small end that is smaller than the last one, or one of a version that was
+    simulated to be larger; or the end of the road."""
+    tried = [0, *range(max(judged.last - _LAST_RESORTS, 0), len(judged.points))]
     fitting = next((i for i in tried if judged.exact(i) <= budget), None)
     if fitting is not None:
         return fitting

@@ -155,8 +155,9 @@ class ManySizes:
         depends, target = compiled.captured.dependencies, self._target()
         decides = depends.path.decisions or depends.host_draws.decides()
         alone = step.group is None and not compiled.groups and not options.carries
-        chosen = target.on_host if options.dynamic is None else options.dynamic
-        return chosen and self._declared is None and alone and not decides and target.any_size
+        return (
+            options.dynamic and self._declared is None and alone and not decides and target.any_size
+        )
 
     def _target(self) -> DeviceTarget:
         kinds = frozenset(tensor.device.type for tensor in self._compiler.step.tensors())

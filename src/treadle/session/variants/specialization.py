@@ -1,10 +1,13 @@
 """Compiled steps that serve many shapes, and the variants made from them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from treadle.algebra.extents import Size
+from treadle.algebra.guards import Guard
+from treadle.algebra.polynomial import Sizes
 from treadle.algebra.strides import contiguous_strides
 from treadle.capture.dynamic import Dims
 from treadle.compiler.compiled import Compiled
@@ -14,6 +17,10 @@ from treadle.runtime.kernels.build import Build
 from treadle.session.variants.guards import GuardKey, Ignored
 from treadle.session.variants.shapes import Dynamic, Found, sampled_dims
 from treadle.util.errors import LoweringError, VerifyError
+
+_MOST = 3
+"""Patterns for one range of sizes. PyTorch chooses libraries by size: oneDNN's convolution is for
+16 images or more."""
 
 
 @dataclass(slots=True)
@@ -48,41 +55,47 @@ class Specializations:
             general = _general(key, dynamic_dims, fixed, self.spec)
             if general is None:
                 return None
-            pattern = self._valid(general) or self._made(
-                general, dynamic_dims, fixed, numbers, make
-            )
-            if pattern is None:
-                return None
-            broken = [
-                guard for guard in pattern.artifact.guards if not guard.holds(dynamic_dims.sizes)
-            ]
-            if not broken:
-                return _instance(pattern, dynamic_dims)
-            fixed |= {dim.name for guard in broken for dim in guard.formula.dims}
+            patterns = self._valid(general)
+            broken = [_broken(pattern, dynamic_dims.sizes) for pattern in patterns]
+            if all(broken):
+                dims = sampled_dims(self.spec, dynamic_dims, fixed, numbers)
+                if _are_new(dims, broken, dynamic_dims.sizes):
+                    pattern = self._made(general, dynamic_dims, fixed, dims, make)
+                    if pattern is None:
+                        return None
+                    self._tell_why(broken)
+                    patterns.append(pattern)
+                    broken.append(_broken(pattern, dynamic_dims.sizes))
+            for pattern, guards in zip(patterns, broken, strict=True):
+                if not guards:
+                    return _instance(pattern, dynamic_dims)
+            fixed |= {dim.name for guard in broken[-1] for dim in guard.formula.dims}
         return None
 
-    def _valid(self, general: GuardKey) -> Compiled | None:
-        """A pattern that read outside of the step what is there now."""
-        return next(
-            (
-                compiled
-                for key, compiled in self._known
-                if general.as_seen_by(key) == key and compiled.captured.dependencies.hold()
-            ),
-            None,
-        )
+    def _tell_why(self, broken: Sequence[Sequence[Guard]]) -> None:
+        """Why a range that has a pattern needs another one."""
+        deciding = {dim.name for guards in broken for guard in guards for dim in guard.formula.dims}
+        if deciding:
+            self.notes[-1] += f", once more: what runs depends on {', '.join(sorted(deciding))}"
+
+    def _valid(self, general: GuardKey) -> list[Compiled]:
+        """Patterns that read outside of the step what is there now."""
+        return [
+            compiled
+            for key, compiled in self._known
+            if general.as_seen_by(key) == key and compiled.captured.dependencies.hold()
+        ]
 
     def _made(
         self,
         general: GuardKey,
         dynamic_dims: Found,
         fixed: frozenset[str],
-        taken: set[int],
+        dims: Dims,
         make: Callable[[Dims], Compiled],
     ) -> Compiled | None:
         if general in self._failed:
             return None
-        dims = sampled_dims(self.spec, dynamic_dims, fixed, taken)
         try:
             compiled = make(dims)
         except (VerifyError, LoweringError) as error:
@@ -98,6 +111,21 @@ class Specializations:
         )
         self.notes.append(f"compiled for {open_}" + (f", with {kept}" if kept else ""))
         return compiled
+
+
+def _broken(pattern: Compiled, sizes: Sizes) -> list[Guard]:
+    """Of the answers that a pattern was made with, those that are wrong for these sizes."""
+    return [guard for guard in pattern.artifact.guards if not guard.holds(sizes)]
+
+
+def _are_new(dims: Dims, broken: Sequence[Sequence[Guard]], sizes: Sizes) -> bool:
+    """Whether a pattern made of these samples gives the right answers for ``sizes`` where known
+    patterns give wrong ones: after one for 16 images or more, another for fewer."""
+    if len(broken) >= _MOST:
+        return False
+    open_ = [size for shape in dims.values() for size in shape if isinstance(size, Size)]
+    samples = {dim.name: dim.sample for size in open_ for dim in size.formula.dims}
+    return not any(guard.holds({**sizes, **samples}) for guards in broken for guard in guards)
 
 
 def _general(

@@ -1,0 +1,129 @@
+"""On a real GPU: sizes that nobody declared. Networks of several kinds, whose batches change in
+rows or in length from call to call, against eager."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+WORDS = 211
+
+
+class Images(nn.Module):
+    """Convolutions with norms over the batch, of as many images as come."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.deep, self.deep_norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)
+        x = x + F.relu(self.deep_norm(self.deep(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 32)
+        self.cells, self.head = nn.LSTM(32, 48, batch_first=True), nn.Linear(48, 10)
+
+    def forward(self, tokens):
+        return self.head(self.cells(self.words(tokens))[0][:, -1])
+
+
+class Encoder(nn.Module):
+    """PyTorch's own layers, with padding that they are told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 64, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, tokens):
+        hidden = self.layers(self.words(tokens), src_key_padding_mask=tokens == 0)
+        return self.head(hidden.mean(1))
+
+
+class Rows(nn.Module):
+    """Each row by itself, with what is dropped of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(24, 96), nn.GELU(), nn.Dropout(0.2), nn.Linear(96, 24), nn.LayerNorm(24)
+        )
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x):
+        return self.head(self.layers(x) + x)
+
+
+def images(rows):
+    return torch.randn(rows, 3, 16, 16, device="cuda")
+
+
+def rows_of(rows):
+    return torch.randn(rows, 24, device="cuda")
+
+
+def tokens(length):
+    return torch.randint(1, WORDS, (6, length), device="cuda")
+
+
+def padded(length):
+    drawn = tokens(length)
+    drawn[1::2, (length + 1) // 2 :] = 0
+    return drawn
+
+
+def trained(model, autocast):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+
+    def step(x, y):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return optimizer, step
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "draw"),
+    [(Images, images), (Recurrent, tokens), (Encoder, padded), (Rows, rows_of)],
+    ids=["images", "recurrent", "encoder", "rows"],
+)
+def test_any_size_is_eagers(kind, draw, autocast):
+    """A step of each size starts from eager's parameters."""
+    torch.manual_seed(0)
+    model = kind().cuda()
+    twin = copy.deepcopy(model)
+    optimizer, train = trained(model, autocast)
+    others, eager = trained(twin, autocast)
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+    close = {"rtol": 0.03, "atol": 0.02} if autocast else {"rtol": 2e-3, "atol": 2e-4}
+    for number, size in enumerate([24, 17, 24, 16, 3, 31, 9, 2, 31, 17, 17, 17, 40]):
+        x = draw(size)
+        y = torch.randint(10, (len(x),), device="cuda")
+        torch.manual_seed(number)
+        loss = step(x, y)
+        torch.manual_seed(number)
+        torch.testing.assert_close(loss, eager(x, y), **close)
+        for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0.1, atol=3e-3)
+        model.load_state_dict(twin.state_dict())
+        optimizer.load_state_dict(copy.deepcopy(others.state_dict()))
+    assert len(step.recompiles) <= 3, step.recompiles  # up to 24, 32 and 64
