@@ -380,8 +380,8 @@ class Scalars:
         if self._numbers is not None:
             self._numbers[:] = values
         else:
-            pairs = [(value, 0.0) for value in values]
-            staged = torch.tensor(pairs, dtype=torch.float64, pin_memory=True).view_as(self._block)
+            staged = torch.empty(self._block.shape, dtype=torch.float64, pin_memory=True)
+            staged.numpy()[:, 0] = values
             self._block.copy_(staged, non_blocking=True)
         return list(self._views)
 

@@ -43,7 +43,8 @@ def storage_of(tensor: Tensor, spec: BufferSpec) -> Tensor:
 
 
 def view_of(storage: Tensor, view: View) -> Tensor:
-    """``out[i, j] = storage[view.offset + i * strides[0] + j * strides[1]]``."""
+    """``out[i, j] = storage[view.offset + i * strides[0] + j * strides[1]]``. Of the same dtype
+    ``storage`` may be any tensor that begins where it does."""
     typed = storage if storage.dtype is view.dtype else storage.view(view.dtype)
     return typed.as_strided(view.shape, view.strides, typed.storage_offset() + view.offset)
 
@@ -82,11 +83,13 @@ class BufferUses:
 
     def bind_views(self, tensor: Tensor, spec: BufferSpec) -> None:
         """Set every view of the buffer to the memory of ``tensor``."""
-        if not self.views:
-            return
-        storage = storage_of(tensor, spec)
+        storage = None  # most views are of the tensor's own dtype, and made in one step
         for view, slots in self.views.items():
-            shown = storage if view is None else view_of(storage, view)
+            if view is not None and view.dtype is tensor.dtype:
+                shown = view_of(tensor, view)
+            else:
+                storage = storage_of(tensor, spec) if storage is None else storage
+                shown = storage if view is None else view_of(storage, view)
             for container, key in slots:
                 container[key] = shown
 
