@@ -71,7 +71,7 @@ _WARP = 32
 _MOST_SHARED = 228 * 1024
 """Bytes for which Triton launches without attributes."""
 _SCRATCH = 2
-"""Pointers that Triton 3.6 to 3.9 pass after the arguments: for all programs and for profiles."""
+"""Pointers that Triton 3.6 and 3.9 pass after the arguments: for all programs and for profiles."""
 _NO_SCRATCH = ctypes.c_uint64(0)
 _WIDTHS = {"i32": 4, "i64": 8}
 
