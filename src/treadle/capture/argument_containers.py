@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from treadle.capture.python_state.changes import Change, refused
+from treadle.capture.python_state.changes import Change, RunPlaces, holds, refused
 from treadle.capture.python_state.containers.container_changes import reference_to
 from treadle.capture.python_state.flatten import Container, FlatArguments, nodes_in, replaced
 from treadle.capture.python_state.introspect import parts_of
@@ -100,6 +100,10 @@ class ArgumentLocation:
         """What is there now; ``MISSING`` between two calls."""
         return MISSING if self.call.arguments.tree is None else self._part().get(self.name)
 
+    def look(self, run: RunPlaces) -> list[object]:
+        """What is there in a run."""
+        return [run.argument_part(self.node, self.at).get(self.name)]
+
     def put(self, value: object) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""
         self._part().put(self.name, value)
@@ -136,12 +140,17 @@ class Copies:
                 if part.is_same(now, before):
                     continue
                 if not part.settable or (isinstance(part, Sequenced) and len(now) != len(before)):
-                    raise refused(part.label, type(node).__name__)
+                    error = refused(part.label, type(node).__name__)
+                    raise error.seen_by(partial(_holds, nth, at))
                 for name in {**before, **now}:
                     old, new = before.get(name, MISSING), now.get(name, MISSING)
                     if old is not new and not is_same_value(old, new):
                         place = ArgumentLocation(self._call, nth, at, name, part.where(name))
                         yield Change(node, at, part, name, old, new), place
+
+    def part(self, nth: int, at: int) -> Part:
+        """The part ``at`` of one of them."""
+        return self._before[nth][at][0]
 
     def with_whole(self, value: object) -> object:
         """``value`` with ``ArgumentAlias`` in the places of these containers, and ``Reference`` in
@@ -151,6 +160,10 @@ class Copies:
     def _whole(self, node: object) -> ArgumentAlias | None:
         at = self._at.get(id(node))
         return None if at is None else ArgumentAlias(self._call, at)
+
+
+def _holds(nth: int, at: int, run: RunPlaces) -> list[object]:
+    return holds(run.argument_part(nth, at))
 
 
 def _parts(node: object) -> list[tuple[Part, Reading]]:

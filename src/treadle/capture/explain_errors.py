@@ -4,7 +4,7 @@ import contextlib
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -17,7 +17,10 @@ from treadle.util.package import PACKAGE
 
 OURS = (str(Path(torch.__file__).parent), str(PACKAGE))
 """Where frames are torch's or ours."""
-BETWEEN = (*OURS, "<", str(contextlib.__file__))
+_MADE = ("<frozen ", "<eval_with_key>", "<__array_function__ ")
+"""Names of code that has no file and that Python and libraries made. Others (``<string>``,
+``<stdin>``, ``<ipython-input-1>``) are the user's: of a notebook, or a text that is executed."""
+BETWEEN = (*OURS, *_MADE, str(contextlib.__file__))
 """Where frames are not the user's."""
 
 _METHODS = METHOD_FILES | ASKING_FILES
@@ -58,12 +61,37 @@ def refused_nested(what: str, where: str) -> CaptureError:
     )
 
 
-def running_line() -> Line:
-    """The innermost line that runs and is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(BETWEEN):
+def is_between(file: str) -> bool:
+    """Whether code of a file of that name is not the user's."""
+    return file.startswith(BETWEEN)
+
+
+def running_line(frame: FrameType | None = None) -> Line:
+    """The innermost line that runs, in ``frame`` or around it, and is neither torch's nor ours."""
+    frame = frame or sys._getframe(1)
+    while frame is not None and _is_machinery(frame):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    """Code that belongs to no file and to no module is the user's inside of the step; around it, it
+    is what the tracer evaluates."""
+    name = frame.f_code.co_filename
+    if not name.startswith("<") or "__name__" in frame.f_globals:
+        return is_between(name)
+    around = frame.f_back
+    while around is not None and around.f_code is not called_with.__code__:
+        around = around.f_back
+    return around is None
+
+
+def called_with(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """``function`` of these: the frame in which Python says that they do not fit, and around which
+    all is the tracer's."""
+    return function(*args, **kwargs)
 
 
 def users_frames() -> Iterator[FrameType]:

@@ -10,14 +10,21 @@ Tracebacks keep the frames that are neither torch's nor ours.
 """
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 import torch
 
-from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, refused_nested, show_line
+from treadle.capture.explain_errors import (
+    OURS,
+    called_with,
+    is_between,
+    looks_at_value,
+    refused_nested,
+    show_line,
+)
 from treadle.capture.symbolic.deferred import LATER
 from treadle.capture.symbolic.entries import looked_up
 from treadle.capture.symbolic.numbers import made_now
@@ -29,14 +36,17 @@ from treadle.compat.fake import (
     DataDependentOutputException,
     is_traced,
 )
+from treadle.compat.operators.kernel_checks import dim_is_there
 from treadle.util.errors import CaptureError, TreadleError, joined_with
 
 _TORCH, _TREADLE = OURS
 _DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
+_TYPES = tuple(f"{_TORCH}/{name}" for name in ("_decomp", "_meta_registrations", "_prims", "_refs"))
+"""Where PyTorch tells the types of results in Python."""
 _SHARDED = tuple(str(Path(_DISTRIBUTED) / name) for name in ("tensor", "fsdp", "_tensor"))
 """Where tensors are made that know of other ranks; what they send is in the graph."""
-_CALLS_TORCH = frozenset({"__torch_function__", "run_backward"})
-"""The functions of ours in which errors of torch's C++ appear."""
+_CALLS_TORCH = frozenset({"__torch_function__", "run_backward", dim_is_there.__name__})
+"""The functions of ours in which errors of torch's C++ appear, or that raise its kernels'."""
 _FOR_USERS = frozenset({made_now.__name__, looked_up.__name__})
 
 
@@ -47,13 +57,6 @@ def raise_told(error: Exception) -> NoReturn:
     if told is error:
         raise error.with_traceback(frames)
     raise told.with_traceback(frames) from None
-
-
-def called_with(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
-    """``function`` of these: the frame in which Python says that they do not fit."""
-    return function(*args, **kwargs)
 
 
 def _told(error: Exception) -> Exception:
@@ -73,14 +76,26 @@ def _told(error: Exception) -> Exception:
         return _swaps(where)
     if any(text in str(error) for text in NEEDS_MEMORY):
         return of_torch(error, where)
-    is_ours = inner is not None and inner.filename.startswith((*OURS, "<"))
-    if inner is None or not is_ours or _stands_for_users(frames) or _recurs(error, frames):
-        code = "[TR-138] raised by the step's own code, while treadle captured it"
-        error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
-        return error
+    is_ours = inner is not None and is_between(inner.filename)
+    if inner is None or not is_ours or _is_users(error, frames):
+        return _noted(error, "while treadle captured it", where)
     if inner.filename.startswith(_TREADLE) and inner.name not in _CALLS_TORCH:
         return _internal(error, where)
     return of_torch(error, where)
+
+
+def noted_eager(error: BaseException) -> None:
+    """A note at what a call raised that ran as it is, since a kernel or a check had refused it."""
+    if isinstance(error, Exception) and not isinstance(error, TreadleError):
+        where = _line_of(traceback.extract_tb(error.__traceback__))
+        _noted(error, "which ran without treadle: a check of the compiled step did not hold", where)
+
+
+def _noted(error: Exception, when: str, where: str) -> Exception:
+    """The user's own error, unchanged."""
+    code = f"[TR-138] raised by the step's own code, {when}"
+    error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
+    return error
 
 
 def _looks_up(where: str) -> CaptureError:
@@ -113,6 +128,13 @@ def _is_communication(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_DISTRIBUTED) and not frame.filename.startswith(_SHARDED)
 
 
+def _is_users(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether an error of the innermost frame, which is ours or torch's, is the user's own."""
+    asked = frames[-1].filename.startswith(_TREADLE) and frames[-1].name == "__getattr__"
+    no_attribute = asked and isinstance(error, AttributeError)
+    return no_attribute or _stands_for_users(frames) or _recurs(error, frames)
+
+
 def _stands_for_users(frames: Sequence[traceback.FrameSummary]) -> bool:
     """Whether Python makes a text of values, or looks for an entry, as the user's code says."""
     return any(frame.name in _FOR_USERS for frame in frames[-4:])
@@ -120,13 +142,13 @@ def _stands_for_users(frames: Sequence[traceback.FrameSummary]) -> bool:
 
 def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
     """Whether it was the user's code that went too deep, wherever it was when it had."""
-    users = sum(not frame.filename.startswith((*OURS, "<")) for frame in frames)
+    users = sum(not is_between(frame.filename) for frame in frames)
     return isinstance(error, RecursionError) and 2 * users > len(frames)
 
 
 def of_torch(error: Exception, where: str) -> CaptureError:
     """The text of torch's error, and which of three things it means."""
-    text = (str(error) or type(error).__name__).strip()
+    text, kind = (str(error) or type(error).__name__).strip(), _kind_of(error)
     if any(word in text for word in NESTED):
         return refused_nested("makes or takes a nested tensor", where)
     if isinstance(error, UNSUPPORTED):
@@ -147,13 +169,22 @@ def of_torch(error: Exception, where: str) -> CaptureError:
             remedy="do it outside of the step and pass the result, or make it a custom operation "
             "(torch.library.custom_op), which runs when the step runs",
         )
-    return also(type(error))(
+    return also(kind)(
         text,
         code="TR-132",
         where=where,
         remedy="this is PyTorch's error: correct the shapes, dtypes or arguments at that line; "
         "calling the function without treadle shows it as well",
     )
+
+
+def _kind_of(error: Exception) -> type[Exception]:
+    """What eager raises: where the type of a result is made in Python, asserts stand for checks of
+    kernels."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, AssertionError) and frames and frames[-1].filename.startswith(_TYPES):
+        return RuntimeError
+    return type(error)
 
 
 def _internal(error: Exception, where: str) -> CaptureError:
@@ -200,7 +231,9 @@ def also(kind: type[Exception]) -> type[CaptureError]:
 
 def _line_of(frames: traceback.StackSummary) -> str:
     """The user's line, and below it that of the library in which it happened."""
-    users = [frame for frame in frames if not frame.filename.startswith(BETWEEN)]
+    around = [at for at, frame in enumerate(frames) if frame.name == called_with.__name__]
+    inside = frames[max(around, default=-1) + 1 :]
+    users = [frame for frame in inside if not is_between(frame.filename)]
     if not users:
         return ""
     inner = users[-1]
@@ -213,7 +246,9 @@ def _users_frames(tb: TracebackType | None) -> TracebackType | None:
     """The traceback without frames of torch's and ours. (It may be as long as Python's stack.)"""
     frames: list[TracebackType] = []
     while tb is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith(BETWEEN):
+        if tb.tb_frame.f_code is called_with.__code__:
+            frames.clear()  # what is around the step is the tracer's
+        elif not is_between(tb.tb_frame.f_code.co_filename):
             frames.append(tb)
         tb = tb.tb_next
     rest: TracebackType | None = None

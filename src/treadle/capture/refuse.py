@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
+from treadle.capture.python_state.changes import LateError
 from treadle.compat.distributed.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
 from treadle.compat.hooks import is_initialized
 from treadle.compat.tracing import is_traced_here
@@ -90,7 +91,7 @@ def refuse_unfinished(results: Sequence[object]) -> None:
     """TR-136 for what runs when the caller takes values out of it: a generator, a coroutine."""
     for result in results:
         if isinstance(result, Iterator | Awaitable | AsyncIterator):
-            raise CaptureError(
+            raise LateError(
                 f"the step returns a {type(result).__name__}, which would do its work later, once",
                 code="TR-136",
                 remedy="return a list, or what is in it",

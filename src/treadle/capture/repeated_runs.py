@@ -9,15 +9,19 @@
                                       nothing stands in
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import final
 
 from torch import Tensor, fx
 
-from treadle.capture.explain_errors import users_codes
+from treadle.capture.explain_errors import show_line, users_codes
 from treadle.capture.integrations.grad_scaler import ScalerBegins
 from treadle.capture.integrations.recurrent import weights_in_place
+from treadle.capture.python_state.changed_line import LineWatch
+from treadle.capture.python_state.changes import LateError
 from treadle.capture.python_state.containers.container_changes import (
     ChangedContainer,
     ContainersChanged,
@@ -29,15 +33,17 @@ from treadle.capture.symbolic.deferred import AsksNumber
 from treadle.capture.symbolic.number_calls import NumberCalls
 from treadle.capture.tracing.request import Substitutes, TraceRequest
 from treadle.capture.tracing.run import Run
+from treadle.compat.operators.kernel_checks import KERNEL_CHECKS
 from treadle.compat.operators.rng_operators import TRACED_AS
 from treadle.compat.operators.schemas import ALL_TRUE
-from treadle.compat.tracing import trace
+from treadle.compat.tracing import trace, without_functions
 from treadle.compat.views import SPLITS
 from treadle.graph.custom_ops.grouped import GROUPED
 from treadle.util.errors import CaptureError
 
-_INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED, **ALL_TRUE}
-"""What to trace in the place of operators that a graph cannot hold."""
+_INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED, **ALL_TRUE, **KERNEL_CHECKS}
+"""What to trace in the place of operators that a graph cannot hold, and what is asked before others
+are traced."""
 
 _MOST_RUNS = 64
 """Of one trace; each learns something of the step that the next one needs."""
@@ -65,26 +71,44 @@ class RepeatedRuns:
         self._containers: Sequence[ChangedContainer] | None = ()
         self._counters: list[Location] = []
         self._refusal: Counted | None = None
+        self._run_again: Callable[[Run], fx.GraphModule] | None = None
         self._whole: set[Key] = set()  # arrays whose numbers may not stand in
 
     def last(self, inputs: list[Tensor], *, symbolic: bool) -> tuple[Run, fx.GraphModule]:
         """The run that meets nothing new, and its trace."""
+        run_again = self._run_again = functools.partial(self._trace, inputs, symbolic)
         for _ in range(_MOST_RUNS):
             run = self._next()
             try:
-                with weights_in_place(), self._calls.rewritten():
-                    module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+                module = run_again(run)
                 if self._is_last(run):
                     return run, module
             except Exception as error:
                 self._learn(error, run)
-            for group in self._request.param_groups:
-                group.taken.clear()
         raise CaptureError(
             f"each of {_MOST_RUNS} runs of the step met something that the runs before had not",
             code="TR-199",
             remedy="this is a bug in treadle: report it, with the step",
         )
+
+    def _trace(self, inputs: list[Tensor], symbolic: bool, run: Run) -> fx.GraphModule:
+        for group in self._request.param_groups:
+            group.taken.clear()
+        with weights_in_place(), self._calls.rewritten():
+            return trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+
+    def located(self, error: Exception) -> Exception:
+        """An error that was found when the step's code was done with the user's line: that code
+        runs once more as in the last run, and the error is found again."""
+        if not isinstance(error, LateError) or error.where or self._run_again is None:
+            return error
+        run, look = Run(self._request, self._tried[-1].substitutes), error.look
+        looks = without_functions(lambda: () if look is None else look(run))
+        run.lines = LineWatch(looks)
+        with contextlib.suppress(Exception):  # the same error
+            self._run_again(run)
+        line = run.lines.last if look is None else run.lines.changed
+        return error if line is None else error.at(show_line(line))
 
     def _next(self) -> Run:
         numbers = (*self._numbers, *self._counters)

@@ -202,12 +202,12 @@ def _traced(
     """The run that is kept, and what it captured."""
     casts = nullcontext() if step.place is None else autocast_on(step.place)
     with TRACING, torch.random.fork_rng(devices=[]), casts:
+        runs = RepeatedRuns(request, step.numbers, tried, in_numbers=not request.plans)
         try:
-            runs = RepeatedRuns(request, step.numbers, tried, in_numbers=not request.plans)
             run, module = runs.last(inputs, symbolic=symbols is not None)
             return run, build_graph(module, run, reads_of(run), symbolic=symbols is not None)
         except Exception as error:
-            raise_told(error)
+            raise_told(runs.located(error))
 
 
 def _check_plans(captured: Captured, run: Run, models: Mapping[str, nn.Module]) -> None:

@@ -128,6 +128,9 @@ class _StandIn(FakeTensor):
         return class_of(self)
 
 
+_StandIn.__name__ = _StandIn.__qualname__ = Tensor.__name__  # Python's and PyTorch's errors show it
+
+
 class _Unheard:
     """First among the bases: no class of the user's hears that it is derived from."""
 

@@ -87,11 +87,12 @@ def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
     try:
         yield
     finally:
-        now = switches()
-        changed = [name for name in before if now[name] != before[name]]
-        if torch.is_grad_enabled() != gradients:
-            changed.append("grad mode")
-        if changed:
+        try:  # modes hear what is asked here, and may refuse it
+            now = switches()
+            changed = [name for name in before if now[name] != before[name]]
+            if torch.is_grad_enabled() != gradients:
+                changed.append("grad mode")
+        finally:
             torch.set_default_dtype(dtype)
             torch.set_grad_enabled(gradients)
             torch.use_deterministic_algorithms(strict)

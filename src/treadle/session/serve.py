@@ -7,6 +7,7 @@ from typing import final
 from torch import Tensor
 
 from treadle.capture.eager import CallsClosure
+from treadle.capture.failures import noted_eager
 from treadle.capture.symbolic.branches.decisions import MOST_DECISIONS
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.execute.interrupt import uninterrupted
@@ -109,6 +110,7 @@ def _in_one_graph(call: _Call) -> object:
         try:
             result = call.step.run_eagerly(call.args, call.kwargs)  # raises what there is to raise
         except BaseException as error:
+            noted_eager(error)
             tell_ranks(dispatcher.last, error)
             raise
     call.tell_eager(why or "a check did not hold, and nothing was raised")

@@ -164,12 +164,13 @@ class ExternalState:
         what the operating system was asked.
         """
         self._rest()
-        self._rng.refuse(decides=self.draws.refuses())
+        self._rng.refuse(decides=self.draws.refuses(), where=self.draws.refused_line())
         if self._executed.resumed:
             raise CaptureError(
                 f"the step takes the next value of {self._executed.resumed}, a generator "
                 "from before it",
                 code="TR-117",
+                where=self._executed.resumed_at,
                 remedy="take it outside of the step, and pass it as an argument",
             )
         if self._frames.asked is not None:
@@ -293,6 +294,10 @@ class ExternalState:
             shared=dict(self._watch.shared),
             modules=frozenset(executed.modules),
         )
+
+    def draws_otherwise(self) -> bool:
+        """Whether Python's or NumPy's generators were used otherwise than by known draws."""
+        return self._rng.is_used_otherwise()
 
     def executed_codes(self) -> list[CodeType]:
         """Code of users and of what they installed that the run executed."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from treadle.capture.python_state.changes import Change
+from treadle.capture.python_state.changes import Change, LateError, look_at
 from treadle.capture.python_state.plain_values import RealNumber, is_real
 from treadle.capture.python_state.reads.object_graph import Location, Node, Watched, first_of_each
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
@@ -28,7 +28,6 @@ from treadle.capture.symbolic.arrays.arrays import (
     overlaps,
 )
 from treadle.capture.symbolic.numbers import Number, Uses, is_number
-from treadle.util.errors import CaptureError
 
 
 @final
@@ -124,7 +123,7 @@ class ChangingNumbers:
         return is_real(before) and (is_number(now) or (is_real(now) and before != now))
 
 
-class Counted(CaptureError):
+class Counted(LateError):
     """TR-118, with the places: tried again with numbers that stand in there, it may go."""
 
     places: tuple[Location, ...] = ()
@@ -149,6 +148,7 @@ def counted(changes: Sequence[Change]) -> Counted:
         "or the end of a range), or count outside of the step",
     )
     error.places = tuple(map(direct_place, changes))
+    error.look = look_at(changes[0])
     return error
 
 

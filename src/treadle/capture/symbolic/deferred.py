@@ -285,7 +285,8 @@ class DeferredNumber(Number):
     def __getattr__(self, name: str) -> object:
         if hasattr(type(self.value), name):
             return self.plain()
-        raise AttributeError(name)
+        kind = type(self.value).__name__
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return self.plain()

@@ -91,7 +91,14 @@ class HostDraws:
 
     def refuses(self) -> bool:
         """Whether the graph depends on a drawn value of which there may be any number."""
-        return any(not is_whole(self._values[at]) for at in self._needed())
+        return not all(map(self._is_whole, self._needed()))
+
+    def refused_line(self) -> str:
+        """Of the first of those."""
+        return next((self._draws[at].where for at in self._needed() if not self._is_whole(at)), "")
+
+    def _is_whole(self, at: int) -> bool:
+        return is_whole(self._values[at])
 
     def decisions(self) -> list[NumberDecision]:
         """That the drawn whole numbers on which the graph depends are what they were."""

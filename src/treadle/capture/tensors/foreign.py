@@ -15,7 +15,7 @@ from treadle.compat.distributed.sharded_tensors import local_of
 from treadle.graph.core.node_info import info, known_value
 from treadle.graph.core.signature import Input
 from treadle.graph.core.types import tensors_in
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, joined_with
 
 _LIFTS = frozenset(
     {
@@ -38,7 +38,7 @@ def refuse_undense(graph: fx.Graph) -> None:
             if value.layout is torch.strided and value.dtype not in _QUANTIZED:
                 continue
             kind = "a quantized" if value.layout is torch.strided else f"a {value.layout}"
-            raise CaptureError(
+            raise joined_with(RuntimeError, CaptureError)(
                 f"the step makes {kind} tensor ({node.target})",
                 code="TR-127",
                 where=info(node).where,

@@ -6,6 +6,7 @@ that happens once, when traced.
 """
 
 import ctypes
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Generator, Tensor
 from treadle.capture.explain_errors import here
 from treadle.capture.integrations.integration import GeneratorState
 from treadle.capture.integrations.registry import SHARED_GENERATORS, table_of
+from treadle.capture.python_state.changes import LateError, RunPlaces
 from treadle.compat.fake import is_traced
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
@@ -77,8 +79,14 @@ class RngGuard:
     def check(self) -> None:
         """``CaptureError`` TR-120 if the step has seeded a generator, or put a state into one."""
         for value in self._kept.values():
-            if _bytes(value.generator.get_state()) != value.marked:
-                raise seeds("a generator" if value.own else "PyTorch's random generator", here())
+            if self.is_seeded(value.generator):
+                error = seeds("a generator" if value.own else "PyTorch's random generator")
+                raise error.seen_by(functools.partial(_is_seeded, value.generator))
+
+    def is_seeded(self, generator: Generator) -> bool:
+        """Whether the step has put it into another state."""
+        kept = self._kept.get(id(generator))
+        return kept is not None and _bytes(generator.get_state()) != kept.marked
 
     def refuse_state(self, value: object, where: str = "") -> None:
         """``CaptureError`` TR-120 for a tensor that is the state of a generator: each call would
@@ -88,7 +96,7 @@ class RngGuard:
         if value.dtype is not torch.uint8 or not value.is_cpu:
             return
         if any(_bytes(value) == kept.marked for kept in self._kept.values()):
-            raise CaptureError(
+            raise LateError(
                 "the step keeps or computes with the state of a random generator",
                 code="TR-120",
                 where=where,
@@ -117,9 +125,9 @@ class RngGuard:
         return len(self.drawn) - 1
 
 
-def seeds(owner: str, where: str) -> CaptureError:
+def seeds(owner: str, where: str = "") -> LateError:
     """TR-120."""
-    return CaptureError(
+    return LateError(
         f"the step seeds {owner}, or puts a state into it: that would happen when it is captured, "
         "and not at later calls",
         code="TR-120",
@@ -143,6 +151,10 @@ def _marked(generator: Generator, own: bool) -> _Kept:
         offset.value += _BLOCK * 0x5A5A5A
     generator.set_state(state)
     return _Kept(generator, before, _bytes(generator.get_state()), own)
+
+
+def _is_seeded(generator: Generator, run: RunPlaces) -> tuple[bool]:
+    return (run.is_seeded(generator),)
 
 
 def _bytes(state: Tensor) -> bytes:
@@ -185,21 +197,26 @@ class PythonRngGuard:
             if not _same(state.get(), self._now.get(name, before)):
                 yield name
 
-    def refuse(self, *, decides: bool) -> None:
+    def is_used_otherwise(self) -> bool:
+        """Whether one of them has been used otherwise than by draws that are made again."""
+        return self._is_foreign or any(self._differing())
+
+    def refuse(self, *, decides: bool, where: str) -> None:
         """``CaptureError`` TR-119 if one of them has been used otherwise than by draws that are
-        made again; ``decides``: if those decided anything."""
+        made again; ``decides``: if those decided anything, which ``where`` made."""
         names = [*self._differing()]
         if decides or self._is_foreign or names:
             name = names[0] if names else "Python's or NumPy's random numbers"
-            raise CaptureError(
+            raise LateError(
                 f"the step draws from {name}, and what it draws decides what it does: later calls "
                 "would do the same",
                 code="TR-119",
+                where="" if self._is_foreign or names else where,
                 remedy="draw with torch (torch.rand, torch.randperm), or pass the numbers as "
                 "tensors; numbers and arrays of random.… and numpy.random.… that only enter "
                 "arithmetic with tensors are drawn at every call, and comparisons, whole numbers "
                 "and random.choice are captured by path",
-            )
+            ).seen_by(lambda run: (run.draws_otherwise(),))
 
     def restore(self) -> None:
         """All of them as they were."""

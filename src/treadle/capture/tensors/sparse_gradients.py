@@ -24,7 +24,7 @@ from treadle.compat.fake import DEVICE_OF, device_of_fake, is_fake
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import Args, DispatchMode, Kwargs, without_functions
 from treadle.graph.core.operators import arguments_of
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, joined_with
 
 aten = torch.ops.aten
 _MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
@@ -184,8 +184,8 @@ class SparseGradients(DispatchMode):
 
 
 def refused_sparse(what: str, remedy: str = "") -> CaptureError:
-    """TR-127."""
-    return CaptureError(
+    """TR-127, which is a ``RuntimeError`` as well: eager refuses many of these operations."""
+    return joined_with(RuntimeError, CaptureError)(
         f"the step {what}",
         code="TR-127",
         where=here(),
@@ -262,13 +262,17 @@ def embedding(
     without a gradient."""
     options = max_norm, norm_type, scale_grad_by_freq, sparse
     plain = not sparse or max_norm is not None or scale_grad_by_freq
-    sized = all(type(n) is int for n in input.shape)
-    if padding_idx is None or plain or not sized or not input.numel():
+    if padding_idx is None or plain or not _has_rows(input):
         return F.embedding(input, weight, padding_idx, *options)
     padding = padding_idx % weight.shape[0]
     kept, at = _without_padding(input.contiguous(), padding)
     rows = F.embedding(at, weight, None, *options)
     return torch.where(kept.unsqueeze(-1), rows, weight.detach()[padding])
+
+
+def _has_rows(indices: Tensor) -> bool:
+    """Whether it is known how many there are, and that there are some."""
+    return all(type(n) is int for n in indices.shape) and bool(indices.numel())
 
 
 def _norm(

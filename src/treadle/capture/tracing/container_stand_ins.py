@@ -19,6 +19,7 @@ from treadle.capture.python_state.containers.container_recorders import (
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
+from treadle.util.errors import CaptureError
 
 
 @final
@@ -64,7 +65,13 @@ class ContainerStandIns:
             if node is not None:
                 recorder.current = node.current
             elif not self.log.is_got(recorder):
-                raise refused(recorder.label, type(recorder.real).__name__)
+                raise refused_container(recorder)
+
+
+def refused_container(recorder: ContainerRecorder) -> CaptureError:
+    """TR-117 for a container whose changes cannot be made again."""
+    error = refused(recorder.label, type(recorder.real).__name__)
+    return error.seen_by(lambda run: run.recorded(recorder.at))
 
 
 def _length(recorder: ContainerRecorder) -> int:

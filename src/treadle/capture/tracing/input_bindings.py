@@ -1,12 +1,13 @@
 """What is traced in the place of the tensors that a step is called with."""
 
+import functools
 from typing import final
 
 from torch import Tensor, nn
 
 from treadle.capture.distributed.gradient_sync import GradientSync
 from treadle.capture.optimizers.registry import update_rule
-from treadle.capture.python_state.changes import refused
+from treadle.capture.python_state.changes import RunPlaces, refused
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.sources import (
     Batch,
@@ -102,18 +103,26 @@ class InputBindings:
         """TR-117 for attributes, hooks and shapes that the step leaves on parameters."""
         for parameter in self._request.parameters:
             leaf = self.of(parameter)
-            where = uses.line_of(leaf)
+            where, look = uses.line_of(leaf), functools.partial(_own, parameter)
             now, before = vars(leaf), vars(parameter)
             known = self._on_tensor - self._of_fakes
             if any(now.get(k, MISSING) is not before.get(k, MISSING) for k in known):
-                raise refused("an attribute of a parameter", "tensor", where)
+                raise refused("an attribute of a parameter", "tensor").seen_by(look)
             new = now.keys() - before.keys() - self._of_fakes
             if new:
-                raise refused(f"the attribute {min(new)} of a parameter", "tensor", where)
+                raise refused(f"the attribute {min(new)} of a parameter", "tensor").seen_by(look)
             if tensor_hooks(leaf) != self._hooks[id(parameter)]:
-                raise refused("the hooks of a parameter", "tensor", where)
+                raise refused("the hooks of a parameter", "tensor").seen_by(look)
             if leaf.shape != parameter.shape:
                 raise refused_storage(leaf, where)
+
+
+def _own(parameter: nn.Parameter, run: RunPlaces) -> list[object]:
+    """What is on the tensor that is traced for a parameter."""
+    leaf = run.tensor_for(parameter)
+    if leaf is None:
+        return []
+    return [*vars(leaf), *vars(leaf).values(), *tensor_hooks(leaf)]
 
 
 def _like(original: object, value: Tensor) -> Tensor:

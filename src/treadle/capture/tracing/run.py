@@ -1,22 +1,26 @@
 """The one run of the user's function on traced tensors, with all that it touches replaced."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeGuard, final
 
+import torch
 from torch import Tensor, nn
 
 from treadle.capture.argument_containers import Copies
 from treadle.capture.distributed.communication import refuse_collectives
 from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup
-from treadle.capture.failures import called_with
+from treadle.capture.explain_errors import called_with
 from treadle.capture.integrations.grad_scaler import ScalerBegins
 from treadle.capture.integrations.recurrent import RecurrentLayers
+from treadle.capture.python_state.changed_line import LineWatch
+from treadle.capture.python_state.changes import LateError
 from treadle.capture.python_state.containers.container_changes import ContainerChanges
 from treadle.capture.python_state.containers.outputs import OutputLog
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
+from treadle.capture.python_state.parts import Part
 from treadle.capture.symbolic.deferred import AsksNumber
 from treadle.capture.tensors.gradient_effects import GradientEffects
 from treadle.capture.tensors.sparse_gradients import SparseGradients
@@ -35,9 +39,8 @@ from treadle.capture.tracing.tensor_patcher import BackwardPatcher
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.capture.tracing.user_tensors import UserTensors
 from treadle.compat.pytree import TreeSpec
-from treadle.compat.switches import switches_kept, uses_onednn
+from treadle.compat.switches import switches, switches_kept, uses_onednn
 from treadle.compat.tracing import without_functions
-from treadle.util.errors import CaptureError
 
 
 @final
@@ -62,7 +65,8 @@ class Run:
     def __init__(self, request: TraceRequest, substitutes: Substitutes) -> None:
         self.request = request
         self.failed: Exception | None = None
-        self.originals = substitutes.originals
+        self.lines: LineWatch | None = None  # which looks at a place after each line
+        self.substitutes, self.originals = substitutes, substitutes.originals
         self.returned = Returned((), flatten(None)[1], GradientEffects())
         self.external: ExternalState | None = None  # once it has begun
         self.effects: SideEffects | None = None  # likewise
@@ -71,6 +75,7 @@ class Run:
         self.numbers = NumberInputs(request, substitutes)
         sync = GradientSync(request.group if request.update else None)
         self.recorder = TraceRecorder(request.models, sync, request.update)
+        self._copies: Copies | None = None  # of the arguments, once they are bound
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._sparse = SparseGradients()
         uses = self.numbers.uses
@@ -104,7 +109,7 @@ class Run:
         self.bindings.bind(inputs)
         self.tensors.begin()
         args, kwargs = unflatten(self.numbers.bind(self.bindings.batch), self.request.spec)
-        copies = Copies((args, kwargs), self.request.call)
+        copies = self._copies = Copies((args, kwargs), self.request.call)
         with self._replaced():
             external = self._begin()
             outgoing = self._outgoing(copies, external)
@@ -112,7 +117,7 @@ class Run:
             try:
                 with external.watching(inputs), self.outputs.recording():
                     try:
-                        with switches_kept(_sets_switch):
+                        with switches_kept(_sets_switch), self.lines or nullcontext():
                             result = called_with(self.request.function, args, kwargs)
                     except Exception as error:
                         if not self._may_be_wrong(error):
@@ -231,6 +236,30 @@ class Run:
         self.returned = Returned(tuple(slots), tree, gradients)
         return self.tensors.written(tensors)
 
+    def argument_part(self, node: int, at: int) -> Part:
+        """The part ``at`` of the ``node``th container among the arguments."""
+        assert self._copies is not None
+        return self._copies.part(node, at)
+
+    def tensor_for(self, tensor: object) -> Tensor | None:
+        """What is traced in the place of a tensor of the user's."""
+        traced = self.bindings.by_id().get(id(tensor))
+        others = (entry.traced for entry in self.tensors.entries() if entry.find() is tensor)
+        return next(others, None) if traced is None else traced
+
+    def recorded(self, at: int) -> Sequence[object]:
+        """What is in the ``at``th container that stands in for another one."""
+        return self.containers.log.contents(at)
+
+    def is_seeded(self, generator: torch.Generator) -> bool:
+        """Whether the step put one of PyTorch's generators into another state."""
+        return self.recorder.rng.is_seeded(generator)
+
+    def draws_otherwise(self) -> bool:
+        """Whether Python's or NumPy's generators were used otherwise than by draws that each call
+        makes again."""
+        return self.external is not None and self.external.draws_otherwise()
+
     @property
     def left(self) -> tuple[SideEffect, ...]:
         """What it leaves outside."""
@@ -256,10 +285,12 @@ def _is_tensor(leaf: object) -> TypeGuard[Tensor]:
     return isinstance(leaf, Tensor)
 
 
-def _sets_switch(name: str) -> CaptureError:
-    return CaptureError(
+def _sets_switch(name: str) -> LateError:
+    key = name.replace(" ", "_")
+    error = LateError(
         f"the step leaves PyTorch's {name} set to another value: that would happen when it is "
         "captured, and not at later calls",
         code="TR-117",
         remedy="set it outside of the step, or for a part of it by a context manager",
     )
+    return error.seen_by(lambda _: (switches().get(key), torch.is_grad_enabled()))

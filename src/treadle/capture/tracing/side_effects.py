@@ -1,16 +1,24 @@
 """What a step leaves outside of it, as values that are put in places at every call."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 from torch import Tensor
 
 from treadle.capture.argument_containers import ArgumentLocation
-from treadle.capture.explain_errors import here
 from treadle.capture.integrations.grad_scaler import LossScaling, SkippedUpdate
 from treadle.capture.optimizers.optimizer_state import StateLocation
-from treadle.capture.python_state.changes import Change, refused
+from treadle.capture.python_state.changes import (
+    Change,
+    LateError,
+    Look,
+    RunPlaces,
+    look_at,
+    refused,
+)
 from treadle.capture.python_state.containers.container_changes import ContainerChanges
 from treadle.capture.python_state.containers.outputs import OutputCall, OutputLog, Stream
 from treadle.capture.python_state.external import ExternalState
@@ -22,6 +30,7 @@ from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers, counted, direct_place
 from treadle.capture.tensors.own_tensors import KeptView
 from treadle.capture.tensors.tensor_effects import MadeGradient, TensorLocation, made_gradient
+from treadle.capture.tracing.container_stand_ins import refused_container
 from treadle.capture.tracing.outgoing import OutgoingValues
 from treadle.capture.tracing.user_tensors import UserTensors, are_alike
 from treadle.compat.fake import is_traced
@@ -100,10 +109,12 @@ class SideEffects:
         arguments = [*to_arguments]
         for change in changes:
             if not _rebinds(change, written, tensors):
-                self._note_change(change, direct_place(change), change)
+                with _about(look_at(change)):
+                    self._note_change(change, direct_place(change), change)
         for change, place in arguments:
             if not _rebinds(change, written, tensors):
-                self._note_change(change, place, None)
+                with _about(place.look):
+                    self._note_change(change, place, None)
 
     def _note_change(self, change: Change, place: EffectLocation, movable: Change | None) -> None:
         new = change.now
@@ -118,7 +129,7 @@ class SideEffects:
         log = changes.log
         for recorder in log.recorders:
             if not log.is_complete(recorder):
-                raise refused(recorder.label, type(recorder.real).__name__)
+                raise refused_container(recorder)
         if not changes.label:
             return
         roots = [DeferredValue(root) for root in changes.roots()]
@@ -164,7 +175,8 @@ class SideEffects:
             leaves, tree = flatten(value)
             is_known = all(self._outgoing.is_of_call(leaf) or is_plain(leaf) for leaf in leaves)
             if not is_known and value is not MISSING:
-                raise refused(place.label, type(value).__name__, here())
+                error = refused(place.label, type(value).__name__)
+                raise error.seen_by(functools.partial(_on_tensor, place.find()))
             self._add(place, leaves, tree)
 
     def note_made_gradients(self, leaves: Sequence[object]) -> None:
@@ -206,6 +218,21 @@ class SideEffects:
                 moved = graph.place_of(change.owner, change.at, change.name, change.label)
             leaves = tuple(map(at_call, left.leaves))
             self.left[at] = SideEffect(left.place if moved is None else moved, leaves, left.tree)
+
+
+def _on_tensor(tensor: object, run: RunPlaces) -> list[object]:
+    """What is on the tensor that is traced for one of the user's."""
+    traced = run.tensor_for(tensor)
+    return [] if traced is None else [*vars(traced), *vars(traced).values(), traced.requires_grad]
+
+
+@contextmanager
+def _about(look: Look) -> Iterator[None]:
+    """What is refused inside is about the place that ``look`` looks at."""
+    try:
+        yield
+    except LateError as error:
+        raise error.seen_by(look) from error.__cause__
 
 
 def _rebinds(change: Change, written: set[int], tensors: UserTensors) -> bool:

@@ -116,13 +116,21 @@ class Actions:
         if number < self._artifact.untouched and is_torchs and checked:
             return NotExpected(str(error))  # nothing has happened yet: eager meets it as well
         name = step.function if isinstance(step, Launch) else step.op
-        said, remedy = (error.message, error.remedy) if ours else (str(error), "")
+        said, remedy = (error.message, error.remedy) if ours else (str(error), _REMEDY[is_torchs])
         kind = joined_with(type(error), RuntimeFailure) if is_torchs and checked else RuntimeFailure
         return kind(f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy)
 
     def _now(self) -> float:
         self._driver.synchronize(self._device)
         return time.perf_counter()
+
+
+_REMEDY = {
+    True: "correct the shapes, dtypes or arguments at that line; calling the function without "
+    "treadle shows it as well",
+    False: "Options(codegen=False) runs PyTorch's kernels; please report it, with the step",
+}
+"""By whether the kernel is PyTorch's."""
 
 
 def _together(

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from treadle.capture.explain_errors import Line
+from treadle.capture.explain_errors import Line, running_line, show_line
 from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.code.bytecode import ReflectiveRead
 from treadle.capture.python_state.code.code_references import CodeReferences, references_in
@@ -100,6 +100,7 @@ class ExecutionRecord:
     )
     """By its id code that may ask a traced tensor for its type, with that of the frames around."""
     resumed: str = ""  # a generator that was there before the run, and has been advanced
+    resumed_at: str = ""  # by which line of the user's
 
     def knows(self, code: CodeType, space: dict[str, object]) -> bool:
         """Whether it was entered before."""
@@ -284,6 +285,7 @@ class FrameRecorder:
             self._traced[id(frame)] = frame
         if frame.f_lasti > _first(frame.f_code):
             self.executed.resumed = frame.f_code.co_qualname
+            self.executed.resumed_at = show_line(running_line(frame.f_back))
 
     def _calls(self, frame: FrameType, function: object) -> None:
         """Code in ``frame`` calls a function made in C."""

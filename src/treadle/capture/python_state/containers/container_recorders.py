@@ -134,6 +134,13 @@ class OperationLog:
         stand_in = self._stand_ins[at]
         return stand_in.inner if type(stand_in) is RecordedSet else _plain_copy(stand_in)
 
+    def contents(self, at: int) -> list[object]:
+        """What is in one of the stand-ins now, if it is made yet."""
+        if at >= len(self._stand_ins):
+            return []
+        now = self.now(at)
+        return [*now, *now.values()] if isinstance(now, dict) else [*now]
+
     def is_got(self, recorder: ContainerRecorder) -> bool:
         """Whether it is got from a dict before anything is done to it."""
         for operation in self.operations:

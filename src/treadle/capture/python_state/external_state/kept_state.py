@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.attribute_watch import WATCHED
-from treadle.capture.python_state.changes import Change, Kept, is_cache, is_log, refused
+from treadle.capture.python_state.changes import Change, Kept, holds, is_cache, is_log, refused
 from treadle.capture.python_state.code.frames import CodeOwner, ExecutionRecord
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.containers.container_recorders import RECORDED, Contents
@@ -119,11 +119,13 @@ class KeptState:
     def _of_part(self, kept: Kept, now: Reading, changed: list[object]) -> list[Change]:
         label, kind = kept.part.label, type(kept.owner).__name__
         if not kept.part.settable or isinstance(kept.part, Sequenced) or not changed:
-            raise refused(label, kind)
+            raise refused(label, kind).seen_by(lambda _: holds(kept.part))
         if any(n not in kept.before and _has_tensor(n) for n in changed):
-            raise refused(f"a key of {label} that is a tensor", kind)  # it would be a traced one
+            error = refused(f"a key of {label} that is a tensor", kind)  # it would be a traced one
+            raise error.seen_by(lambda _: holds(kept.part))
         if self._is_fixed(kept):
-            raise refused(kept.part.where(changed[0]), "part of a module")
+            error = refused(kept.part.where(changed[0]), "part of a module")
+            raise error.seen_by(lambda _: holds(kept.part))
         return [
             Change(
                 kept.owner, kept.at, kept.part, n, kept.before.get(n, MISSING), now.get(n, MISSING)
