@@ -88,13 +88,26 @@ def test_the_budget_holds_for_the_largest_sizes():
 
     free, *_ = pair(copy.deepcopy(model), F.mse_loss, shapes)
     free(*batch(300))
-    budget = int(free.measure(*batch(300)).peak_bytes * 0.8)
+    budget = int(free.measure(*batch(300)).peak_bytes * 0.85)
     step, *rest = pair(model, F.mse_loss, shapes, memory=budget)
     check(step, *rest, [batch(5), batch(211), batch(300)])
     for n in (5, 211, 300):
         report = step.measure(*batch(n))
         assert report.peak_bytes <= step.compiled.artifact.peak_bytes <= budget
     assert step.compiled.pattern is not None, step.recompiles
+
+
+def test_the_plan_does_not_depend_on_which_size_comes_first():
+    """Memory is planned by the largest size, whether the first call is one of few rows or many."""
+    layers = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)]
+    model = nn.Sequential(*layers)
+    shapes = treadle.dynamic({"x": ("n", None), "y": ("n", None)}, n=(2, 300))
+    peaks = []
+    for n in (300, 2, 40):
+        step, *_ = pair(copy.deepcopy(model), F.mse_loss, shapes, memory=0.3)
+        step(torch.randn(n, 8), torch.randn(n, 8))
+        peaks.append(step.summary().peak_of_any_call_bytes)
+    assert len(set(peaks)) == 1
 
 
 def test_a_loop_over_a_size_is_unrolled_for_that_size_only():

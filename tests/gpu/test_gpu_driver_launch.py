@@ -107,8 +107,8 @@ def test_the_current_stream_is_that_of_the_call(by_triton, tmp_path):
 
 
 @triton.jit
-def _doubled(x, y, n, BLOCK: tl.constexpr = 128):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _doubled(x, y, n):
+    at = tl.program_id(0) * 128 + tl.arange(0, 128)
     tl.store(y + at, tl.load(x + at, at < n) * 2.0, at < n)
 
 

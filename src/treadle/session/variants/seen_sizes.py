@@ -22,6 +22,16 @@ ArgumentDim = tuple[int, int]
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class SeenDims(Dynamic):
+    """Dims that calls have shown. What they have not shown may be more than the model takes."""
+
+    def largest(self, name: str, size: int) -> int:
+        """As of declared ones in the first bucket; later ones end with a power of two."""
+        return self.ranges[name][1] if size <= self.ranges[name][1] else size
+
+
+@final
 @dataclass(slots=True)
 class AlikeCalls:
     """Calls that differ in the sizes of their arguments alone. ``key``: that of a variant which
@@ -29,7 +39,7 @@ class AlikeCalls:
     name."""
 
     key: GuardKey
-    spec: Dynamic = field(default_factory=lambda: Dynamic({}, {}))
+    spec: SeenDims = field(default_factory=lambda: SeenDims({}, {}))
     _first: dict[ArgumentDim, int] = field(default_factory=dict[ArgumentDim, int])
     _groups: list[list[ArgumentDim]] = field(default_factory=list[list[ArgumentDim]])
     """Places of equal sizes in all calls."""
@@ -61,7 +71,7 @@ class AlikeCalls:
             for at, each in places:
                 arguments.setdefault(paths[at], {})[each] = name
                 leaves.setdefault(at, []).append((each, name))
-        self.spec = Dynamic(arguments, ranges)
+        self.spec = SeenDims(arguments, ranges)
         shapes = {at: key.arguments[at][1][1] for at in leaves}
         by_name = {name: sizes[at, dim] for at, dims in leaves.items() for dim, name in dims}
         return Found({at: tuple(sorted(dims)) for at, dims in leaves.items()}, shapes, by_name)

@@ -34,6 +34,10 @@ class Dynamic:
         at = bisect.bisect_left(tops, size)
         return (tops[at - 1] + 1 if at else low), tops[at]
 
+    def largest(self, name: str, size: int) -> int:
+        """The largest size that the model is known to take, of those compiled with ``size``."""
+        return self.bucket(name, size)[1]
+
     def is_alone(self, name: str, size: int) -> bool:
         """Whether no other size is compiled together with ``size``: steps of size 0 and 1 are other
         steps, and a bucket may be of one size."""
@@ -143,12 +147,17 @@ def _refused(said: str) -> CaptureError:
 
 
 def sampled_dims(
-    spec: Dynamic, dynamic_dims: Found, fixed: frozenset[str], taken: set[int]
+    spec: Dynamic,
+    dynamic_dims: Found,
+    fixed: frozenset[str],
+    taken: set[int],
+    near: Sizes | None = None,
 ) -> dict[int, tuple[int, ...]]:
     """The shape of each dynamic leaf, with a ``Size`` for each dim that is not fixed.
 
-    The sample of a size is a number near the call's that nothing else in the step is likely to
-    be, so that a size is told from a width that happens to be equal. ``taken``: numbers to avoid.
+    The sample of a size is a number near the largest one, by which memory is planned, or ``near``
+    others; one that nothing else in the step is likely to be, so that a size is told from a width
+    that happens to be equal. ``taken``: numbers to avoid.
     """
     samples: dict[str, int] = {}
     taken = taken | {dynamic_dims.sizes[name] for name in fixed}
@@ -158,7 +167,8 @@ def sampled_dims(
             continue
         low, high = spec.bucket(name, size)
         low = max(low, SMALLEST)
-        sample = _strange(size, low, high, taken)
+        most = spec.largest(name, size)
+        sample = _strange(near[name] if near else most, low, most, taken)
         taken.add(sample)
         samples[name] = Size.dim(name, low, high, sample)
     shapes: dict[int, tuple[int, ...]] = {}

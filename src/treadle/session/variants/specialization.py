@@ -57,15 +57,17 @@ class Specializations:
                 return None
             patterns = self._valid(general)
             broken = [_broken(pattern, dynamic_dims.sizes) for pattern in patterns]
-            if all(broken):
-                dims = sampled_dims(self.spec, dynamic_dims, fixed, numbers)
-                if _are_new(dims, broken, dynamic_dims.sizes):
-                    pattern = self._made(general, dynamic_dims, fixed, dims, make)
-                    if pattern is None:
-                        return None
-                    self._tell_why(broken)
-                    patterns.append(pattern)
-                    broken.append(_broken(pattern, dynamic_dims.sizes))
+            while all(broken):  # none fits
+                near = dynamic_dims.sizes if patterns else None
+                dims = sampled_dims(self.spec, dynamic_dims, fixed, numbers, near)
+                if not _are_new(dims, broken, dynamic_dims.sizes):
+                    break
+                pattern = self._made(general, dynamic_dims, fixed, dims, make)
+                if pattern is None:
+                    return None
+                self._tell_why(broken)
+                patterns.append(pattern)
+                broken.append(_broken(pattern, dynamic_dims.sizes))
             for pattern, guards in zip(patterns, broken, strict=True):
                 if not guards:
                     return _instance(pattern, dynamic_dims)
