@@ -185,7 +185,7 @@ def test_the_backend_checks_as_well():
 
 STAGES = {
     "capture": "treadle.capture.step",
-    "cleaned": "treadle.compiler.pipeline",
+    "cleaning_of": "treadle.compiler.pipeline",
     "fastest_plan": "treadle.compiler.memory",
     "lower": "treadle.compiler.memory",
     "schedule": "treadle.compiler.memory",
