@@ -129,6 +129,8 @@ class _StandIn(FakeTensor):
 
 
 _StandIn.__name__ = _StandIn.__qualname__ = Tensor.__name__  # Python's and PyTorch's errors show it
+STAND_INS = frozenset({FakeTensor, _StandIn})
+"""What stands for tensors of PyTorch's own classes."""
 
 
 class _Unheard:
@@ -195,7 +197,7 @@ def of_class(kind: type, tensor: Tensor, needs_gradient: bool) -> Tensor:
 def class_of(tensor: Tensor) -> type:
     """The class that it stands for."""
     kind = type(tensor)
-    if kind in (FakeTensor, _StandIn):
+    if kind in STAND_INS:
         return nn.Parameter if vars(tensor).get("_is_param") else Tensor
     return _own_class(kind)
 
@@ -361,6 +363,7 @@ __all__ = [
     "NEEDS_MEMORY",
     "NESTED",
     "PLAIN_CLASSES",
+    "STAND_INS",
     "UNSUPPORTED",
     "VALUES_DECIDE",
     "DataDependentOutputException",

@@ -68,6 +68,9 @@ class AttributeWatch:
         self.whole_kinds: set[type] = set()  # their classes
         self.runs = False  # whether what is read is read by the step
         self.inside = 0  # the thread that is within an operation of the trace
+        # Between these two calls our code alone runs; the first says whether to call the second.
+        self.pause: Callable[[], bool] = lambda: False
+        self.resume: Callable[[], None] = lambda: None
 
     def of_object(self, value: object) -> set[str]:
         """The names that were read of an object which is met now, and those to come."""
@@ -124,7 +127,8 @@ class AttributeWatch:
             except AttributeError:
                 self._note(owner, name)
                 raise
-            names = known.get(id(owner))
+            key = id(owner)
+            names = known[key] if key in known else None  # noqa: SIM401 no call: a hook hears each
             if names is None:
                 # What the machinery reads of its own, such as loggers, at every operation.
                 if self.inside != get_ident():
@@ -174,9 +178,16 @@ class AttributeWatch:
             return
         if name.startswith("__"):
             if name in ("__dict__", "__getstate__"):
-                self._note_mapping(owner, name)
+                self._note_mapping(owner, name, read)
             return
-        self.note(owner, name)
+        if name in read:
+            return
+        paused = self.pause()
+        try:
+            self.note(owner, name)
+        finally:
+            if paused:
+                self.resume()
 
     def note(self, owner: object, name: str) -> None:
         """An attribute of an object that was met is read."""
@@ -217,12 +228,14 @@ class AttributeWatch:
         file = _getframe(3).f_code.co_filename
         return code_owner(file) >= CodeOwner.STDLIB and not file.startswith(LIBRARY_FILES)
 
-    def _note_mapping(self, owner: object, name: str) -> None:
-        """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
+    def _note_mapping(self, owner: object, name: str, read: Collection[str]) -> None:
+        """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules.
+        ``read``: what is known to be read of it."""
         frame: FrameType = _getframe(3)
         if isinstance(owner, nn.Module) and code_owner(frame.f_code.co_filename) is CodeOwner.TORCH:
             for table in ("_parameters", "_buffers", "_modules"):
-                self.note(owner, table)
+                if table not in read:
+                    self.note(owner, table)
             return
         while frame.f_code in self.between and frame.f_back is not None:
             frame = frame.f_back

@@ -89,6 +89,7 @@ class ExternalState:
         self._frames = FrameRecorder(
             self._executed, self._reach.enters, self._threads, self._reflection
         )
+        self._watch.pause, self._watch.resume = self._frames.pause, self._frames.resume
         self.left = LeftObjects(self._kept.objects)
         try:
             for kind in SHARED_KINDS:
@@ -134,7 +135,7 @@ class ExternalState:
 
     def _pausing(self, dispatch: Callable[..., object]) -> Callable[..., object]:
         """No frame of a user's is entered within an operation, but for those of their own."""
-        paused = self._frames.paused(dispatch)
+        paused = self.unseen(dispatch)
 
         def call(mode: object, op: object, *rest: object, **named: object) -> object:
             self._threads.follow()
@@ -149,7 +150,25 @@ class ExternalState:
 
     def unseen(self, function: Callable[P, T]) -> Callable[P, T]:
         """``function``, which runs our code alone, without a look at its frames."""
-        return self._frames.paused(function)
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if not self._frames.pause():
+                return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._frames.resume()
+
+        return call
+
+    def pause(self) -> bool:
+        """Our code alone runs until ``resume``, which is to be called if this is true."""
+        self._threads.follow()
+        return self._frames.pause()
+
+    def resume(self) -> None:
+        """From now on the user's code may run."""
+        self._frames.resume()
 
     def listen(self) -> None:
         """In a thread of the autograd engine's: hear it as well."""

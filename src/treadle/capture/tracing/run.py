@@ -167,6 +167,7 @@ class Run:
         )
         self.external = self.updates.external = external
         recorder.provenance.listen = external.listen
+        recorder.pause, recorder.resume = external.pause, external.resume
         self.outputs.knows = external.knows
         return external
 

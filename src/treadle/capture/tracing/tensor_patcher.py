@@ -35,7 +35,9 @@ from treadle.capture.tensors.sparse_gradients import embedding
 from treadle.capture.tensors.tensor_effects import SET_DATA
 from treadle.capture.tensors.tensor_uses import TensorUses
 from treadle.capture.tracing.trace_recorder import TraceRecorder
+from treadle.compat.dynamo import has_saved_tensor_hooks
 from treadle.compat.fake import is_traced, stand_in_for
+from treadle.compat.plain_calls import are_plain, dispatch_depth, hears_functions, is_in_c
 from treadle.compat.tracing import METHOD_FILES, Args, Kwargs, works_for
 from treadle.compat.transforms import unwrapped
 from treadle.compat.unsized import is_unsized, squeezed
@@ -146,6 +148,12 @@ class TensorPatcher(TorchFunctionMode):
         self._table = table
         self._layers = layers
         self._recorder = recorder
+        self._alone, self._depth = False, 0
+
+    def __enter__(self) -> "TensorPatcher":
+        self._alone, self._depth = not hears_functions(), dispatch_depth()
+        super().__enter__()
+        return self
 
     def __torch_function__(
         self,
@@ -154,9 +162,21 @@ class TensorPatcher(TorchFunctionMode):
         args: Args = (),
         kwargs: Kwargs | None = None,
     ) -> object:
+        named = kwargs or {}
+        alone = self._alone and is_in_c(func) and are_plain(args) and are_plain(named.values())
+        if not alone or dispatch_depth() > self._depth or has_saved_tensor_hooks():
+            return self._heard(func, args, named)
+        if not self._recorder.pause():  # on each call of Python's there is a look otherwise
+            return self._heard(func, args, named)
+        try:
+            return self._heard(func, args, named)
+        finally:
+            self._recorder.resume()
+
+    def _heard(self, func: Function, args: Args, kwargs: Kwargs) -> object:
         self._recorder.provenance.note_line()
         self._recorder.rng.check()
-        call = _Call.of(func, args, kwargs or {}).replaced(is_recorded, as_plain)
+        call = _Call.of(func, args, kwargs).replaced(is_recorded, as_plain)
         if func in CONVERSIONS and call.has(is_array):
             converted_result = converted(func, call.args, call.kwargs)
             if converted_result is not None:
@@ -339,7 +359,7 @@ def _note_gradient(uses: TensorUses, function: Function, args: Args) -> None:
 def _users_ask() -> bool:
     """Whether a function of torch's is called for code that is not ours; methods written in Python
     call for their caller."""
-    frame = sys._getframe(3)  # of who called what our mode hears of
+    frame = sys._getframe(4)  # of who called what our mode hears of
     while frame.f_code.co_filename in METHOD_FILES and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename

@@ -51,6 +51,7 @@ class TraceRecorder:
 
     ``backward``: nodes of backward passes. ``gathers``: of what modules drop after a forward.
     ``inside``: the traced tensor for one of the user's. ``mode``: makes the mode that traces.
+    ``pause``: from now on, until ``resume``, our code alone runs; whether that is to be called.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], sync: GradientSync, updates: bool) -> None:
@@ -73,12 +74,15 @@ class TraceRecorder:
         self.after_backward: Callable[[], None] = lambda: None
         self.memory: Callable[[], frozenset[int | None]] = frozenset  # that the user has
         self.mode: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.pause: Callable[[], bool] = _nothing_paused
+        self.resume: Callable[[], None] = lambda: None
 
     def ends(self) -> None:
         """Let go of the run: hooks of traced nodes, which stay, know this object."""
         self.provenance.listen = self.after_backward = lambda: None
         self.memory, self.masks = frozenset, KnownMasks()
         self.mode, self.numbers.uses.mode = nullcontext, None
+        self.pause, self.resume = _nothing_paused, lambda: None
 
     @contextmanager
     def watching(
@@ -160,6 +164,10 @@ class TraceRecorder:
     def require(self, holds: Tensor) -> None:
         """Take for granted that a 0-dim tensor is true."""
         self.conditions.require(holds, self.tensors.fresh)
+
+
+def _nothing_paused() -> bool:
+    return False
 
 
 def _refuse_anomaly_mode() -> None:

@@ -167,3 +167,12 @@ def _register_fake(
 @functools.cache
 def _library(namespace: str) -> torch.library.Library:
     return torch.library.Library(namespace, "FRAGMENT")
+
+
+def replaces_gradients() -> bool:
+    """Whether one of PyTorch's own operators has a kernel in Python, a user's, that runs ahead of
+    the modes that hear of operations."""
+    return any(
+        name.startswith("aten/") and ("Autograd" in name or "Composite" in name)
+        for name in torch.library._impls
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 from sys import _getframe, getprofile, gettrace, setprofile
 from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -31,9 +31,6 @@ from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
 from treadle.util.frame_variables import variables
 from treadle.util.package import PACKAGE
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(PACKAGE)
@@ -196,9 +193,14 @@ class FrameRecorder:
         self._threads.follow()
         self._events.listen()
 
-    def paused(self, function: Callable[P, T]) -> Callable[P, T]:
-        """``function``, which runs code of the machinery's alone, without a look at its frames."""
-        return self._events.paused(function)
+    def pause(self) -> bool:
+        """Only code of the machinery's runs in this thread until ``resume``; whether its frames
+        were looked at."""
+        return self._events.pause()
+
+    def resume(self) -> None:
+        """Look at frames again, after ``pause`` said so."""
+        self._events.resume()
 
     def _enters(self, frame: FrameType) -> bool:
         """A frame begins; whether the next one of the same code tells something new."""
@@ -409,18 +411,15 @@ class _Profiling:
         if self._active and getprofile() is None:
             setprofile(self._hook)
 
-    def paused(self, function: Callable[P, T]) -> Callable[P, T]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            if getprofile() is not self._hook:
-                return function(*args, **kwargs)
-            setprofile(None)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                if self._active:
-                    setprofile(self._hook)
+    def pause(self) -> bool:
+        if getprofile() is not self._hook:
+            return False
+        setprofile(None)
+        return True
 
-        return call
+    def resume(self) -> None:
+        if self._active:
+            setprofile(self._hook)
 
     def _on_event(self, frame: FrameType, event: str, function: object) -> None:
         if event == "c_call" and self._active:
