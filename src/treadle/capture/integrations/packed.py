@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treadle.capture.explain_errors import here
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.compat.packed import PACK, UNPACK
 from treadle.graph.custom_ops.packed import AT_MOST, EQUAL, unpacked
 from treadle.util.errors import CaptureError
@@ -23,6 +24,9 @@ _KNOWN = "dtype", "device", "is_cuda", "requires_grad", "ndim"
 _HARMLESS = frozenset(
     {Tensor.dim, Tensor.is_floating_point, *(getattr(Tensor, n).__get__ for n in _KNOWN)}
 )
+
+
+_BETWEEN = (CodeOwner.OURS, CodeOwner.TORCH)
 
 
 @final
@@ -53,9 +57,7 @@ class Longest(int):
 def _pads() -> bool:
     """Whether it is ``pad_packed_sequence`` that asks."""
     frame = sys._getframe()
-    for _ in range(6):
-        if frame is None:
-            return False
+    while frame is not None and code_owner(frame.f_code.co_filename) in _BETWEEN:
         if frame.f_code is nn.utils.rnn.pad_packed_sequence.__code__:
             return True
         frame = frame.f_back

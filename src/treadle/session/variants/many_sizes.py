@@ -87,7 +87,8 @@ class ManySizes:
         def made(dims: "Dims") -> Compiled:
             return self._compiler.compile(call, known, dims)
 
-        return self._special.variant(key, sizes, fixed_numbers(self._compiler.step.tensors()), made)
+        numbers = fixed_numbers(self._compiler.step.tensors())
+        return self._special.variant(key, sizes, numbers, made, is_planned=self._is_planned())
 
     def _of_seen(
         self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants, in_a_row: int
@@ -112,7 +113,8 @@ class ManySizes:
         special = seen.special
         special.spec = spec
         numbers = fixed_numbers(self._compiler.step.tensors())
-        compiled = special.variant(key, sizes, numbers, self._maker(call, known))
+        made = self._maker(call, known)
+        compiled = special.variant(key, sizes, numbers, made, is_planned=self._is_planned())
         self._tell(special, why if compiled is not None else [])
         return compiled
 
@@ -158,6 +160,10 @@ class ManySizes:
         return (
             options.dynamic and self._declared is None and alone and not decides and target.any_size
         )
+
+    def _is_planned(self) -> bool:
+        """Whether memory is planned within a budget."""
+        return self._compiler.options.budget is not None
 
     def _target(self) -> DeviceTarget:
         kinds = frozenset(tensor.device.type for tensor in self._compiler.step.tensors())

@@ -151,13 +151,14 @@ def sampled_dims(
     dynamic_dims: Found,
     fixed: frozenset[str],
     taken: set[int],
-    near: Sizes | None = None,
+    *,
+    of_largest: bool = False,
 ) -> dict[int, tuple[int, ...]]:
     """The shape of each dynamic leaf, with a ``Size`` for each dim that is not fixed.
 
-    The sample of a size is a number near the largest one, by which memory is planned, or ``near``
-    others; one that nothing else in the step is likely to be, so that a size is told from a width
-    that happens to be equal. ``taken``: numbers to avoid.
+    The sample of a size is a number near the call's, or near the largest one, that nothing else in
+    the step is likely to be, so that a size is told from a width that happens to be equal.
+    ``taken``: numbers to avoid.
     """
     samples: dict[str, int] = {}
     taken = taken | {dynamic_dims.sizes[name] for name in fixed}
@@ -167,8 +168,8 @@ def sampled_dims(
             continue
         low, high = spec.bucket(name, size)
         low = max(low, SMALLEST)
-        most = spec.largest(name, size)
-        sample = _strange(near[name] if near else most, low, most, taken)
+        near = spec.largest(name, size) if of_largest else size
+        sample = _strange(near, low, near if of_largest else high, taken)
         taken.add(sample)
         samples[name] = Size.dim(name, low, high, sample)
     shapes: dict[int, tuple[int, ...]] = {}

@@ -43,11 +43,13 @@ class Specializations:
         dynamic_dims: Found,
         numbers: set[int],
         make: Callable[[Dims], Compiled],
+        *,
+        is_planned: bool,
     ) -> Compiled | None:
         """The variant for this call from a pattern; ``None`` where its size goes by itself.
 
         ``numbers``: sizes of the step that do not change, which no sample should be; ``make``
-        compiles a pattern.
+        compiles a pattern. ``is_planned``: within a budget, so by estimates for the largest sizes.
         """
         sizes = dynamic_dims.sizes.items()
         fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
@@ -58,8 +60,8 @@ class Specializations:
             patterns = self._valid(general)
             broken = [_broken(pattern, dynamic_dims.sizes) for pattern in patterns]
             while all(broken):  # none fits
-                near = dynamic_dims.sizes if patterns else None
-                dims = sampled_dims(self.spec, dynamic_dims, fixed, numbers, near)
+                of_largest = is_planned and not patterns
+                dims = sampled_dims(self.spec, dynamic_dims, fixed, numbers, of_largest=of_largest)
                 if not _are_new(dims, broken, dynamic_dims.sizes):
                     break
                 pattern = self._made(general, dynamic_dims, fixed, dims, make)
@@ -120,10 +122,15 @@ def _broken(pattern: Compiled, sizes: Sizes) -> list[Guard]:
     return [guard for guard in pattern.artifact.guards if not guard.holds(sizes)]
 
 
+def _is_pin(guard: Guard) -> bool:
+    """Whether it holds for one size: what is made with another holds for that one."""
+    return guard.sign == "==" and guard.answer
+
+
 def _are_new(dims: Dims, broken: Sequence[Sequence[Guard]], sizes: Sizes) -> bool:
     """Whether a pattern made of these samples gives the right answers for ``sizes`` where known
     patterns give wrong ones: after one for 16 images or more, another for fewer."""
-    if len(broken) >= _MOST:
+    if len(broken) >= _MOST or any(_is_pin(guard) for guards in broken for guard in guards):
         return False
     open_ = [size for shape in dims.values() for size in shape if isinstance(size, Size)]
     samples = {dim.name: dim.sample for size in open_ for dim in size.formula.dims}
