@@ -23,6 +23,10 @@ from treadle.compat.tracing import outside_modes
 aten = torch.ops.aten
 
 _MAY_REFUSE = (
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.bmm.default,
+    aten.mm.default,
     aten.binary_cross_entropy.default,
     aten.huber_loss_backward.default,
     aten.native_batch_norm.default,
@@ -34,7 +38,7 @@ _MAY_REFUSE = (
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
 )
-"""Operators whose fake form looks at no dtypes."""
+"""Operators whose fake form looks at no dtypes, that of products in PyTorch 2.11."""
 
 _Kinds = tuple[object, ...]
 
