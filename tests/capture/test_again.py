@@ -84,9 +84,10 @@ def test_a_difference_is_looked_at(change, keys, monkeypatch):
     keys.clear()
     compiled.prepare(torch.ones(2, 3))
     if not keys:  # otherwise every call looks at all of it
+        batch = torch.ones(2, 3)
         CHANGES[change](model, optimizer)
         try:
-            compiled.prepare(torch.ones(2, 3))
+            compiled.prepare(batch)
         finally:
             torch.set_default_dtype(torch.float32)
         assert keys
