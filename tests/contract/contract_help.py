@@ -107,3 +107,13 @@ def beside_eager(
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
         assert_same_state((models, optimizers), (twins, others), rtol=rtol, atol=atol)
     return compiled
+
+
+def said(error: Exception) -> tuple[str, str, str]:
+    """The code, the line and the remedy of an error, or of the note at one of the user's own."""
+    if isinstance(error, treadle.TreadleError):
+        return error.code, error.where, error.remedy
+    text = "\n".join(getattr(error, "__notes__", []))
+    code, _, rest = text.partition("] ")
+    where, _, remedy = rest.partition("remedy:")
+    return code.lstrip("["), where, remedy

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from contract.contract_help import said
 from treadle.options import Options
 
 LIBRARY = Options(codegen=False)
@@ -75,16 +76,6 @@ def made(operation):
         return loss.detach()
 
     return model, optimizer, step
-
-
-def said(error):
-    """The code, the line and the remedy of an error, or of the note at one of the user's own."""
-    if isinstance(error, treadle.TreadleError):
-        return error.code, error.where, error.remedy
-    text = "\n".join(getattr(error, "__notes__", []))
-    code, _, rest = text.partition("] ")
-    where, _, remedy = rest.partition("remedy:")
-    return code.lstrip("["), where, remedy
 
 
 def fails(function, *args):

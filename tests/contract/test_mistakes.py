@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import treadle
+from contract.contract_help import said
 from contract.mistakes import HELD, MISTAKES, Mistake
 from contract.working_steps import MAKE, Points, Working
 from treadle.options import Options
@@ -119,16 +120,6 @@ class Pair:
         for theirs, ours in pairs:
             theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
         return twin
-
-
-def said(error: Exception) -> tuple[str, str, str]:
-    """The code, the line and the remedy of an error, or of the note at one of the user's own."""
-    if isinstance(error, treadle.TreadleError):
-        return error.code, error.where, error.remedy
-    text = "\n".join(getattr(error, "__notes__", []))
-    code, _, rest = text.partition("] ")
-    where, _, remedy = rest.partition("remedy:")
-    return code.lstrip("["), where, remedy
 
 
 def line_of(error: Exception) -> str:
