@@ -1,5 +1,5 @@
 # make demo and make test each work as the first command in a fresh clone, with any Python and any
-# PyTorch: make test PYTHON=python3.13 TORCH=2.15.0.
+# PyTorch: make test PYTHON=python3.13 TORCH=2.15.0. make docs builds the documentation.
 PYTHON ?= python3
 TORCH ?= 2.13.0
 WORKERS ?= 2
@@ -12,9 +12,10 @@ NAMED := $(if $(filter-out python3,$(PYTHON)),-python-$(VERSION))
 VENV := .venv$(NAMED)$(if $(filter-out 2.13.0,$(TORCH)),-torch-$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(VERSION)
+DOCS := .venv-docs
 OTHERS := $(filter-out %/python$(VERSION),$(wildcard $(VENV)/lib/python*))
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint docs clean
 
 setup: $(STAMP)
 
@@ -38,6 +39,16 @@ lint: $(STAMP)
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/pyright --pythonpath $(BIN)/python src
+
+# The site needs neither PyTorch nor treadle: what is made from the code is in the repository, and tests compare both.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
+	@echo "Open build/docs/index.html"
+
+$(DOCS)/.installed: docs/requirements.txt
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --requirement docs/requirements.txt
+	touch $@
 
 clean:
 	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/transformers_steps.py      prints the table of docs/architectures.md
+    python benchmarks/transformers_steps.py      prints the table of docs/reference/architectures.md
 
 Step times are medians of 10 on this machine, eager and compiled in turns.
 """

@@ -243,7 +243,7 @@ def test_every_command_has_help_and_the_statuses_are_told(capsys):
             main([*words, "--help"])
         assert stop.value.code == 0
         assert capsys.readouterr().out
-    page = Path(__file__).parent.parent / "docs" / "howto" / "command-line.md"
+    page = Path(__file__).parent.parent / "docs" / "reference" / "command-line.md"
     statuses = re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE)
     assert [int(each) for each in statuses] == [each.value for each in Exit]
 

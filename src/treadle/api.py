@@ -337,7 +337,7 @@ def compile(
     ``rng="counter"``: dropout masks that need no memory (``Options``). ``parallel``: what
     ``DataParallel`` says, for a plain model on many ranks. Nothing is compiled until the first
     call.
-    Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
+    Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/reference/errors.md``.
     """
     check_call(function, model, Step)
     chosen = options or from_environment()

@@ -1,4 +1,4 @@
-"""``docs/api.md`` from the code: every public name, its signature and what it says of itself.
+"""``docs/reference/api.md`` from the code: every public name, its signature and its docstring.
 
 ``python tests/docs/api_page.py`` writes it again.
 """
@@ -13,11 +13,11 @@ import treadle
 from treadle import backend
 from treadle.graph.core.arguments import Argument
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "api.md"
 HEAD = """# API
 
 Every public name of `treadle`, as the code has it. [The contract](contract.md) says what a step
-promises, [how-tos](../README.md) show each at work.
+promises, [how-tos](../howto/index.md) show each at work.
 """
 FIRST = (
     "compile",

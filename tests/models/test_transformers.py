@@ -53,8 +53,8 @@ def _step(model: nn.Module, optimizer: Optimizer) -> Callable[..., torch.Tensor]
 
 
 def _documented() -> dict[str, str]:
-    """The column of fallbacks of docs/architectures.md, by model."""
-    page = Path(__file__).parents[2] / "docs" / "architectures.md"
+    """The column of fallbacks of docs/reference/architectures.md, by model."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
     rows = [line.strip("|").split("|") for line in page.read_text().splitlines() if line[:1] == "|"]
     return {row[0].strip(): row[4].strip() for row in rows[2:]}
 

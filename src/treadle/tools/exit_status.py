@@ -4,7 +4,7 @@ import enum
 
 
 class Exit(enum.IntEnum):
-    """What a command's exit status means; ``docs/howto/command-line.md`` lists them."""
+    """What a command's exit status means; ``docs/reference/command-line.md`` lists them."""
 
     DONE = 0
     NO = 1

@@ -1,4 +1,5 @@
-"""What a code of an error means: its entry of ``docs/errors.md``, which the wheel holds as well.
+"""What a code of an error means: its entry of ``docs/reference/errors.md``, which the wheel holds
+as well.
 
 ::
 
@@ -34,7 +35,7 @@ def meaning_of(code: str) -> str:
 def _page() -> str:
     """The text: of the wheel, or in a checkout of the documentation."""
     shipped = PACKAGE / "docs" / "errors.md"
-    checkout = PACKAGE.parent.parent / "docs" / "errors.md"
+    checkout = PACKAGE.parent.parent / "docs" / "reference" / "errors.md"
     return (shipped if shipped.exists() else checkout).read_text(encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """The errors a user of treadle can meet, and the one way to raise them.
 
 Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx`` lowering,
-``4xx`` run time, ``5xx`` distributed. ``docs/errors.md`` has a section for each.
+``4xx`` run time, ``5xx`` distributed. ``docs/reference/errors.md`` has a section for each.
 """
 
 import builtins

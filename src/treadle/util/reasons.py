@@ -5,7 +5,7 @@
     "TR-312: aten.foo.default"  =  code  ": "  detail
 
 Lowering gives such a reason to each call that nobody chose, and ``explain``, ``strict``, warnings
-and regions show it. ``docs/errors.md`` has each code.
+and regions show it. ``docs/reference/errors.md`` has each code.
 """
 
 import enum
