@@ -202,40 +202,46 @@ def _carries(carry: object) -> tuple[Carry, ...]:
 class Options:
     """How a step is compiled.
 
-    ``memory``: bound on the peak bytes of the whole step (``"7GiB"``, bytes as an int), or a
-    ratio in ``0.0..1.0`` between the two extreme plans, or ``None`` for the fastest plan.
-    ``strict``: a fallback is an error. ``codegen``: generate kernels (otherwise PyTorch's run).
-    ``numerics="eager"``: round where eager rounds, at the price of fused multiply-adds and larger
-    products; the default only promises to be as near to the exact numbers as eager is.
-    ``rng="counter"``: dropout masks are computed from a key and the position instead of drawn in
-    order: nothing of them is stored, and they are not eager's; the default reproduces eager's.
-    ``chunk_logits``: how large a product over a vocabulary may be (``"64MiB"``, bytes as an int)
-    before it and the loss on it are computed in chunks of rows; 0: any size; default: chosen.
-    ``fuse``: let formulas share kernels. ``target``: the name of a target that was added, instead
-    of what the device is by itself (``docs/howto/target.md``). ``tune``: try other schedules for
-    large kernels on this machine and keep the fastest; a first compile takes seconds to minutes
-    longer. ``measure``: estimate with what this GPU reaches, which is measured once, within a
-    second; otherwise with the figures of an H200. CPUs have other work: two measurements of one
-    differed by a factor of 16, so those of two cores stand for all of them.
-    ``replay``: on a GPU, record the launches of a step that is bound by them as one CUDA graph.
-    ``skip``: names of rewrites to leave out, of ``OPTIONAL_PASSES``: to find the one that a
-    problem comes from.
-    ``cache_dir``: where compiled code is kept. ``max_cached``: compiled variants kept per step.
-    ``dynamic``: when an argument comes in another size, compile once for it and for those that may
-    follow (``docs/howto/dynamic-shapes.md``). ``False`` compiles each size by itself.
-    ``dump``: folder for every stage as text. ``debug``: 1 prints the time of each stage, 2 what
-    each pass changed, 3 the loops and kernels, 4 the generated sources, 5 which passes change
-    numbers, all on standard error.
-    ``progress``: a line on a terminal when a compile takes more than a second.
-    ``regions``: which parts are compiled, and by what (``docs/howto/regions.md``).
-    ``carry``: updates that run inside of the next call, one ``Carry`` or several
-    (``docs/howto/carry.md``).
-    ``buckets``: how much several collectives that become one may hold, the first of a kind 1 MiB
-    at most; 0 leaves each by itself, and by default it is an eighth of what is sent,
-    from 1 to 25 MiB. ``overlap``: choose that by the timeline of the step, and the order that
-    hides most communication, for ranks that are alike (``docs/howto/communication.md``).
-    ``async_tensor_parallel``: compute products piece by piece beside the gathers that they wait for
-    and the reduce-scatters that wait for them, where the timeline says that this is faster.
+    - ``memory``: the most bytes that may be alive in a step: ``"7GiB"``, bytes as an int, or a
+      ratio from ``0.0`` (the smallest plan) to ``1.0`` (the fastest). Default: the fastest plan.
+    - ``strict``: an operation or an optimizer that falls back to PyTorch is an error (TR-302).
+    - ``numerics``: ``"eager"`` rounds where eager rounds, without fused multiply-adds and padded
+      products. ``"default"`` is as near to the exact result as eager (``docs/howto/numerics.md``).
+    - ``rng``: ``"eager"`` draws eager's random numbers. ``"counter"`` computes dropout masks from a
+      key and the position, and stores none; they are not eager's.
+    - ``chunk_logits``: the largest product over a vocabulary (``"64MiB"``, bytes as an int). A
+      larger one is computed in chunks of rows, with the loss on it. ``0``: never in chunks.
+      Default: chosen.
+    - ``codegen``: generate kernels. ``False`` runs PyTorch's.
+    - ``fuse``: fuse operations into kernels.
+    - ``target``: the name of a registered target, in the place of the device's own
+      (``docs/howto/target.md``).
+    - ``tune``: time several schedules of large kernels on this machine and keep the fastest. A
+      first compile takes seconds to minutes longer.
+    - ``measure``: measure once, within a second, what this GPU reaches, and estimate times with
+      that. ``False`` uses the figures of an H200. On CPUs the figures of two cores are always used:
+      two measurements of one CPU differed by a factor of 16.
+    - ``skip``: rewrites to leave out, by the names in ``OPTIONAL_PASSES``, to find the one that
+      causes a problem.
+    - ``replay``: on a GPU, record the launches of a step that is bound by them as one CUDA graph
+      (``docs/howto/gpu.md``).
+    - ``cache_dir``: the folder of compiled code (``docs/howto/cache.md``).
+    - ``max_cached``: the most compiled variants that a step keeps.
+    - ``dynamic``: when an argument comes in a second size, compile once for a range of sizes
+      (``docs/howto/dynamic-shapes.md``). ``False`` compiles each size by itself.
+    - ``dump``: a folder for every stage as text (``docs/howto/watch.md``).
+    - ``debug``: what to print on standard error. 1: the time of each stage; 2: also what each pass
+      changed; 3: loops and kernels; 4: generated sources; 5: which passes change numbers.
+    - ``progress``: show a line on a terminal while a compile takes more than a second.
+    - ``buckets``: the most bytes of collectives that are joined, at most 1 MiB for the first of a
+      kind. ``0`` joins none. Default: an eighth of what is sent, from 1 to 25 MiB.
+    - ``overlap``: choose the buckets and the order that hide most communication, by a simulated
+      timeline, for ranks that are alike (``docs/howto/communication.md``).
+    - ``async_tensor_parallel``: cut products into pieces that run while their gathers and
+      reduce-scatters are under way, where the timeline says that this is faster.
+    - ``regions``: which parts are compiled, and by what (``docs/howto/regions.md``).
+    - ``carry``: updates that run inside of the next call, one ``Carry`` or several
+      (``docs/howto/carry.md``).
     """
 
     memory: str | int | float | None = None
@@ -311,24 +317,58 @@ def deciding(options: Options) -> dict[str, Any]:
     return {name: vars(options)[name] for name in chosen}
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentVariable:
+    """A variable of the environment: the option that it sets, and to what. ``read`` gets the
+    variable's name."""
+
+    option: str
+    read: Callable[[str], Any]
+    meaning: str
+
+
+def _turns_off(name: str) -> bool:
+    return not _environment_flag(name)
+
+
+def _environment_text(name: str) -> str:
+    return os.environ.get(PREFIX + name, "")
+
+
+def _environment_names(name: str) -> tuple[str, ...]:
+    return tuple(each for each in _environment_text(name).split(",") if each)
+
+
+def _environment_folder(name: str) -> Path | None:
+    text = _environment_text(name)
+    return Path(text) if text else None
+
+
+def _shows_progress(name: str) -> bool:
+    """Of the processes that torchrun starts on a machine only the first does."""
+    return _turns_off(name) and os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+VARIABLES: Mapping[str, EnvironmentVariable] = {
+    "STRICT": EnvironmentVariable("strict", _environment_flag, "`1`: `True`"),
+    "NO_CODEGEN": EnvironmentVariable("codegen", _turns_off, "`1`: `False`"),
+    "TARGET": EnvironmentVariable("target", _environment_text, "a name"),
+    "TUNE": EnvironmentVariable("tune", _environment_flag, "`1`: `True`"),
+    "NO_MEASURE": EnvironmentVariable("measure", _turns_off, "`1`: `False`"),
+    "SKIP": EnvironmentVariable("skip", _environment_names, "names with commas between them"),
+    "NO_REPLAY": EnvironmentVariable("replay", _turns_off, "`1`: `False`"),
+    "NO_DYNAMIC": EnvironmentVariable("dynamic", _turns_off, "`1`: `False`"),
+    "DUMP": EnvironmentVariable("dump", _environment_folder, "a folder"),
+    "DEBUG": EnvironmentVariable("debug", _environment_level, "`0` to `5`"),
+    "NO_PROGRESS": EnvironmentVariable("progress", _shows_progress, "`1`: `False`"),
+    "BUCKETS": EnvironmentVariable(
+        "buckets", lambda name: _environment_text(name) or None, "a size, or `0`"
+    ),
+}
+"""What sets an option, by its name without the prefix. The folder of the cache has one more,
+``TREADLE_CACHE_DIR``, which is the default of ``cache_dir``."""
+
+
 def from_environment() -> Options:
-    """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_TARGET``,
-    ``TREADLE_TUNE``, ``TREADLE_BUCKETS``, ``TREADLE_SKIP`` (names with commas between),
-    ``TREADLE_NO_MEASURE``, ``TREADLE_NO_REPLAY``, ``TREADLE_NO_DYNAMIC``,
-    ``TREADLE_DUMP``, ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied.
-    Of the processes that torchrun starts on a machine only the first shows progress."""
-    dump = os.environ.get(PREFIX + "DUMP")
-    return Options(
-        strict=_environment_flag("STRICT"),
-        codegen=not _environment_flag("NO_CODEGEN"),
-        buckets=os.environ.get(PREFIX + "BUCKETS") or None,
-        target=os.environ.get(PREFIX + "TARGET", ""),
-        tune=_environment_flag("TUNE"),
-        skip=tuple(name for name in os.environ.get(PREFIX + "SKIP", "").split(",") if name),
-        measure=not _environment_flag("NO_MEASURE"),
-        replay=not _environment_flag("NO_REPLAY"),
-        dynamic=not _environment_flag("NO_DYNAMIC"),
-        dump=Path(dump) if dump else None,
-        debug=_environment_level("DEBUG"),
-        progress=not _environment_flag("NO_PROGRESS") and os.environ.get("LOCAL_RANK", "0") == "0",
-    )
+    """The defaults, with ``VARIABLES`` applied."""
+    return Options(**{each.option: each.read(name) for name, each in VARIABLES.items()})
