@@ -21,10 +21,11 @@ def test_every_code_has_an_entry_of_its_own(code):
 
 
 def test_an_entry_is_whole_and_no_more():
-    assert meaning_of("TR-004").splitlines() == [
-        "- **TR-004**: a file that was asked for (a report, figures as JSON) cannot be written, or "
-        "its path is a directory. Where",
-        "  a command writes it at its end, this is found at its start.",
+    assert meaning_of("TR-005").splitlines() == [
+        "- **TR-005**: A step was copied or pickled. It is bound to the tensors of its model.",
+        "  Example: `copy.deepcopy(step)`, `pickle.dumps(step)`.",
+        "  Remedy: compile a step for the copied model. `step.save` and `treadle.load` spare the "
+        "compile.",
     ]
     assert meaning_of("TR-312").startswith("- **TR-312**: no lowering rule")
     assert "bug in treadle" in meaning_of("TR-901")

@@ -23,3 +23,19 @@ def test_what_is_refused_is_in_one_table():
     wanted = {code for code in known if code.startswith("TR-1")} - {"TR-138", "TR-199"}
     assert wanted <= table
     assert table <= known
+
+
+def test_every_error_has_cause_example_and_remedy():
+    """But for bugs of treadle's, notes, and reasons that are no errors."""
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    entries = re.split(r"^ *(?=- \*\*TR-)", page, flags=re.MULTILINE)[1:]
+    assert len(entries) > 100
+    for entry in entries:
+        code, _, text = entry.partition("**: ")
+        if re.search(r"a bug in treadle\b|^Not an? error|^A note|Not an error:", text):
+            continue
+        if int(CODE.search(code)[0][3:]) in (306, *range(311, 318)):  # reasons
+            continue
+        text = text.split("\n\n")[0]
+        assert re.search(r"\n +Example: \S", text), entry
+        assert re.search(r"\n +Remedy: \S", text), entry
