@@ -4,14 +4,9 @@ hard where machine code is not the question; and begins with what takes longest.
 import gc
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from treadle.runtime.kernels.compilers import Compiler
 
 _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
@@ -103,18 +98,6 @@ def _frozen():
     gc.freeze()
 
 
-def quick(_cache: object = None) -> "Compiler | None":
-    """The compiler, asked for a quarter of the work on each file: ``-Og`` instead of ``-O3``."""
-    from treadle.runtime.kernels.compilers import (
-        find_cxx,  # the process that hands out tests needs none
-    )
-
-    found = find_cxx("")
-    if found is None:
-        return None
-    return replace(found, flags=tuple("-Og" if each == "-O3" else each for each in found.flags))
-
-
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
     """Runs programs in processes of their own."""
@@ -123,30 +106,28 @@ def forks(tmp_path_factory):
     forks.close()
 
 
-@pytest.fixture(scope="session")
-def compiled():
-    """What was compiled in this process, by text and compiler."""
-    return {}
+@pytest.fixture(autouse=True, scope="session")
+def _compiled_once(tmp_path_factory):
+    import compiles  # the process that hands out tests needs none
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    folder = folder / "compiled"
+    folder.mkdir(exist_ok=True)
+    os.environ[compiles.FOLDER] = str(folder)
+    compiles.share()
 
 
 @pytest.fixture(autouse=True)
-def quick_compiles(request, monkeypatch, compiled):
+def quick_compiles(request, monkeypatch):
     file = request.path.relative_to(_HERE)
     if (
         QUICK.isdisjoint((file.parts[0], file.as_posix()))
         or request.node.get_closest_marker("users_flags") is not None
     ):
         return
-    from treadle.runtime.kernels import build, compilers
+    import compiles
+    from treadle.runtime.kernels import build
 
-    compile_text = compilers._compile
-
-    def once(text, compiler):
-        """Tests have caches of their own, and many have the kernels of another one."""
-        key = text, compiler.identity
-        if key not in compiled:
-            compiled[key] = compile_text(text, compiler)
-        return compiled[key]
-
-    monkeypatch.setattr(build, "remembered_cxx", quick)
-    monkeypatch.setattr(compilers, "_compile", once)
+    monkeypatch.setattr(build, "remembered_cxx", compiles.quick)

@@ -20,7 +20,7 @@ SERVER = """
 import gc, json, os, runpy, sys, traceback, warnings
 import scipy.sparse.csgraph, torch, torch._dynamo, torch.utils.data, treadle
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
-import conftest, treadle.capture.step, treadle.compiler.pipeline, treadle.exports
+import compiles, conftest, treadle.capture.step, treadle.compiler.pipeline, treadle.exports
 import treadle.report.watch, treadle.runtime.kernels.build
 from treadle.compat.tracing import load_tracer
 from treadle.runtime.kernels.compilers import find_cxx
@@ -28,6 +28,7 @@ from treadle.util.data_stack import call_with_room
 from treadle.util.package import own_digest
 
 load_tracer()
+compiles.share()
 own_digest()  # of the files of the package, which every compile asks for
 find_cxx("")  # as it is asked in programs: what is known of ``find_cxx()`` would not be found
 gc.collect()
@@ -41,7 +42,7 @@ def begin(job):
         file = os.open(os.path.join(job["place"], name), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
     if job["quick"]:
-        treadle.runtime.kernels.build.remembered_cxx = conftest.quick
+        treadle.runtime.kernels.build.remembered_cxx = compiles.quick
     if job["quiet"]:
         warnings.simplefilter("ignore")
     sys.argv = [job["program"], *job["arguments"]]
