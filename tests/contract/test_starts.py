@@ -1,6 +1,8 @@
 """A second process that makes the same step traces nothing; one that makes another traces it."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 
 import treadle
 from contract.start_programs import COMPILED, HEAD, MODEL, TAIL
+from forks import Forks
 from treadle.capture.stored.names import builtin_text
 from treadle.runtime.store.cache import Cache
 
@@ -21,20 +24,42 @@ def with_change(text: str) -> str:
     return PROGRAM.replace("# change", text)
 
 
-@pytest.fixture
-def run(forks, tmp_path):
-    """Run a program in a process of its own; gives what it says, by the first words of its
-    lines."""
+@dataclass(frozen=True)
+class Run:
+    """Runs a program in a process of its own, with the caches in ``folder``; gives what it says, by
+    the first words of its lines."""
 
-    def told(text: str) -> dict[str, str]:
-        path = tmp_path / "program.py"
-        path.write_text(text)
-        environment = {"TREADLE_CACHE_DIR": str(tmp_path / "cache")}
-        done = forks.run(path, environment=environment, quick=True, quiet=True)
+    forks: Forks
+    program: Path
+    folder: Path
+
+    def __call__(self, text: str) -> dict[str, str]:
+        self.program.write_text(text)
+        environment = {"TREADLE_CACHE_DIR": str(self.folder / "cache")}
+        done = self.forks.run(self.program, environment=environment, quick=True, quiet=True)
         assert done.returncode == 0, done.stderr
         return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
 
-    return told
+
+@pytest.fixture
+def run(forks, tmp_path):
+    return Run(forks, tmp_path / "program.py", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def first(forks, tmp_path_factory):
+    """The program without a change has run once."""
+    folder = tmp_path_factory.mktemp("first")
+    first = Run(forks, folder / "program.py", folder)
+    first(with_change(""))
+    return first
+
+
+@pytest.fixture
+def run_after(first, tmp_path):
+    """``run``, in a cache that has what the program without a change left."""
+    copytree(first.folder / "cache", tmp_path / "cache")
+    return replace(first, folder=tmp_path)
 
 
 def eager_of(text: str) -> str:
@@ -133,31 +158,28 @@ def test_operators_of_ours_are_known_where_nothing_was_traced(run):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_differs_between_processes_is_never_stale(run, change):
-    run(with_change(""))
+def test_what_differs_between_processes_is_never_stale(run_after, change):
     text = with_change(CHANGES[change])
-    found = run(text)
-    assert close(found, run(eager_of(text))), (found, change)
+    found = run_after(text)
+    assert close(found, run_after(eager_of(text))), (found, change)
     assert (found["untraced"] == "True") == (change in MAKES_NO_DIFFERENCE)
-    again = run(text)
+    again = run_after(text)
     assert again["losses"] == found["losses"]
     assert again["untraced"] == "True" or "traces again:" in again["start"]
 
 
-def test_what_did_not_serve_says_what_differs(run):
-    run(with_change(""))
-    told = run(with_change("model.slope = 0.1"))["start"]
+def test_what_did_not_serve_says_what_differs(run_after):
+    told = run_after(with_change("model.slope = 0.1"))["start"]
     assert "what another process had captured did not serve" in told
     assert "of __main__.Net: slope: float '0.5' became slope: float '0.1'" in told
-    assert "did not serve" not in run(with_change("model.slope = 0.1"))["start"]
+    assert "did not serve" not in run_after(with_change("model.slope = 0.1"))["start"]
 
 
-def test_the_step_itself_is_another_one(run):
-    run(with_change(""))
+def test_the_step_itself_is_another_one(run_after):
     text = with_change("").replace("* FACTOR", "/ FACTOR")
-    found = run(text)
+    found = run_after(text)
     assert found["untraced"] == "False"
-    assert close(found, run(eager_of(text)))
+    assert close(found, run_after(eager_of(text)))
 
 
 def test_a_module_beside_the_script(run, tmp_path):
