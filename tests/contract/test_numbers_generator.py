@@ -255,7 +255,7 @@ def together(names):
     return Use(", ".join(f"({USES[name].body})" for name in names), ways, whole)
 
 
-def programs(size=3):
+def programs(size=6):
     """Uses of one way by ``size``, each of several ways and that of nothing alone."""
     for whole in (False, True):
         names = [name for name, use in USES.items() if use.whole == whole and use.ways == 1]

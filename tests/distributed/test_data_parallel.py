@@ -100,9 +100,15 @@ def trains(kind, norm, micro):
     return max(losses), gap(net, twin), sent(step), spread(net), len(step.recompiles), difference
 
 
-@pytest.mark.parametrize("micro", [1, 3])
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-@pytest.mark.parametrize("kind", ["plain", "wrapper"])
+@pytest.mark.parametrize(
+    ("kind", "norm", "micro"),  # every pair of values
+    [
+        ("plain", "layer", 1),
+        ("plain", "batch", 3),
+        ("wrapper", "layer", 3),
+        ("wrapper", "batch", 1),
+    ],
+)
 def test_training_is_that_of_the_wrapper_in_eager(launch, kind, norm, micro):
     for rank in launch(2, trains, kind, norm, micro, environment=EACH):
         loss, apart, (reduced, copied), between, recompiles, difference = rank.value

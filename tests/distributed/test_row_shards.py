@@ -108,8 +108,7 @@ def trains(name, clip):
     return max(losses), gap(net, twin), state_gap(own, other), sent, share, difference
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("name", ["adamw", "rmsprop"])
+@pytest.mark.parametrize(("world", "name"), [(2, "adamw"), (2, "rmsprop"), (3, "rmsprop")])
 def test_updates_of_rows_are_those_of_whole_parameters(launch, world, name):
     for rank in launch(world, trains, name, False, environment=EACH):
         loss, apart, state, sent, share, difference = rank.value
