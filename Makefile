@@ -47,7 +47,7 @@ docs: $(DOCS)/.installed
 
 $(DOCS)/.installed: docs/requirements.txt
 	$(PYTHON) -m venv --clear $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --requirement docs/requirements.txt
+	$(DOCS)/bin/python -m pip install -qq --requirement docs/requirements.txt
 	touch $@
 
 clean:

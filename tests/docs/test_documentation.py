@@ -31,3 +31,10 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_tests_that_promises_name_are_there():
+    text = (ROOT / "docs" / "reference" / "contract.md").read_text()
+    folders = [ROOT / "tests", ROOT / "tests" / "contract", ROOT / "tests" / "optimizers"]
+    for name in re.findall(r"`([\w/]+\.py)`", text):
+        assert any((folder / name).exists() for folder in folders), name
