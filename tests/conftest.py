@@ -42,6 +42,7 @@ LONGEST = (
     "contract/test_starts.py",
     "contract/test_numbers_generator.py",
     "docs/test_documentation.py",
+    "docs/test_notebook.py",
     "distributed/test_sharded.py",
     "distributed/test_data_parallel.py",
     "scripts/test_scripts.py",
