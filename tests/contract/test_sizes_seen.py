@@ -4,7 +4,6 @@ import copy
 import random
 from dataclasses import replace
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -70,10 +69,9 @@ def test_a_second_dim_that_changes():
     assert "compiled for x_0 in 2..4, x_1 in 2..12" in calls[0].recompiles[1]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_any_order_of_any_sizes(seed):
-    """Zero and one among them, which are other steps."""
-    mixed = random.Random(seed)
+def test_any_order_of_any_sizes():
+    """One among them, which is another step."""
+    mixed = random.Random(0)
     sizes = [(mixed.choice([1, 2, 3, 5]), mixed.choice([1, 2, 3, 7, 16, 31])) for _ in range(12)]
     calls = language()
     check(*calls, sizes)
