@@ -1,5 +1,6 @@
 """Random programs: the plan, run in its arena, gives what the program gives."""
 
+import os
 import random
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from treadle.schedule.recompute import kernel_recompute
 from treadle.schedule.workers import PROGRAMS, THREADS
 
 SHAPE = (3, 4, 5)
+SEEDS = range(int(os.environ.get("TREADLE_SEEDS", "60")))
+"""Of the programs: 60, or more."""
 
 
 def random_program(seed: int) -> Program:
@@ -87,7 +90,7 @@ def check(program: Program, plan: KernelPlan, seed: int) -> None:
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_plans_keep_the_numbers(seed, fuse):
     program = random_program(seed)
     check(program, schedule(program, fuse=fuse), seed)
@@ -100,7 +103,7 @@ def moved(plan: KernelPlan) -> int:
     return sum(plan.buffers[name].nbytes for name in names)
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_values_that_are_computed_again(seed, monkeypatch):
     monkeypatch.setattr(kernel_recompute, "_LEAST", 0)
     program = random_program(seed)
@@ -114,7 +117,7 @@ def test_values_that_are_computed_again(seed, monkeypatch):
 def test_some_are_computed_again(monkeypatch):
     monkeypatch.setattr(kernel_recompute, "_LEAST", 0)
     again = replace(THREADS, computes_again=True)
-    programs = [random_program(seed) for seed in range(120)]
+    programs = [random_program(seed) for seed in SEEDS]
     less = [moved(schedule(each, workers=again)) < moved(schedule(each)) for each in programs]
     assert sum(less) >= 10
 
@@ -123,7 +126,7 @@ def always(rows: int, cols: int, sums: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_kernels_that_reduce_both_ways(seed):
     program = random_program(seed)
     plan = schedule(program, workers=replace(PROGRAMS, sweeps=always))
@@ -135,7 +138,7 @@ def test_kernels_that_reduce_both_ways(seed):
 
 
 def test_some_reduce_both_ways():
-    programs = [random_program(seed) for seed in range(200)]
+    programs = [random_program(seed) for seed in SEEDS]
     plans = [schedule(each, workers=replace(PROGRAMS, sweeps=always)) for each in programs]
     kinds = [each.kind for plan in plans for each in plan.steps if isinstance(each, Kernel)]
     assert kinds.count(KernelKind.BOTH) >= 20
