@@ -86,9 +86,9 @@ class Step:
         )
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Run the function on this batch. ``update=False``, for a function without a parameter of
-        that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an
-        update includes them."""
+        """Run the function on this batch. With ``update=False`` no optimizer steps, and gradients
+        stay in ``.grad`` for the next call with an update. (A function with a parameter of that
+        name gets it as any other argument.)"""
         with self._lock:
             return serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
 
@@ -104,10 +104,10 @@ class Step:
             return self._dispatcher.variant(args, kwargs, update=update)
 
     def flush(self) -> None:
-        """Run the updates that the last call has left for the next one (``Options.carry``): from
-        here on parameters and optimizer state are what they would be without. Whatever reads or
-        writes them does this by itself, but for what holds their memory from before (a view,
-        ``p.data``, an array). On several ranks all flush, or none."""
+        """Run the updates that the last call has left for the next one (``Options.carry``). Then
+        parameters and optimizer state are what they would be without ``carry``. Reading or writing
+        them flushes by itself, except through memory that was taken before (a view, ``p.data``, a
+        NumPy array). On several ranks all flush, or none."""
         with self._lock:
             self._dispatcher.carrier.flush()
             self._dispatcher.carrier.unhook()
@@ -329,15 +329,19 @@ def compile(
 ) -> Step:
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
 
-    ``model`` and ``optimizer`` are the ones ``function`` uses: one, a list or a dict; a function
-    that only evaluates or leaves gradients needs no optimizer. ``memory``
-    bounds the peak bytes of the whole step, parameters and state included: ``"7GiB"``, bytes, or
-    a ratio between the two extreme plans. ``shapes``: what ``dynamic`` returns, for dims that
-    change from call to call. ``numerics="eager"``: round where eager rounds;
-    ``rng="counter"``: dropout masks that need no memory (``Options``). ``parallel``: what
-    ``DataParallel`` says, for a plain model on many ranks. Nothing is compiled until the first
-    call.
-    Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/reference/errors.md``.
+    Nothing is compiled until the first call.
+
+    - ``model``, ``optimizer``: what ``function`` uses: one, a list or a dict. A function that only
+      evaluates, or leaves gradients, needs no optimizer.
+    - ``memory``: the most bytes of the whole step, parameters and state included: ``"7GiB"``, bytes
+      as an int, or a ratio from ``0.0`` (the smallest plan) to ``1.0`` (the fastest).
+    - ``strict``: a fallback to PyTorch is an error.
+    - ``shapes``: dims that change from call to call, by ``treadle.dynamic``.
+    - ``numerics``, ``rng``: rounding and random numbers (``Options``).
+    - ``parallel``: ``DataParallel`` for a plain model on many ranks.
+    - ``options``: all other ``Options``. Without them, the environment sets the defaults.
+
+    Errors are kinds of ``TreadleError`` with a code and a remedy (``docs/reference/errors.md``).
     """
     check_call(function, model, Step)
     chosen = options or from_environment()
@@ -362,12 +366,12 @@ def load(
     parallel: DataParallel | None = None,
     options: Options | None = None,
 ) -> Step:
-    """A step that finds in ``path`` what ``Step.save`` wrote there, and does not compile it again.
+    """A step with the compiled code of a file that ``Step.save`` wrote.
 
-    ``function``, ``model``, ``optimizer``, ``shapes`` and ``parallel`` as for ``compile``; the
-    budget and what else decides the compiled code are those of the saved step. What the file does
-    not fit is compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file
-    is damaged.
+    ``function``, ``model``, ``optimizer``, ``shapes`` and ``parallel`` are as for ``compile``. The
+    budget, and whatever else decides the compiled code, are those of the saved step. A call that
+    the file does not fit is compiled, and ``Step.recompiles`` says why. A damaged file is
+    ``RuntimeFailure`` TR-405.
     """
     from treadle.session.saved import load_saved
 

@@ -95,11 +95,12 @@ def _environment_level(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RegionRule:
-    """Operations of these names in modules of these paths are compiled by ``compiler``.
+    """``compiler`` compiles these operations in these modules.
 
-    ``compiler``: ``"native"``, ``"eager"`` (PyTorch's kernels, one by one), ``"inductor"``, or one
-    that was registered. Names and paths are patterns as of files: ``operations="gelu*"``,
-    ``module="blocks.3*"``. ``ahead``: compile the region with the step, not at its first call.
+    - ``compiler``: ``"native"``, ``"eager"`` (PyTorch's kernels, one by one), ``"inductor"``, or a
+      registered one.
+    - ``operations``, ``module``: patterns as for files: ``"gelu*"``, ``"blocks.3*"``.
+    - ``ahead``: compile the region with the step, not at its first call.
     """
 
     compiler: str
@@ -112,11 +113,13 @@ class RegionRule:
 class Regions:
     """Which parts of a step are compiled, and by what.
 
-    ``rules``: of those that speak of an operation the first decides; without one treadle generates
-    what it can. ``smallest``: of a region with fewer operations that compute, no code is generated.
-    ``accepts``: is asked once for each region of generated code; refused ones run as PyTorch's
-    kernels. ``show``: gets each region's graph as text, and returns a handle (a path, a URL) that
-    names the region in profiles; an empty one names none.
+    - ``rules``: the first rule that matches an operation decides. Default: treadle generates what
+      it can.
+    - ``smallest``: no code is generated for regions with fewer operations that compute.
+    - ``accepts``: called once for each region of generated code. Refused ones run on PyTorch's
+      kernels.
+    - ``show``: gets each region's graph as text, and returns a handle (a path, a URL) that names
+      the region in profiles. An empty one names none.
     """
 
     rules: tuple[RegionRule, ...] = ()
@@ -135,13 +138,14 @@ class Regions:
 class DataParallel:
     """One model on many ranks, each with batches of its own.
 
-    ``group``: the ranks, a process group or a ``DeviceMesh`` of one dim; by default all of them.
-    Before the first call every rank gets the first one's parameters and buffers. Gradients are
-    averaged where an optimizer steps or the step looks at them, so that what is accumulated before
-    is not sent; buffers that a call writes (running statistics) are the first rank's after it.
-    ``shard="optimizer"``: each rank has the optimizer's state for a part of each parameter's rows,
-    updates that part, and gets the others (ZeRO 1; gradients are divided like it where nobody
-    looks at them, ZeRO 2).
+    Before the first call every rank gets the first rank's parameters and buffers. Gradients are
+    averaged where an optimizer steps or the step looks at them, so accumulation sends nothing.
+    Buffers that a call writes (running statistics) are the first rank's after it.
+
+    - ``group``: a process group, or a ``DeviceMesh`` of one dim. Default: all ranks.
+    - ``shard``: ``"optimizer"`` divides the optimizer's state. Each rank keeps it for some rows of
+      each parameter, updates those, and gets the others (ZeRO 1). Gradients that nothing else uses
+      are divided as well (ZeRO 2).
     """
 
     group: "ProcessGroup | DeviceMesh | None" = None
@@ -161,9 +165,10 @@ class DataParallel:
 class Carry:
     """The updates of these parameters run inside of the next call, with their communication.
 
-    ``parameters``: names as patterns of files (``"blocks.0.*"``), one or several, or a function
-    that says of a name whether it is one. ``before``: a pattern of a module's path, in front of
-    whose first operation they run; by default each runs in front of the first that reads it.
+    - ``parameters``: a pattern of names as for files (``"blocks.0.*"``), several of them, or a
+      function of a name.
+    - ``before``: a pattern of a module's path. All run in front of its first operation. Default:
+      each runs in front of the first operation that reads its parameter.
     """
 
     parameters: str | tuple[str, ...] | Callable[[str], bool] = "*"

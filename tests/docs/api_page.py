@@ -120,7 +120,7 @@ def _plain(default):
 
 def _text(thing):
     own = thing.__doc__ if not _is_generated(thing) else ""
-    text = inspect.cleandoc(own or "").replace("``", "`")
+    text = inspect.cleandoc(own or "").replace("``", "`").replace("\n::\n", "\n")
     return f"{text}\n" if text else ""
 
 

@@ -76,13 +76,12 @@ def plan(
     memory: str | int | float | None = None,
     device: str | None = None,
 ) -> Plan:
-    """Predict the peak and the memory/time frontier of a step; run and change nothing.
+    """Predict the peak and the memory/time frontier of a step. Nothing runs and nothing changes.
 
-    ``device`` names the hardware to plan for (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``)
-    and need not be there; default: where the model is. The model, the optimizer and the batch may
-    be on the meta device or fake: nothing is allocated for them. ``memory``: bytes, ``"12GiB"``,
-    or a ratio from 0.0, the smallest plan, to 1.0, the fastest; without it the limit is what the
-    device has.
+    - ``device``: the hardware to plan for (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``),
+      which need not be there. Default: where the model is.
+    - ``model``, ``optimizer``, ``batch`` may be on the meta device or fake: nothing is allocated.
+    - ``memory``: a budget, as for ``compile``. Default: what the device has.
     """
     budget = None if memory is None else Budget.of(memory)
     optimizers = named_optimizers(optimizer)

@@ -22,7 +22,7 @@ def pad_to_bucket(
     ignore_index: int = _NO_LABEL,
     fill: Mapping[str, float] | None = None,
 ) -> dict[str, Tensor]:
-    """The tensors of a batch, padded at the end of their dims to the next bucket.
+    """Pad the tensors of a batch at the end of their dims, to the end of their bucket.
 
     ::
 
@@ -32,14 +32,16 @@ def pad_to_bucket(
         )
         step(**treadle.pad_to_bucket({"tokens": tokens, "labels": labels}, shapes))
 
-    ``batch``: by the names that ``shapes`` has, or by the key of ``"batch['tokens']"``; others are
-    passed on as they are. Dims with several buckets are padded to the end of the one that they are
-    in; ``sizes`` says to which sizes others are, or these instead: ``sizes={"time": (128, 512)}``.
-    ``labels``, one name or several, are filled with ``ignore_index``, everything else with zeros
-    (masks with ``False``), or with what ``fill`` says of a name. So a mean that ignores those
-    labels, such as that of ``cross_entropy``, is the mean over the real ones: padding changes
-    no loss of a model in which no real place looks at a padded one (causal attention, or a mask).
-    TR-113 for sizes that ``shapes`` does not declare, TR-001 for one beyond the last of ``sizes``.
+    - ``batch``: tensors by the names in ``shapes``, or by the key of ``"batch['tokens']"``. Others
+      are returned as they are.
+    - ``sizes``: by dim, the sizes to pad to, in the place of its buckets: ``{"time": (128, 512)}``.
+    - ``labels``: one name or several, which are filled with ``ignore_index``.
+    - ``fill``: by name, what to fill others with. Default: zeros, and ``False`` in masks.
+
+    A mean that ignores those labels, such as that of ``cross_entropy``, is the mean over the real
+    ones. Padding changes no loss if no real place attends to a padded one (causal attention, or a
+    mask). Sizes that ``shapes`` does not declare are TR-113; a size beyond the last of ``sizes`` is
+    TR-001.
     """
     ignored = {labels} if isinstance(labels, str) else set(labels)
     named = {name: _argument(name, shapes) for name in batch}

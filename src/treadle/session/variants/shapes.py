@@ -46,7 +46,7 @@ class Dynamic:
 
 
 def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynamic:
-    """Which dims of a step's arguments change, and within which bounds.
+    """Declare which dims of a step's arguments change, and their ranges.
 
     ::
 
@@ -56,13 +56,15 @@ def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynam
         )
         step = treadle.compile(train_step, model=model, optimizer=optimizer, shapes=shapes)
 
-    ``arguments``: for each argument, by the name of the parameter (``"batch['tokens']"`` inside a
-    dict), the names of its dims in order, ``None`` where a dim is fixed; or a dict from dim to
-    name. Dims of one name are equal in every call. ``ranges``: smallest and largest size, both
-    included. One compile serves the whole range where it can; a memory budget holds for the
-    largest sizes. Numbers in between part the range into buckets: ``time=(16, 128, 512, 1024)``
-    compiles 16..128, 129..512 and 513..1024 apart, each planned for its own largest.
-    Raises ``TreadleError`` TR-001 for a name without a range, or a bad range.
+    - ``arguments``: by the name of the parameter (``"batch['tokens']"`` inside a dict), the names
+      of an argument's dims in order, with ``None`` for a fixed dim; or a dict from dim to name.
+      Dims of one name are equal in every call.
+    - ``ranges``: by name, the smallest and the largest size, both included. Numbers in between
+      divide a range into buckets: ``time=(16, 128, 512, 1024)`` compiles 16..128, 129..512 and
+      513..1024 separately, each planned for its own largest size.
+
+    One compile serves a whole range where it can. A memory budget holds for the largest sizes. A
+    name without a range, or a bad range, is ``TreadleError`` TR-001.
     """
     named = {argument: _by_dim(dims) for argument, dims in arguments.items()}
     used = {name for dims in named.values() for name in dims.values()}
