@@ -31,6 +31,7 @@ from treadle.compiler.target import Target
 from treadle.options import from_environment
 from treadle.runtime.kernels import triton_launch, triton_worker
 from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead
+from treadle.runtime.kernels.triton_modules import module_of
 from treadle.runtime.store.artifact import Artifact, Launch
 from treadle.schedule.launches import launches_of
 from treadle.targets.cuda import CUDA
@@ -71,7 +72,7 @@ def artifact(layers: int) -> Artifact:
 def jobs_of(step: Artifact, folder: Path) -> list[CompileJob]:
     """What the launches of ``step`` ask of Triton, the longest functions first."""
     (source,) = step.sources
-    module = triton_launch._module(folder, source.text)
+    module = module_of(folder, source.text)
     launches = [each for each in step.steps if isinstance(each, Launch)]
     launches.sort(key=lambda launch: -len(source.function(launch.function)))
     jobs = (job for launch in launches for job in triton_launch._jobs(module, launch))

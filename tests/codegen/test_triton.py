@@ -206,6 +206,18 @@ def test_a_sum_beside_a_running_one(cols, tmp_path, monkeypatch, interpreted):
     run_cases([Case(f"smoothed {cols}", [kernel], tensors)], tmp_path, interpreted)
 
 
+def test_threads_go_down_few_rows(tmp_path, monkeypatch, interpreted):
+    monkeypatch.setattr("treadle.schedule.programs._FILL", 1)  # as if there were columns for all
+    cases = [
+        reductions_case(9, 1100, KernelKind.COLUMNS),
+        reductions_case(2, 1024, KernelKind.COLUMNS),
+        column_sums_case(32, 2049),
+    ]
+    source, _, _ = rendered(cases[0].kernels, buffers_of(cases[0].tensors))
+    assert "in tl.range(0, 9, 1, loop_unroll_factor=9)" in source.text
+    run_cases(cases, tmp_path, interpreted)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_place_that_is_one_number_is_compared_as_such(wide):
     """Of an axis of one element nothing but its place is left."""

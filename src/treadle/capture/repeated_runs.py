@@ -10,8 +10,7 @@
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType
 from typing import final
 
@@ -71,16 +70,16 @@ class RepeatedRuns:
         self._containers: Sequence[ChangedContainer] | None = ()
         self._counters: list[Location] = []
         self._refusal: Counted | None = None
-        self._run_again: Callable[[Run], fx.GraphModule] | None = None
+        self._inputs: tuple[list[Tensor], bool] | None = None  # of ``last``
         self._whole: set[Key] = set()  # arrays whose numbers may not stand in
 
     def last(self, inputs: list[Tensor], *, symbolic: bool) -> tuple[Run, fx.GraphModule]:
         """The run that meets nothing new, and its trace."""
-        run_again = self._run_again = functools.partial(self._trace, inputs, symbolic)
+        self._inputs = inputs, symbolic
         for _ in range(_MOST_RUNS):
             run = self._next()
             try:
-                module = run_again(run)
+                module = self._trace(inputs, symbolic, run)
                 if self._is_last(run):
                     return run, module
             except Exception as error:
@@ -100,13 +99,13 @@ class RepeatedRuns:
     def located(self, error: Exception) -> Exception:
         """An error that was found when the step's code was done with the user's line: that code
         runs once more as in the last run, and the error is found again."""
-        if not isinstance(error, LateError) or error.where or self._run_again is None:
+        if not isinstance(error, LateError) or error.where or self._inputs is None:
             return error
         run, look = Run(self._request, self._tried[-1].substitutes), error.look
         looks = without_functions(lambda: () if look is None else look(run))
         run.lines = LineWatch(looks)
         with contextlib.suppress(Exception):  # the same error
-            self._run_again(run)
+            self._trace(*self._inputs, run)
         line = run.lines.last if look is None else run.lines.changed
         return error if line is None else error.at(show_line(line))
 

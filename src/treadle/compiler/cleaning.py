@@ -12,6 +12,7 @@ from treadle.passes.attention.chosen_kernels import CallFastestAttention
 from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention.grouped_heads import GroupHeads
 from treadle.passes.attention.proved_masks import ProveAttentionMasks
+from treadle.passes.channels_last import ConvolveChannelsLast
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.cleanup.constructors import CountConstants
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
@@ -67,6 +68,7 @@ FUSE: tuple[GraphPass, ...] = (
     FuseAttention(),  # as that
     CallFastestAttention(),  # before heads are shared: whichever kernel is called then
     GroupHeads(),  # after both: of fused calls too
+    ConvolveChannelsLast(),  # last: rules look for operations without copies between them
 )
 """What rounds where eager does not."""
 FIRST_BUCKET = 1 << 20

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.algebra.extents import same
+from treadle.algebra.extents import same, sample_of, surely_less
 from treadle.algebra.guards import GuardSet
-from treadle.algebra.index import Axis, Index, linear
+from treadle.algebra.index import Axis, FloorDiv, Index, linear
 from treadle.algebra.strides import contiguous_strides, is_dense
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.analysis.dynamic import Symbols, layout_of
@@ -25,7 +25,7 @@ from treadle.loop.program import (
     Step,
     TensorRef,
 )
-from treadle.loop.traverse import substitute, walk
+from treadle.loop.traverse import loads, substitute, walk
 from treadle.lower.registry import Value
 from treadle.lower.scalars import Operand, ScalarExpr, cast, compute_dtype, const, number
 from treadle.targets.cpu import CPU
@@ -73,6 +73,37 @@ def as_tensor(operand: Operand, dtype: torch.dtype) -> Value:
 def is_lazy(array: Array) -> bool:
     """Whether ``array`` reads no buffer and sums nothing, so it costs less to repeat than store."""
     return not any(isinstance(part, Load | Reduce) for part in walk(array.body))
+
+
+def _strides_of_reads(array: Array) -> tuple[int, ...]:
+    """Without gaps, in the order of memory of the first read that every axis moves: what is made
+    of channels-last images is channels-last. Contiguous where there is no such read."""
+    real = [dim for dim, axis in enumerate(array.axes) if not surely_less(axis.extent, 2)]
+    for load in loads(array.body):
+        far = [_step(load.index, array.axes[dim]) for dim in real]
+        if all(step > 0 for step in far) and far != sorted(far, reverse=True):
+            return _dense(array.shape, sorted(real, key=lambda dim: -far[real.index(dim)]))
+        if all(far):
+            break
+    return contiguous_strides(array.shape)
+
+
+def _step(index: Index, axis: Axis) -> float:
+    """How far apart in memory neighbours along ``axis`` are, on average."""
+    step: float = sample_of(index.coefficient(axis))
+    for atom, factor in index.terms:
+        if isinstance(atom, FloorDiv) and axis in atom.axes:
+            step += sample_of(factor) * _step(atom.index, axis) / sample_of(atom.n)
+    return step
+
+
+def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, with the dims of ``order`` from the outermost to the innermost."""
+    strides = [1] * len(shape)
+    inner = contiguous_strides([shape[dim] for dim in order])
+    for dim, stride in zip(order, inner, strict=True):
+        strides[dim] = stride
+    return tuple(strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +223,8 @@ class Builder:
         return not self.library and DTYPES.issuperset(dtypes)
 
     def compute(self, name: str, array: Array, origin: Origin) -> TensorRef:
-        """A contiguous temporary filled with ``array``."""
-        ref = self.buffer(name, array.dtype, array.shape)
+        """A temporary filled with ``array``, in the order of memory of what that reads."""
+        ref = self.buffer(name, array.dtype, array.shape, _strides_of_reads(array))
         self.steps.append(
             self._filled(ref, array, origin) if self.library else Compute(ref, array, origin)
         )

@@ -42,6 +42,9 @@ PERSISTENT = 16384
 """Longest reduced axis that is held in registers."""
 _MANY_ROWS = 1024  # from which programs are enough without parts
 _FILL = 512  # programs worth having: about four per multiprocessor of a large GPU
+_COLUMNS = 64  # of a program that goes down them
+_JOINED = 8192  # partial results that a program joins
+_FEW_ROWS = 32  # of the window of a pool, which threads go through one by one
 _SWEEPS = 1024  # programs that go through rows: eight each
 _TURNS = 8  # blocks of rows for a program, at least: as many bytes again are partial sums
 _RUNNING, _RUNNING_WARPS, _UNROLLED = 4096, 16, 2
@@ -183,8 +186,10 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     if is_rows:
         along = power_of_two(reduced) if reduced <= PERSISTENT else lanes
         across = min(power_of_two(parallel), max(1, BLOCK // along))
+    elif reduced <= _FEW_ROWS and parallel >= BLOCK * _FILL:
+        across, along = BLOCK, 1  # each thread goes down columns of its own
     else:
-        across = min(power_of_two(parallel), 64)
+        across = min(power_of_two(parallel), _columns(parallel))
         along = min(power_of_two(reduced), lanes // across)
     parts = 1 if along >= reduced else _parts(kernel, parallel, reduced, across, along)
     form = (
@@ -202,6 +207,13 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     return replace(how, running=running, unrolled=_UNROLLED, stages=ahead, warps=_RUNNING_WARPS)
 
 
+def _columns(parallel: int) -> int:
+    """Columns of a program: fewer where the wider blocks, in as many parts as one program joins,
+    leave multiprocessors without work."""
+    fills = ceil_div(parallel, _COLUMNS) * (_JOINED // _COLUMNS) >= _FILL
+    return _COLUMNS if fills else _COLUMNS // 2
+
+
 def _swept(kernel: Kernel) -> KernelSchedule:
     along = power_of_two(kernel.cols.extent)
     across = min(power_of_two(kernel.rows.extent), max(1, BLOCK // along))
@@ -214,7 +226,7 @@ def _parts(kernel: Kernel, parallel: int, reduced: int, across: int, along: int)
     if kernel.kind is KernelKind.ROWS and parallel >= _MANY_ROWS:
         return 1
     blocks, programs = ceil_div(reduced, along), ceil_div(parallel, across)
-    most = min(ceil_div(_FILL, programs), blocks // 4, 8192 // across)
+    most = min(ceil_div(_FILL, programs), blocks // 4, _JOINED // across)
     return max(1, most)
 
 

@@ -180,6 +180,8 @@ class Looped:
         places = f"{number(piece.begin)}, {number(piece.end)}, {step}"
         stages = self.shape.how.stages
         span = f"tl.range({places}, num_stages={stages})" if stages else f"range({places})"
+        if self.shape.block_q == 1:  # a few places, whose reads are all on their way at once
+            span = f"tl.range({places}, loop_unroll_factor={number(piece.end - piece.begin)})"
         writer.line(f"for {'p' if backwards else 'q'} in {span}:")
         writer.indent += 1
         if backwards:

@@ -42,8 +42,8 @@ class Shape:
 
     @property
     def both(self) -> bool:
-        """Whether both axes are blocks of positions."""
-        return self.block_p > 1 and self.block_q > 1
+        """Whether positions are those of tiles of both axes."""
+        return self.block_p > 1
 
     def tile(self, block_q: int) -> Tile:
         """The tile with ``block_q`` places along the reduced axis."""

@@ -1,0 +1,216 @@
+"""Images in the order of memory in which GPUs convolve them."""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from treadle.compat.operators.operator_facts import facts_of
+from treadle.graph.core.node_info import set_value, tensor_of, value_of
+from treadle.graph.core.operators import OpOverload, arguments
+from treadle.graph.core.signature import StepGraph
+from treadle.graph.core.types import is_tensor, same_types, tensors_in
+from treadle.graph.core.values import compute, emit, emit_ahead
+from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.targets.registry import target_for
+
+aten = torch.ops.aten
+
+_OPERANDS = {
+    aten.convolution.default: ("input", "weight"),
+    aten.convolution_backward.default: ("grad_output", "input", "weight"),
+}
+_ROW = 8
+"""Channels of an image that the kernels take in one load."""
+_FOLLOW = frozenset({
+    aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_no_training, aten.native_batch_norm_backward,
+    aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward,
+    aten.avg_pool2d, aten.avg_pool2d_backward,
+    aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward,
+    aten.upsample_nearest2d, aten.upsample_nearest2d_backward,
+    aten.mean, aten.sum, aten.cat,
+})  # fmt: skip
+"""Operations, beside elementwise ones, whose results lie as their images do, and are the same."""
+
+
+@dataclass(frozen=True)
+class ConvolveChannelsLast(GraphPass):
+    """Convolutions in 16 bits get channels-last operands, and what lies between them stays so.
+
+    before:  y = convolution(x, w); z = relu(y); v = view(z, [8, 4096])     x: bf16[8, 64, 8, 8]
+    after:   a = clone(x, channels_last); b = clone(w, channels_last)
+             y = convolution(a, b); z = relu(y); c = clone(z, contiguous); v = view(c, [8, 4096])
+
+    cuDNN's kernels compute so, and turn other operands around at every call. Layouts spread through
+    elementwise operations, norms and pools; what other operations read, gradients of weights and
+    what the caller gets lie as before. Not where that would copy more than cuDNN does.
+    ``everywhere``: on other devices than those with cuDNN as well.
+    """
+
+    contract = Contract()
+
+    everywhere: bool = False
+
+    def run(self, step: StepGraph) -> int:
+        convolutions = {node for node in step.graph.nodes if self._matches(node)}
+        if not convolutions or not _pays(step.graph, convolutions):
+            return 0
+        return _Layouts(step.graph).spread(convolutions)
+
+    def _matches(self, node: fx.Node) -> bool:
+        """Whether it is a convolution of images, without groups, in 16 bits."""
+        if node.target not in _OPERANDS:
+            return False
+        args = arguments(node)
+        image, weight = tensor_of(args["input"]), tensor_of(args["weight"])
+        if image.dtype not in (torch.bfloat16, torch.float16) or image.dim() != 4:
+            return False
+        if not self.everywhere and "cudnn" not in target_for(image.device).libraries:
+            return False
+        rows, columns = weight.shape[:2]
+        return args["groups"] == 1 and rows % _ROW == 0 and (columns % _ROW == 0 or columns < _ROW)
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    args = arguments(node)
+    names = next(names for target, names in _OPERANDS.items() if target is node.target)
+    return [args[name] for name in names]
+
+
+def _pays(graph: fx.Graph, convolutions: set[fx.Node]) -> bool:
+    """Whether fewer elements would be copied than are turned around now: the operands of each
+    convolution, and the image that it makes."""
+    laid: set[fx.Node] = set()
+    copied: set[fx.Node] = set()
+    turned = 0
+    for node in graph.nodes:
+        read = [each for each in node.all_input_nodes if is_tensor(each)]
+        if node in convolutions:
+            contiguous = [each for each in _operands(node) if not _is_last(tensor_of(each))]
+            made = tensors_in(value_of(node))[:1] if contiguous else ()
+            turned += sum(each.numel() for each in (*map(tensor_of, contiguous), *made))
+            copied |= set(contiguous) - laid
+            laid.add(node)
+        elif _follows(node) and not laid.isdisjoint(node.all_input_nodes):
+            laid.add(node)
+        else:
+            copied |= laid.intersection(read)
+    return sum(tensor_of(each).numel() for each in copied) < turned
+
+
+def _follows(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    return node.target.overloadpacket in _FOLLOW or facts_of(node.target).elementwise
+
+
+def _is_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+@dataclass
+class _Layouts:
+    """``was``: what values that are channels-last now were before."""
+
+    graph: fx.Graph
+    was: dict[fx.Node, torch.Tensor] = field(default_factory=dict[fx.Node, torch.Tensor])
+    last: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    first: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    moved: set[fx.Node] = field(default_factory=set[fx.Node])
+
+    def spread(self, convolutions: set[fx.Node]) -> int:
+        """How many operations compute channels-last now."""
+        for node in list(self.graph.nodes):
+            if node in convolutions:
+                for operand in _operands(node):
+                    self._read(node, operand, self._channels_last(node, operand))
+            elif not self.moved.isdisjoint(node.all_input_nodes):
+                if _follows(node):
+                    self._align(node)
+                else:
+                    for operand in node.all_input_nodes:
+                        self._read(node, operand, self._as_before(node, operand))
+            else:
+                continue
+            if node.op == "call_function":
+                self._update(node)
+        return len(self.moved)
+
+    def _read(self, node: fx.Node, old: fx.Node, new: fx.Node) -> None:
+        if new is not old:
+            node.replace_input_with(old, new)
+
+    def _align(self, node: fx.Node) -> None:
+        """Other images that an elementwise operation reads beside channels-last ones."""
+        if node.target is operator.getitem:
+            return
+        for operand in self._images(node):
+            if operand not in self.moved and tensor_of(operand).is_contiguous():
+                self._read(node, operand, self._channels_last(node, operand))
+
+    def _images(self, node: fx.Node) -> Iterator[fx.Node]:
+        shapes = {
+            tensor_of(each).shape
+            for each in node.all_input_nodes
+            if each in self.was and is_tensor(each)
+        }
+        for each in node.all_input_nodes:
+            if is_tensor(each) and tensor_of(each).shape in shapes:
+                yield each
+
+    def _channels_last(self, place: fx.Node, operand: fx.Node) -> fx.Node:
+        if _is_last(tensor_of(operand)):
+            return operand
+        if operand not in self.last:
+            kind = {"memory_format": torch.channels_last}
+            self.last[operand] = emit_ahead(place, place, aten.clone.default, operand, **kind)
+        return self.last[operand]
+
+    def _as_before(self, place: fx.Node, operand: fx.Node) -> fx.Node:
+        if operand not in self.was:  # of several results, which are read one by one
+            return operand
+        if operand not in self.first:
+            with self.graph.inserting_before(place):
+                self.first[operand] = _laid_as(operand, self.was[operand])
+        return self.first[operand]
+
+    def _update(self, node: fx.Node) -> None:
+        """The value of ``node`` after its operands have moved."""
+        old, new = value_of(node), compute(node)
+        set_value(node, new)
+        if same_types(old, new):
+            return
+        self.moved.add(node)
+        if not isinstance(old, torch.Tensor):
+            return
+        if _is_gradient_of_weight(node):
+            with self.graph.inserting_after(node):
+                before = _laid_as(node, old)
+            node.replace_all_uses_with(before, lambda user: user is not before)
+            self.moved.discard(node)
+        else:
+            self.was[node] = old
+
+
+def _is_gradient_of_weight(node: fx.Node) -> bool:
+    if node.target is not operator.getitem:
+        return False
+    maker, at = node.args
+    assert isinstance(maker, fx.Node)
+    return maker.target is aten.convolution_backward.default and isinstance(at, int) and at == 1
+
+
+def _laid_as(node: fx.Node, like: torch.Tensor) -> fx.Node:
+    """A copy of ``node`` in the order of memory of ``like``, which has no gaps."""
+    kind = {"memory_format": torch.contiguous_format}
+    if like.is_contiguous():
+        return emit(node, aten.clone.default, node, **kind)
+    order = sorted(range(like.dim()), key=lambda dim: -like.stride(dim))
+    back = [order.index(dim) for dim in range(like.dim())]
+    turned = emit(node, aten.permute.default, node, order)
+    return emit(node, aten.permute.default, emit(node, aten.clone.default, turned, **kind), back)
