@@ -201,6 +201,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "view": Mistake(points={"output": lambda out, model: out.view(7, -1)}),
     "dim": Mistake(points={"output": lambda out, model: out.softmax(5)}),
+    "largest of none": Mistake(points={"output": lambda out, model: out[:0].max() + out}),
+    "least of none": Mistake(points={"output": lambda out, model: out[:0].min(0)[0] + out}),
     "product": Mistake(points={"output": lambda out, model: out @ out[:, :2]}),
     "mixed": Mistake(points={"output": lambda out, model: out @ torch.eye(out.shape[-1]).double()}),
     "cat": Mistake(points={"output": lambda out, model: torch.cat([out, out[:1]], 1)}),

@@ -45,7 +45,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.words = nn.Embedding(WORDS, 64, padding_idx=0)
         layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(64, 10)
 
     def forward(self, tokens):
@@ -115,7 +115,7 @@ def test_any_size_is_eagers(kind, draw, autocast):
     others, eager = trained(twin, autocast)
     step = treadle.compile(train, model=model, optimizer=optimizer)
     close = {"rtol": 0.03, "atol": 0.02} if autocast else {"rtol": 2e-3, "atol": 2e-4}
-    for number, size in enumerate([24, 17, 24, 16, 3, 31, 9, 2, 31, 17, 17, 17, 40]):
+    for number, size in enumerate([24, 17, 16, 3, 31, 2, 17, 17, 17, 40]):
         x = draw(size)
         y = torch.randint(10, (len(x),), device="cuda")
         torch.manual_seed(number)

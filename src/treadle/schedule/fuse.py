@@ -113,6 +113,8 @@ def _flows(
 
 Sweeps = Callable[[int, int, int], bool]
 """Whether one kernel may reduce so many rows and columns, with that many sums over the rows."""
+Descends = Callable[[int, int], bool]
+"""Whether one kernel may go down so many rows of so many columns more than once."""
 
 
 class Fuser:
@@ -126,12 +128,14 @@ class Fuser:
         nests: LoopNests,
         home: Mapping[int, LoopNest],
         sweeps: Sweeps,
+        descends: Descends,
         pressure: MemoryPressure,
     ) -> None:
         self._steps = steps
         self._facts = facts
         self._nests = nests
         self._sweeps = sweeps
+        self._descends = descends
         self._pressure = pressure
         self._home = {m: self._either(nest) for m, nest in home.items()}
         self._group_of: list[Group] = []
@@ -226,6 +230,9 @@ class Fuser:
         placed = self._place_all(members, nest, {**_by_step(a), **_by_step(b)}, a, b)
         flow = None if placed is None else self._flow(placed, nest, a)
         if placed is None or flow is None or self._comes_between(a, b):
+            return None
+        again = nest.kind is KernelKind.COLUMNS and not _columns_are_last(placed, nest)
+        if again and not self._descends(nest.rows.extent, nest.cols.extent):
             return None
         if not self._pressure.allows(self._merge_of(a, b)):
             return None

@@ -74,7 +74,8 @@ def _scheduled(
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
     pressure = MemoryPressure(steps, buffers, known, kept)
-    fuser = Fuser(steps, buffers, known, nests, home, workers.sweeps, pressure)
+    asked = workers.sweeps, workers.descends
+    fuser = Fuser(steps, buffers, known, nests, home, *asked, pressure)
     groups = fuser.run(fuse=fuse)
     if fuse:
         groups = reduce_both_ways(fuser, buffers, workers.sweeps)

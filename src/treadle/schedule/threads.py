@@ -49,6 +49,8 @@ _WIDE = 1 << 15  # columns from which few rows are shared by all threads
 _CHUNKS = 64  # parts of a wide row
 _TASKS = 64  # parts of the rows times blocks of columns worth having
 _FEWEST = 64  # rows of a part
+_ENOUGH = 16  # blocks of columns, for the threads of most machines
+_LITTLE = 1 << 17  # elements that stay in a core's cache from one pass to the next
 _PIECE_OF_ROW = 256
 _PIECE_OF_COLUMN = 32
 _STACK = 1 << 16  # longest row of values that are kept between passes
@@ -81,6 +83,14 @@ def choose(kernel: Kernel) -> KernelSchedule:
         kept=_kept(kernel),
         serial_below=SERIAL,
     )
+
+
+def descends(rows: int, cols: int) -> bool:
+    """Whether a kernel may go down the rows more than once: each thread then has its columns for
+    itself, which is right for many columns, or for little work. Otherwise every pass is a kernel
+    in parts."""
+    blocks = sample_of(ceil_div(cols, BLOCK))
+    return blocks >= _ENOUGH or sample_of(rows * cols) <= _LITTLE
 
 
 def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:

@@ -6,13 +6,18 @@ from dataclasses import dataclass, replace
 from treadle.loop.kernel import Kernel, KernelSchedule
 from treadle.loop.program import Buffer, BufferKind, Call
 from treadle.schedule import programs, threads
-from treadle.schedule.fuse import Sweeps
+from treadle.schedule.fuse import Descends, Sweeps
 from treadle.schedule.scratch import Scratch
 
 
 def _never(rows: int, cols: int, sums: int) -> bool:
     del rows, cols, sums
     return False
+
+
+def _always(rows: int, cols: int) -> bool:
+    del rows, cols
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class Workers:
     take no longer, as measured (decision 0012); 0: anything takes longer. ``computes_again``:
     whether cheap values are computed by each kernel that has their operands at hand. ``sweeps``:
     whether one kernel may reduce so many rows and columns, with that many sums over the rows.
+    ``descends``: whether one may go down so many rows of so many columns more than once.
     """
 
     prepared: Callable[[Kernel], tuple[Kernel, ...]]
@@ -35,6 +41,7 @@ class Workers:
     joins: int = 0
     computes_again: bool = False
     sweeps: Sweeps = _never
+    descends: Descends = _always
 
     def scheduled(self, kernel: Kernel) -> Kernel:
         """The kernel with its schedule and the names of its scratch."""
@@ -62,7 +69,12 @@ class Workers:
 
 
 THREADS = Workers(
-    threads.prepared, threads.choose, threads.alternatives, threads.scratch_of, joins=1
+    threads.prepared,
+    threads.choose,
+    threads.alternatives,
+    threads.scratch_of,
+    joins=1,
+    descends=threads.descends,
 )
 PROGRAMS = Workers(
     programs.prepared,

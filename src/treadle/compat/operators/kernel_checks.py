@@ -5,9 +5,11 @@
     layer_norm(x: f32, weight: f64)     fake: a type.  CPU kernel: "mixed dtype (CPU): ..."
     nll_loss(x, y: i32)                 fake: a type.  CPU kernel: "expected target dtype ..."
     softmax(x, 5)                       fake: a type.  all kernels: an IndexError
+    max(x: f32[0])                      fake: a type.  all kernels: "max(): Expected ..."
 
 Generated code would compute something there. So a call whose dtypes may be refused runs once on
-tensors of one element, of the same dtypes and device, with the kernel that eager would call.
+tensors of one element, of the same dtypes and device, with the kernel that eager would call; and
+one that may be refused for want of elements on what it is given, which has none.
 """
 
 import functools
@@ -40,6 +42,17 @@ _MAY_REFUSE = (
 )
 """Operators whose fake form looks at no dtypes, that of products in PyTorch 2.11."""
 
+_NEED_ELEMENTS = (
+    aten.max.default,
+    aten.max.dim,
+    aten.min.default,
+    aten.min.dim,
+    aten.median.dim,
+    aten.nanmedian.dim,
+    aten.mode.default,
+)
+"""Operators whose fake form does not ask for elements. Those of ``amax`` and ``argmax`` do."""
+
 _Kinds = tuple[object, ...]
 
 
@@ -59,9 +72,24 @@ def _may_be_refused(tensors: list[Tensor]) -> bool:
     this process."""
     floats = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     whole = {tensor.dtype for tensor in tensors} - floats
+    return _are_here(tensors) and (len(floats) > 1 or not whole <= {torch.int64})
+
+
+def _are_here(tensors: list[Tensor]) -> bool:
     devices = {tensor.device.type for tensor in tensors}
-    here = devices == {"cpu"} or (devices == {"cuda"} and torch.cuda.is_available())
-    return here and (len(floats) > 1 or not whole <= {torch.int64})
+    return devices == {"cpu"} or (devices == {"cuda"} and torch.cuda.is_available())
+
+
+def _needs_elements(op: OpOverload) -> Callable[..., object]:
+    def ask(x: Tensor, *args: object, **kwargs: object) -> object:
+        """The error of the kernel where ``x`` has no elements, if it has one."""
+        known = all(type(size) is int for size in x.shape)
+        if known and 0 in x.shape and _are_here([x]):
+            with outside_modes(), torch.no_grad():
+                op(torch.empty(x.shape, dtype=x.dtype, device=x.device), *args, **kwargs)
+        return NotImplemented
+
+    return ask
 
 
 def _kind(value: object) -> object:
@@ -112,6 +140,7 @@ def _squares_of_none(grad: Tensor, x: Tensor, target: Tensor, *_: object) -> obj
 
 KERNEL_CHECKS: Mapping[object, Callable[..., object]] = {
     **{op: _asks(op) for op in _MAY_REFUSE},
+    **{op: _needs_elements(op) for op in _NEED_ELEMENTS},
     aten.mse_loss_backward.default: _squares_of_none,
     aten._softmax.default: dim_is_there,
     aten._log_softmax.default: dim_is_there,
