@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from treadle.algebra.extents import Size, dims_in, largest, surely_less
+from treadle.algebra.extents import Size, dims_in, largest, same, surely_less
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod, numbers_in
 from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind, values_of
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
@@ -149,7 +149,8 @@ def transposed_loads(kernel: Kernel) -> list[Load]:
 def _is_transposed(load: Load, kernel: Kernel) -> bool:
     by_row = load.index.coefficient(kernel.rows)
     by_col = load.index.coefficient(kernel.cols)
-    return by_row == 1 and by_col > 1 and len(load.index.terms) == 2 and load.mask is None
+    apart = same(by_row, 1) and surely_less(1, by_col)
+    return apart and len(load.index.terms) == 2 and load.mask is None
 
 
 _POSITIONS = (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
