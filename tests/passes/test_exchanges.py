@@ -21,6 +21,7 @@ from treadle.graph.rewrite.passes import GraphPass
 from treadle.lower.elements import Elements
 from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention.proved_masks import ProveAttentionMasks
+from treadle.passes.channels_last import ConvolveChannelsLast
 from treadle.passes.chunks import chunked_loss
 from treadle.passes.chunks.chunked_loss import ChunkLoss
 from treadle.passes.dropout import ExpandDropout
@@ -183,7 +184,29 @@ def dropped(p=0.5, train: bool | None = True, **_: Any):
 
 
 HALF = (torch.bfloat16, torch.float16, torch.float64)
+
+
+def image_inputs(value=0.5, channels=16, rows=9, **_: Any):
+    x, w, v = (torch.randn(s) for s in ((2, channels, rows, 7), (8, channels, 3, 3), (8, 8, 1, 1)))
+    x[0, 0, 0, 0] = value
+    return x.bfloat16(), (w / 12).bfloat16(), (v / 3).bfloat16()
+
+
+def two_convolutions(stride=1, padding=1, dilation=1, **_: Any):
+    def run(x, w, v):
+        sizes = [stride, 1], [padding, 1], [1, dilation]
+        y = aten.convolution(x, w, None, *sizes, False, [0, 0], 1).relu()
+        return aten.convolution(y, v, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+    return run
+
+
 EXCHANGES = {
+    "convolutions": Exchange(
+        ConvolveChannelsLast(everywhere=True), two_convolutions, image_inputs, {"stride": 1},
+        {"stride": (2, 3), "padding": (0, 2), "dilation": (2,), "channels": (3, 8, 24),
+         "rows": (3, 1), "value": (INF, NAN, 1e38)},
+    ),
     "a mask that is proved": Exchange(
         PROVE, masked_call, attention_inputs, {"scale": 0.5},
         {"scale": (None, *NUMBERS), "dropout_p": (0.3, 1.0), "heads": (1,), "dtype": HALF,
