@@ -2,7 +2,8 @@
 
 ::
 
-    python benchmarks/cpu_step.py [--model gpt,conv] [--repeats 25] [--profiles 7] [--rows 12]
+    python benchmarks/cpu_step.py [--model gpt,conv,conv-last] [--repeats 25]
+        [--profiles 7] [--rows 12]
 
 Eager and compiled steps alternate in one run, on models of their own from one seed, so that other
 work on the machine slows both alike. ``ratio`` is the median compiled step over the median eager
@@ -49,12 +50,14 @@ class Residual(nn.Module):
         return F.relu(x + self.norms[1](self.second(inner)))
 
 
-def conv() -> Setup:
-    """A small residual network: 16 pictures of 3 x 32 x 32, SGD with momentum."""
+def conv(order: torch.memory_format = torch.contiguous_format) -> Setup:
+    """A small residual network: 16 pictures of 3 x 32 x 32, SGD with momentum; ``conv-last``: with
+    channels-last weights and pictures."""
     torch.manual_seed(0)
     stem = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
     tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 10)]
     model = nn.Sequential(*stem, *(Residual(32) for _ in range(4)), *tail)
+    model = model.to(memory_format=order)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -64,14 +67,14 @@ def conv() -> Setup:
         optimizer.zero_grad()
         return loss.detach()
 
-    return model, optimizer, step, _pictures()
+    return model, optimizer, step, _pictures(order)
 
 
-def _pictures() -> Iterator[tuple[Tensor, Tensor]]:
+def _pictures(order: torch.memory_format) -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     while True:
         x = torch.randn(16, 3, 32, 32, generator=generator)
-        yield x, torch.randint(10, (16,), generator=generator)
+        yield x.contiguous(memory_format=order), torch.randint(10, (16,), generator=generator)
 
 
 def gpt() -> Setup:
@@ -95,7 +98,11 @@ def _example() -> ModuleType:
     return module
 
 
-MODELS: dict[str, Callable[[], Setup]] = {"gpt": gpt, "conv": conv}
+MODELS: dict[str, Callable[[], Setup]] = {
+    "gpt": gpt,
+    "conv": conv,
+    "conv-last": functools.partial(conv, torch.channels_last),
+}
 
 
 @functools.cache

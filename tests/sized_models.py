@@ -38,6 +38,21 @@ class Convolution(nn.Module):
         return self.head(F.max_pool2d(h, 2).mean((2, 3)))
 
 
+class Images(nn.Module):
+    """Convolutions of 16 channels with norms over the batch, of as many images as come."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.deep, self.deep_norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)
+        x = x + F.relu(self.deep_norm(self.deep(x)))
+        return self.head(x.mean((2, 3)))
+
+
 class Words(nn.Module):
     """A language model without attention."""
 
@@ -64,6 +79,22 @@ def training(model, loss_of, clip=False):
         return loss.detach()
 
     return step, optimizer
+
+
+def autocast_training(model, optimizer, loss_of, dtype=None):
+    """A clipped step under autocast to ``dtype`` on the model's device; in float32 without one."""
+    device = next(model.parameters()).device.type
+
+    def step(x, y):
+        with torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = loss_of(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
 
 
 def clipped(model, loss_of):

@@ -70,6 +70,9 @@ SIZED = {
     "every reduction": Sized(
         LoopForm.PERSISTENT, *of_kind(KernelKind.ROWS), (8, 100), ((2, 3), (7, 97), (8, 64)),
     ),
+    "every reduction, few rows": Sized(
+        LoopForm.LOOPED, *of_kind(KernelKind.COLUMNS), (9, 600_000), ((2, 3), (9, 1100), (7, 1024)),
+    ),
     "every reduction, looped": Sized(
         LoopForm.LOOPED, *of_kind(KernelKind.ROWS), (4000, 20_000), ((2, 3), (2, 3001), (3, 1024)),
     ),

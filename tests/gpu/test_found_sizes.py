@@ -9,23 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from sized_models import Images, autocast_training
 
 WORDS = 211
-
-
-class Images(nn.Module):
-    """Convolutions with norms over the batch, of as many images as come."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.deep, self.deep_norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)
-        x = x + F.relu(self.deep_norm(self.deep(x)))
-        return self.head(x.mean((2, 3)))
 
 
 class Recurrent(nn.Module):
@@ -87,17 +73,8 @@ def padded(length):
 
 def trained(model, autocast):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
-
-    def step(x, y):
-        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return optimizer, step
+    dtype = torch.bfloat16 if autocast else None
+    return optimizer, autocast_training(model, optimizer, F.cross_entropy, dtype)
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["f32", "bf16"])

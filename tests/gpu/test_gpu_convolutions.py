@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from sized_models import autocast_training
 
 
 class Residual(nn.Module):
@@ -62,16 +63,7 @@ class Depthwise(nn.Module):
 
 def trained(model, dtype):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-    def step(x, y):
-        with torch.autocast("cuda", dtype):
-            loss = F.cross_entropy(model(x).float(), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return optimizer, step
+    return optimizer, autocast_training(model, optimizer, F.cross_entropy, dtype)
 
 
 @pytest.mark.parametrize(

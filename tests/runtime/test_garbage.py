@@ -6,8 +6,10 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import treadle
+from sized_models import autocast_training
 
 BATCHES = []
 
@@ -27,17 +29,7 @@ def plain():
 
 def trained(model, dtype=None):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(x):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is not None):
-            loss = model(x).float().square().mean()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return optimizer, step
+    return optimizer, autocast_training(model, optimizer, F.mse_loss, dtype)
 
 
 def compiled(model, dtype=None, **options):
@@ -46,35 +38,35 @@ def compiled(model, dtype=None, **options):
 
 
 def batch(*shape):
-    BATCHES.append(torch.randn(*shape))
-    return BATCHES[-1]
+    BATCHES.extend(torch.randn(*shape) for _ in range(2))
+    return BATCHES[-2:]
 
 
 def one_size(**options):
     step = compiled(plain(), **options)
     for _ in range(4):
-        step(batch(5, 8))
+        step(*batch(5, 8))
     return step
 
 
 def many_sizes():
     step = compiled(plain())
     for rows in (5, 3, 7, 1, 3):
-        step(batch(rows, 8))
+        step(*batch(rows, 8))
     return step
 
 
 def recurrent():
     step = compiled(Recurrent())
     for _ in range(3):
-        step(batch(3, 4, 8))
+        step(*batch(3, 4, 8))
     return step
 
 
 def autocast():
     step = compiled(plain(), torch.bfloat16)
     for _ in range(3):
-        step(batch(3, 8))
+        step(*batch(3, 8))
     return step
 
 
@@ -83,7 +75,7 @@ def backend():
     optimizer, _ = trained(model)
     forward = torch.compile(model, backend="treadle")
     for _ in range(3):
-        forward(batch(3, 8)).square().mean().backward()
+        forward(batch(3, 8)[0]).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     return forward

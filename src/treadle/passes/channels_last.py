@@ -1,7 +1,7 @@
 """Images in the order of memory in which GPUs convolve them."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from treadle.compat.operators.operator_facts import facts_of
 from treadle.graph.core.node_info import set_value, tensor_of, value_of
 from treadle.graph.core.operators import OpOverload, arguments
 from treadle.graph.core.signature import StepGraph
-from treadle.graph.core.types import is_tensor, same_types, tensors_in
+from treadle.graph.core.types import is_tensor, tensors_in
 from treadle.graph.core.values import compute, emit, emit_ahead
 from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.targets.registry import target_for
@@ -80,25 +80,30 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     return [args[name] for name in names]
 
 
-def _pays(graph: fx.Graph, convolutions: set[fx.Node]) -> bool:
-    """Whether fewer elements would be copied than are turned around now: the operands of each
-    convolution, and the image that it makes."""
-    laid: set[fx.Node] = set()
-    copied: set[fx.Node] = set()
-    turned = 0
-    for node in graph.nodes:
-        read = [each for each in node.all_input_nodes if is_tensor(each)]
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What of its operands an operation is to read channels-last, and what as it lay ``before``;
+    ``follows``: whether its result lies as what it reads."""
+
+    last: Sequence[fx.Node] = ()
+    before: Sequence[fx.Node] = ()
+    follows: bool = False
+
+    @staticmethod
+    def of(node: fx.Node, convolutions: Set[fx.Node], laid: Container[fx.Node]) -> "_Reads":
+        """``laid``: the values that are channels-last already."""
         if node in convolutions:
-            contiguous = [each for each in _operands(node) if not _is_last(tensor_of(each))]
-            made = tensors_in(value_of(node))[:1] if contiguous else ()
-            turned += sum(each.numel() for each in (*map(tensor_of, contiguous), *made))
-            copied |= set(contiguous) - laid
-            laid.add(node)
-        elif _follows(node) and not laid.isdisjoint(node.all_input_nodes):
-            laid.add(node)
-        else:
-            copied |= laid.intersection(read)
-    return sum(tensor_of(each).numel() for each in copied) < turned
+            return _Reads([each for each in _operands(node) if each not in laid], follows=True)
+        mine = [each for each in node.all_input_nodes if each in laid]
+        if not mine or not _follows(node):
+            return _Reads(before=mine)
+        shapes = {tensor_of(each).shape for each in mine if is_tensor(each)}
+        beside = [
+            each
+            for each in node.all_input_nodes
+            if each not in laid and is_tensor(each) and tensor_of(each).shape in shapes
+        ]
+        return _Reads([each for each in beside if tensor_of(each).is_contiguous()], follows=True)
 
 
 def _follows(node: fx.Node) -> bool:
@@ -109,62 +114,55 @@ def _follows(node: fx.Node) -> bool:
     return node.target.overloadpacket in _FOLLOW or facts_of(node.target).elementwise
 
 
-def _is_last(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+def _is_last(node: fx.Node) -> bool:
+    return tensor_of(node).is_contiguous(memory_format=torch.channels_last)
+
+
+def _pays(graph: fx.Graph, convolutions: Set[fx.Node]) -> bool:
+    """Whether fewer elements would be copied than cuDNN turns around now: the operands of each
+    convolution, and the image that it makes. Gradients of weights are turned around either way."""
+    laid: set[fx.Node] = set()
+    copied: set[fx.Node] = set()
+    turned = 0
+    for node in graph.nodes:
+        reads = _Reads.of(node, convolutions, laid)
+        copied.update(each for each in (*reads.last, *reads.before) if is_tensor(each))
+        if reads.follows:
+            laid.add(node)
+        if node in convolutions:
+            contiguous = [tensor_of(each) for each in _operands(node) if not _is_last(each)]
+            made = tensors_in(value_of(node))[:1] if contiguous else ()
+            turned += sum(each.numel() for each in (*contiguous, *made))
+    return sum(tensor_of(each).numel() for each in copied if not _is_last(each)) < turned
 
 
 @dataclass
 class _Layouts:
-    """``was``: what values that are channels-last now were before."""
+    """``was``: what images that are channels-last now were before. ``made_again``: operations with
+    several results, of which some may be such images. ``last`` and ``first``: copies of values,
+    channels-last and as they were."""
 
     graph: fx.Graph
     was: dict[fx.Node, torch.Tensor] = field(default_factory=dict[fx.Node, torch.Tensor])
+    made_again: set[fx.Node] = field(default_factory=set[fx.Node])
     last: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     first: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
-    moved: set[fx.Node] = field(default_factory=set[fx.Node])
 
-    def spread(self, convolutions: set[fx.Node]) -> int:
-        """How many operations compute channels-last now."""
+    def spread(self, convolutions: Set[fx.Node]) -> int:
+        """How many images and copies of operands are channels-last that were not."""
         for node in list(self.graph.nodes):
-            if node in convolutions:
-                for operand in _operands(node):
-                    self._read(node, operand, self._channels_last(node, operand))
-            elif not self.moved.isdisjoint(node.all_input_nodes):
-                if _follows(node):
-                    self._align(node)
-                else:
-                    for operand in node.all_input_nodes:
-                        self._read(node, operand, self._as_before(node, operand))
-            else:
-                continue
-            if node.op == "call_function":
+            laid = self.was.keys() | self.made_again
+            reads = _Reads.of(node, convolutions, laid)
+            for each in reads.last:
+                node.replace_input_with(each, self._channels_last(node, each))
+            for each in reads.before:
+                node.replace_input_with(each, self._as_before(node, each))
+            if node.op == "call_function" and (reads.last or reads.before or reads.follows):
                 self._update(node)
-        return len(self.moved)
-
-    def _read(self, node: fx.Node, old: fx.Node, new: fx.Node) -> None:
-        if new is not old:
-            node.replace_input_with(old, new)
-
-    def _align(self, node: fx.Node) -> None:
-        """Other images that an elementwise operation reads beside channels-last ones."""
-        if node.target is operator.getitem:
-            return
-        for operand in self._images(node):
-            if operand not in self.moved and tensor_of(operand).is_contiguous():
-                self._read(node, operand, self._channels_last(node, operand))
-
-    def _images(self, node: fx.Node) -> Iterator[fx.Node]:
-        shapes = {
-            tensor_of(each).shape
-            for each in node.all_input_nodes
-            if each in self.was and is_tensor(each)
-        }
-        for each in node.all_input_nodes:
-            if is_tensor(each) and tensor_of(each).shape in shapes:
-                yield each
+        return len(self.was) + len(self.last)
 
     def _channels_last(self, place: fx.Node, operand: fx.Node) -> fx.Node:
-        if _is_last(tensor_of(operand)):
+        if _is_last(operand):
             return operand
         if operand not in self.last:
             kind = {"memory_format": torch.channels_last}
@@ -172,32 +170,36 @@ class _Layouts:
         return self.last[operand]
 
     def _as_before(self, place: fx.Node, operand: fx.Node) -> fx.Node:
-        if operand not in self.was:  # of several results, which are read one by one
-            return operand
         if operand not in self.first:
             with self.graph.inserting_before(place):
                 self.first[operand] = _laid_as(operand, self.was[operand])
         return self.first[operand]
 
     def _update(self, node: fx.Node) -> None:
-        """The value of ``node`` after its operands have moved."""
+        """The value of ``node`` after what it reads has moved."""
         old, new = value_of(node), compute(node)
-        set_value(node, new)
-        if same_types(old, new):
-            return
-        self.moved.add(node)
         if not isinstance(old, torch.Tensor):
+            set_value(node, type(old)(map(_moved, old, new)))
+            self.made_again.add(node)
             return
-        if _is_gradient_of_weight(node):
+        set_value(node, new)
+        if old.stride() != new.stride():
+            if old.dim() == 4 and not _is_gradient_of_weight(node):
+                self.was[node] = old
+                return
             with self.graph.inserting_after(node):
                 before = _laid_as(node, old)
             node.replace_all_uses_with(before, lambda user: user is not before)
-            self.moved.discard(node)
-        else:
-            self.was[node] = old
+
+
+def _moved(old: object, new: object) -> object:
+    """A result of several: the new one if it is an image. Statistics of norms do not move, and
+    PyTorch's fake form gives those of symbolic sizes another dtype than its kernels do."""
+    return new if isinstance(old, torch.Tensor) and old.dim() == 4 else old
 
 
 def _is_gradient_of_weight(node: fx.Node) -> bool:
+    """Whether it is what the optimizer joins with a weight, which lies as before."""
     if node.target is not operator.getitem:
         return False
     maker, at = node.args

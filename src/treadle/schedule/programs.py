@@ -187,7 +187,7 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
         along = power_of_two(reduced) if reduced <= PERSISTENT else lanes
         across = min(power_of_two(parallel), max(1, BLOCK // along))
     elif reduced <= _FEW_ROWS and parallel >= BLOCK * _FILL:
-        across, along = BLOCK, 1  # each thread goes down columns of its own
+        across, along = min(BLOCK, lanes), 1  # each thread goes down columns of its own
     else:
         across = min(power_of_two(parallel), _columns(parallel))
         along = min(power_of_two(reduced), lanes // across)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from treadle.algebra.extents import ceil_div
+from treadle.algebra.extents import ceil_div, largest
 from treadle.algebra.index import Index
 from treadle.codegen.triton.body import (
     GridFunction,
@@ -181,7 +181,7 @@ class Looped:
         stages = self.shape.how.stages
         span = f"tl.range({places}, num_stages={stages})" if stages else f"range({places})"
         if self.shape.block_q == 1:  # a few places, whose reads are all on their way at once
-            span = f"tl.range({places}, loop_unroll_factor={number(piece.end - piece.begin)})"
+            span = f"tl.range({places}, loop_unroll_factor={largest(self.shape.reduced)})"
         writer.line(f"for {'p' if backwards else 'q'} in {span}:")
         writer.indent += 1
         if backwards:
