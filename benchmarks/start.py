@@ -4,6 +4,7 @@ come after it; treadle, and beside it torch.compile of model and optimizer.
     python benchmarks/start.py                    GPT-2 on a GPU, with small layers on CPUs
     python benchmarks/start.py --layers 8         of so many layers
     python benchmarks/start.py --memory 0.5       within half of the fastest plan's peak
+    python benchmarks/start.py --lengths          each call with a length that none had before
     python benchmarks/start.py --only treadle     or torch.compile, or eager
 
 Each line is a process of its own, those of one compiler with one cache. ``import``: seconds of
@@ -52,8 +53,8 @@ def training(
     return train
 
 
-def one(rival: str, layers: int, memory: float | None) -> None:
-    """One process."""
+def one(rival: str, layers: int, memory: float | None, lengths: tuple[int, int]) -> None:
+    """One process. ``lengths``: of its two calls."""
     began, busy = time.perf_counter(), time.process_time()
     if rival == "treadle":
         import treadle
@@ -69,13 +70,15 @@ def one(rival: str, layers: int, memory: float | None) -> None:
     elif rival == "torch.compile":
         model.compile()
         optimizer.step = torch.compile(optimizer.step)
-    tokens = torch.randint(0, model.config.vocab_size, (2, 32), device=device)
+    first_tokens, second_tokens = (
+        torch.randint(0, model.config.vocab_size, (2, length), device=device) for length in lengths
+    )
     busy -= time.process_time()
     began = time.perf_counter()
-    loss = step(tokens).item()
+    loss = step(first_tokens).item()
     first, busy = time.perf_counter() - began, busy + time.process_time()
     began = time.perf_counter()
-    step(tokens).item()
+    step(second_tokens).item()
     second = time.perf_counter() - began
     traced = ""
     if rival == "treadle":
@@ -87,17 +90,19 @@ def one(rival: str, layers: int, memory: float | None) -> None:
     )
 
 
-def several(rival: str, layers: int, memory: float | None) -> None:
-    """Processes of one compiler, one after another, with a cache of their own."""
+def several(rival: str, layers: int, memory: float | None, *, many: bool) -> None:
+    """Processes of one compiler, one after another, with a cache. ``many``: of many lengths."""
     asked = [sys.executable, __file__, "--one", rival, "--layers", str(layers)]
     asked += [] if memory is None else ["--memory", str(memory)]
     with tempfile.TemporaryDirectory() as folder:
         caches = {"TREADLE_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder}
         environment = os.environ | caches
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode
-        for name in PROCESSES:
+        for number, name in enumerate(PROCESSES):
+            lengths = (40 - number, 30 - number) if many else (32, 32)
             print(f"{rival:14}{name:14}", end="", flush=True)
-            subprocess.run(asked, env=environment, check=True)
+            given = [*asked, "--of", *map(str, lengths)]
+            subprocess.run(given, env=environment, check=True)
 
 
 def main() -> None:
@@ -107,13 +112,15 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=RIVALS, action="append", help="may be given several times"
     )
+    parser.add_argument("--lengths", action="store_true", help="of each call another one")
     parser.add_argument("--one", choices=RIVALS, help="one process alone")
+    parser.add_argument("--of", type=int, nargs=2, default=(32, 32), help="lengths of its calls")
     given = parser.parse_args()
     if given.one:
-        one(given.one, given.layers, given.memory)
+        one(given.one, given.layers, given.memory, tuple(given.of))
         return
     for rival in given.only or RIVALS:
-        several(rival, given.layers, given.memory)
+        several(rival, given.layers, given.memory, many=given.lengths)
 
 
 if __name__ == "__main__":

@@ -76,9 +76,9 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
-gc.set_threshold(200_000, 10, 10)
-"""Python begins collections by itself less often than for a user (700): of 60 seconds of tests they
-took 5 to 6, and 4 now. Tests about collections ask for them."""
+gc.set_threshold(600_000, 10, 10)
+"""Python begins collections by itself less often than for a user (700), since a compile leaves
+hundreds of thousands of objects. Tests about collections ask for them."""
 
 
 @pytest.hookimpl(tryfirst=True)

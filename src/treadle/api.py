@@ -26,7 +26,7 @@ from treadle.session.serve import Measuring, profiled, run, serve
 from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.dispatch import Dispatcher
-from treadle.session.variants.shapes import Dynamic
+from treadle.session.variants.shapes import Dynamic, dynamic
 from treadle.targets.registry import model_for
 from treadle.util.errors import RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output
@@ -392,5 +392,6 @@ __all__ = [
     "Step",
     "TreadleError",
     "compile",
+    "dynamic",
     "load",
 ]

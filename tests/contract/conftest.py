@@ -6,3 +6,9 @@ import pytest
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """One that no other test has written to: for tests of what is compiled, and when."""
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))

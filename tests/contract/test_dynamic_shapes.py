@@ -15,6 +15,8 @@ from treadle.targets import registry
 from treadle.targets.cpu import CPU
 from treadle.targets.cuda import CUDA
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 def pair(model, loss_of, shapes, *, made=training, **options):
     """A compiled step and an eager one, from equal weights."""

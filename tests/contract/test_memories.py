@@ -4,7 +4,9 @@ captured again when it is full, and nothing is compiled where that makes no diff
 import abc
 import functools
 import gc
+import sys
 from collections import defaultdict
+from types import ModuleType
 
 import pytest
 import torch
@@ -144,7 +146,9 @@ def test_variants_that_run_one_program_leave_what_each_of_them_leaves():
     assert step.recompiles == []
 
 
-def test_a_class_that_is_registered_with_an_abstract_one_counts_where_it_is_asked_about():
+def test_a_class_that_is_registered_with_an_abstract_one_counts_where_it_is_asked_about(
+    monkeypatch,
+):
     bases, late = [], []
 
     def make():
@@ -163,7 +167,8 @@ def test_a_class_that_is_registered_with_an_abstract_one_counts_where_it_is_aske
                 base.register(type("Other", (), {}))
                 gc.collect()
             if number == 2:  # as a library does that is imported late
-                late.append(base.register(type("Late", (), {})))
+                monkeypatch.setitem(sys.modules, "late_library", ModuleType("late_library"))
+                late.append(base.register(type("Late", (), {"__module__": "late_library"})))
             if number == 3:
                 base.register(known)
 

@@ -19,6 +19,27 @@ import treadle
 LOG = logging.getLogger("treadle.tests.outputs")
 
 
+@pytest.mark.parametrize("codegen", [True, False])
+def test_aliases_are_objects_of_their_own(codegen):
+    """As in eager; one object that is in several places is one object."""
+    model, kept, last = nn.Linear(2, 2), [], {}
+
+    def step(x):
+        loss = model(x).sum()
+        kept.append(loss.detach())
+        last["loss"] = loss.detach()
+        one = loss.detach()
+        return loss.detach(), one, one
+
+    compiled = treadle.compile(step, model=model, options=treadle.Options(codegen=codegen))
+    for run in (step, compiled, compiled):
+        first, second, third = run(torch.ones(2))
+        others = [first, second, kept[-1], last["loss"]]
+        assert second is third
+        assert len({id(each) for each in others}) == 4
+        assert not codegen or len({each.data_ptr() for each in others}) == 1
+
+
 class Lines(logging.Handler):
     """The records that it got."""
 

@@ -4,6 +4,7 @@ import copy
 import random
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -12,6 +13,8 @@ import treadle
 from sized_models import Attention, Convolution, clipped, training
 from treadle.session.variants import many_sizes
 from treadle.targets.cpu import CPU
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def of_classes(y, t):

@@ -1,6 +1,6 @@
 """Starts without a trace: random programs, captured in one process, and called for the first time
 in another one in which a kind of state is another. None is stale, and what nothing changed of is
-used or says why not.
+used or says why not. With many sizes, the other process calls with one that the first never saw.
 
 python tests/contract/test_start_generator.py --cases 20000 --seed 1
 """
@@ -28,10 +28,11 @@ from contract.worlds import OPTIONS, Change, Maker, Probe, World, limited, progr
 
 @dataclass
 class Starts:
-    """What became of all cases. ``is_saved``: steps were saved and loaded. ``reasons``: why
-    captures were not there for others."""
+    """What became of all cases. ``is_saved``: steps were saved and loaded. ``is_sized``: they were
+    compiled for many sizes. ``reasons``: why captures were not there for others."""
 
     is_saved: bool = False
+    is_sized: bool = False
     programs: int = 0
     used: int = 0  # programs that another process started without a trace
     cases: int = 0
@@ -59,9 +60,9 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self.world.close()
 
-    def call(self) -> object:
+    def call(self, size: int = 2) -> object:
         with limited():
-            return self.compiled(*self.world.arguments())
+            return self.compiled(*self.world.arguments(size))
 
     @property
     def is_untraced(self) -> bool:
@@ -84,7 +85,7 @@ def eager(text: str, change: Change | None = None) -> object:
 def check(maker: Maker, probes: list[Probe], tally: Starts, each: int = 5) -> None:
     text = program_of(probes)
     with tempfile.TemporaryDirectory() as folder:
-        later = Later(text, Path(folder), tally.is_saved)
+        later = Later(text, Path(folder), tally)
         if not first(later, probes, tally):
             return
         for probe in probes:
@@ -94,12 +95,12 @@ def check(maker: Maker, probes: list[Probe], tally: Starts, each: int = 5) -> No
 
 @dataclass(frozen=True)
 class Later:
-    """How later processes get at what the first one captured: in its cache, or ``is_saved``, in a
-    file, with a cache of their own."""
+    """How later processes get at what the first one captured: in its cache, or in a file, with a
+    cache of their own."""
 
     text: str
     folder: Path
-    is_saved: bool
+    tally: Starts
 
     @property
     def file(self) -> Path:
@@ -109,7 +110,7 @@ class Later:
         return Process(self.text, replace(OPTIONS, cache_dir=self.folder / "first"))
 
     def process(self) -> Process:
-        if not self.is_saved:
+        if not self.tally.is_saved:
             return self.first()
         return Process(self.text, replace(OPTIONS, cache_dir=self.folder / "later"), self.file)
 
@@ -121,7 +122,8 @@ def first(later: Later, probes: list[Probe], tally: Starts) -> bool:
     tally.programs += 1
     with later.first() as process:
         try:
-            process.call()
+            for size in (4, 3) if tally.is_sized else (2,):
+                process.call(size)
         except Exception:
             return False  # the generator of reads tells of it
         reason = process.compiled.compiled.start.reason
@@ -173,9 +175,15 @@ def changed(later: Later, probe: Probe, change: Change, tally: Starts) -> None:
 
 
 def generated(
-    cases: int, seed: int, seconds: float = 1e9, probes: int = 3, *, is_saved: bool = False
+    cases: int,
+    seed: int,
+    seconds: float = 1e9,
+    probes: int = 3,
+    *,
+    is_saved: bool = False,
+    is_sized: bool = False,
 ) -> Starts:
-    maker, tally = Maker(random.Random(seed)), Starts(is_saved)
+    maker, tally = Maker(random.Random(seed)), Starts(is_saved, is_sized)
     end = time.monotonic() + seconds
     while tally.cases < cases and time.monotonic() < end:
         made = [maker.probe() for _ in range(probes)] + [maker.of_module()]
@@ -186,9 +194,13 @@ def generated(
     return tally
 
 
-@pytest.mark.parametrize("is_saved", [False, True], ids=["cache", "file"])
-def test_no_start_is_stale_and_what_did_not_change_is_used(is_saved: bool) -> None:
-    tally = generated(cases=40, seed=23, seconds=60, is_saved=is_saved)
+@pytest.mark.parametrize(
+    ("is_saved", "is_sized"),
+    [(False, False), (False, True), (True, True)],
+    ids=["cache", "cache, many sizes", "file, many sizes"],
+)
+def test_no_start_is_stale_and_what_did_not_change_is_used(is_saved: bool, is_sized: bool) -> None:
+    tally = generated(cases=25, seed=23, seconds=60, is_saved=is_saved, is_sized=is_sized)
     assert not tally.findings, tally.findings[0]
     assert tally.used > tally.programs / 2, tally.reasons
 
@@ -199,8 +211,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=12)
     parser.add_argument("--saved", action="store_true", help="steps that are saved and loaded")
+    parser.add_argument("--sized", action="store_true", help="steps for many sizes")
     given = parser.parse_args()
-    tally = generated(given.cases, given.seed, is_saved=given.saved)
+    tally = generated(given.cases, given.seed, is_saved=given.saved, is_sized=given.sized)
     print(
         f"{tally.programs} programs, {tally.used} started without a trace; {tally.cases} changes, "
         f"{tally.effective} effective, {tally.served} served without a trace"

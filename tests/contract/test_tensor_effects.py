@@ -10,7 +10,6 @@ import collections
 import itertools
 import random
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -255,7 +254,7 @@ def run(programs: int, seed: int) -> collections.Counter[str]:
 
 
 def test_tensors_are_left_as_in_eager_or_it_is_refused() -> None:
-    tally = run(30, seed=int(time.time()))
+    tally = run(30, seed=41)
     assert not tally.keys() - {"equal", "refused", "invalid"}
     assert tally["equal"] > tally["refused"]
 
@@ -277,6 +276,11 @@ def test_tensors_are_left_as_in_eager_or_it_is_refused() -> None:
 @pytest.mark.parametrize("before", ["data kept", "squared"])
 def test_what_works_is_not_refused(target: str, do: str, before: str) -> None:
     assert outcome((target, do, before, "used", "do")) == ("equal", "")
+
+
+def test_a_gradient_stays_with_a_tensor_that_gets_other_sizes() -> None:
+    case = ("made leaf that needs one", ".data scalar", "view kept", "returned", "end")
+    assert outcome(case) == ("equal", "")
 
 
 def test_adversarial_training_by_projected_steps() -> None:

@@ -192,8 +192,8 @@ class World:
             linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         exec(_code(text, name), self.space)
 
-    def arguments(self) -> tuple[Any, ...]:
-        x = torch.tensor([0.5, -1.25], dtype=torch.float64)
+    def arguments(self, size: int = 2) -> tuple[Any, ...]:
+        x = torch.tensor([0.5, -1.25, 2.0, 0.125][:size], dtype=torch.float64)
         given = self.space["ARGUMENTS"]
         return (x, dict(given)) if given else (x,)
 

@@ -10,15 +10,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from testing import trace
+from treadle.algebra.extents import Size, same
 from treadle.capture.step import capture
+from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import with_info
 from treadle.graph.core.signature import Input, Output, Role, Signature
 from treadle.graph.core.verify import verify
 from treadle.graph.text.parsing import parse
 from treadle.graph.text.printing import show
+from treadle.graph.text.size_text import SizeReader, dim_lines
 from treadle.report.made_up import made_up_inputs
-from treadle.util.errors import ParseError
+from treadle.util.errors import ParseError, VerifyError
+from treadle.util.scanner import Scanner
 
 X = torch.randn(4, 8)
 aten = torch.ops.aten
@@ -233,6 +237,77 @@ def programs(draw):
     return step, inputs
 
 
+SIZED = """\
+dim S_b in 2..8, sample 3
+dim S_t in 2..700, sample 13
+w: f32[8, 4]  # parameter
+x: f32[S_b, S_t, 8] strides [(8 * S_t), 8, 1]  # batch
+view: f32[(S_b * S_t), 8] = view(x, [(S_b * S_t), 8])  # forward
+mm: f32[(S_b * S_t), 4] = mm(view, w)  # forward
+view.1: f32[S_b, S_t, 4] = view(mm, [S_b, S_t, 4])  # forward
+slice: f32[S_b, ((S_t / 2)), 4] strides [(4 * S_t), 4, 1] = slice.Tensor(view.1, 1, 0, ((S_t / 2)))  # forward
+arange: i64[S_t] = arange(S_t, device=device('cpu'), pin_memory=False)  # forward
+scale: f32[2] = constant scale [1.0, 2.0]  # forward
+full: f32[(S_t + -1)] = full([(S_t + -1)], 1.0, pin_memory=False)  # forward
+return [slice, arange, scale, full]  # ['y', 'places', 'scale', 'ones']
+"""  # noqa: E501
+
+
+def test_sizes_of_dims_are_formulas():
+    step = parse(SIZED.replace(" strides [(8 * S_t), 8, 1]", ""))
+    verify(step)
+    text = SIZED.replace(" strides [(8 * S_t), 8, 1]", "")
+    assert show(step, exact=True) == text.rstrip()
+    half = step.graph.find_nodes(op="call_function", target=aten.slice.Tensor)[0]
+    assert tuple(half.meta["val"].shape) == (3, 6, 4)
+    shape, strides = layout_of(half.meta["val"])
+    assert [str(each) for each in (*shape, *strides)] == [
+        "S_b", "((S_t / 2))", "4", "(4 * S_t)", "4", "1"
+    ]  # fmt: skip
+    assert isinstance(half.args[3], Size)
+
+
+@st.composite
+def formulas(draw):
+    """A size of two dims."""
+    dims = [Size.dim("n", 1, 50, 7), Size.dim("long_name", 2, 9, 3)]
+    size = draw(st.sampled_from(dims))
+    for _ in range(draw(st.integers(0, 5))):
+        other = draw(st.sampled_from((*dims, 1, 2, 3, 12)))
+        kind = draw(st.sampled_from(("+", "*", "-", "//", "%")))
+        try:
+            made = {
+                "+": lambda a, b: a + b,
+                "*": lambda a, b: a * b,
+                "-": lambda a, b: a - b,
+                "//": lambda a, b: a // b,
+                "%": lambda a, b: a % b,
+            }[kind](size, other)
+        except VerifyError:  # of what may be negative
+            continue
+        size = made
+    return size
+
+
+@given(formulas())
+@settings(max_examples=200, deadline=None)
+def test_any_size_comes_back(size):
+    reader = SizeReader(Scanner("\n".join([*dim_lines([size]), str(size)]), ""))
+    while reader.line():
+        reader.scanner.next_line()
+    found = reader.size() if isinstance(size, Size) else reader.scanner.number()
+    assert same(found, size)
+    assert reader.scanner.at_end()
+
+
+def test_a_name_of_the_users_is_no_dim():
+    text = "dim S_n in 2..9, sample 3\nS_n.1: f32[S_n]  # batch\nreturn [S_n.1]  # ['out0']"
+    step = parse(text)
+    assert show(step, exact=True) == text
+    step.placeholders[0].name = step.placeholders[0].target = "S_n"
+    assert show(parse(show(step, exact=True)), exact=True) == show(step, exact=True)
+
+
 @given(programs())
 @settings(max_examples=60, deadline=None)
 def test_any_step(found):
@@ -246,8 +321,19 @@ def test_any_step(found):
         ("hello", 1, 6, "':' is expected here"),
         ("x: f33[2]\nreturn [x]", 1, 4, "there is no dtype 'f33'"),
         ("x: f32[2]  # thing\nreturn [x]", 1, 14, "'thing' is no role"),
-        ("x: f32[S, 2]\nreturn [x]", 1, 8, "a size that each call decides has no number"),
-        ("x: f32[2*S]\nreturn [x]", 1, 8, "a size that each call decides has no number"),
+        ("x: f32[S, 2]\nreturn [x]", 1, 8, "this is no size"),
+        ("x: f32[2*S]\nreturn [x]", 1, 8, "this is no size"),
+        ("dim S_n in 2..9, sample 3\nx: f32[S_m]\nreturn [x]", 2, 8, "this is no size"),
+        ("dim S_n in 2..9, sample 3\nx: f32[(S_n + ]\nreturn [x]", 2, 8, "this is no size"),
+        ("dim S_n in 2..9, sample 3\nx: f32[(S_n + -3)]\nreturn [x]", 2, 8, "this is no size"),
+        ("dim S_n in 2..9, sample 10\nx: f32[S_n]\nreturn [x]", 1, 1, "10 is not in 2..9"),
+        ("x: f32[2]\ndim S_n in 2..9, sample 3\nreturn [x]", 2, 5, "':' is expected here"),
+        (
+            "dim S_n in 2..9, sample 3\nx: f32[S_n]\ny: f32[(2 * S_n)] = neg(x)\nreturn [y]",
+            3,
+            21,
+            "gives f32[S_n], which is not what",
+        ),
         ("x: f32[2] strides [1, 2]\nreturn [x]", 1, 20, "2 strides of 1 dims"),
         ("x: f32[2]\nreturn [y]", 2, 9, "there is no value 'y' here"),
         ("x: f32[2]\nreturn [x] x", 2, 12, "the line should end here"),

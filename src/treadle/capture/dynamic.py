@@ -1,18 +1,16 @@
 """Capturing a step for many sizes at once: arguments with symbols among their sizes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from treadle.algebra.extents import Size
 from treadle.capture.captured import Captured
+from treadle.capture.input_sources import Dims
 from treadle.capture.sources import Batch, Source
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.analysis.dynamic import SampleMode, Symbols, sampled
-
-Dims = Mapping[int, tuple[int, ...]]
-"""By the number of a leaf of the arguments: its shape, with a ``Size`` where it is dynamic."""
 
 
 def with_symbols(

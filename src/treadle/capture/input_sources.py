@@ -32,6 +32,9 @@ from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.pytree import TreeSpec
 from treadle.graph.core.signature import Input, Role
 
+Dims = Mapping[int, tuple[int, ...]]
+"""By the number of a leaf of the arguments: its shape, with a ``Size`` where it is dynamic."""
+
 SourcedInput = tuple[Input, Source]
 Names = Mapping[int, str]
 """Of parameters, by their ids."""

@@ -32,9 +32,9 @@ class RunReads:
         """What the run read, for other processes."""
         request, external = run.request, run.external
         assert external is not None
-        inputs = functools.partial(input_texts, request.sources, request.leaves)
-        graph = self.guard.graph
-        return StoredReads.of(request.objects, graph, self.origin, external.before, inputs)
+        step, graph = request.objects, self.guard.graph
+        inputs = functools.partial(input_texts, step, request.sources, request.leaves, request.dims)
+        return StoredReads.of(step, graph, self.origin, external.before, inputs)
 
 
 def reads_of(run: Run) -> RunReads:

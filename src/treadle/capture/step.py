@@ -21,10 +21,10 @@ from treadle.capture.distributed.reduction_contracts import (
 )
 from treadle.capture.distributed.shared_buffers import send_written_buffers
 from treadle.capture.distributed.unsynced_gradients import refuse_unsynced_gradients
-from treadle.capture.dynamic import Dims, take_samples, with_symbols
+from treadle.capture.dynamic import take_samples, with_symbols
 from treadle.capture.eager import CallsClosure
 from treadle.capture.failures import raise_told
-from treadle.capture.input_sources import StepInputs
+from treadle.capture.input_sources import Dims, StepInputs
 from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.refuse import check_models, refuse_within_trace
@@ -90,6 +90,7 @@ class _Capture:
             plans=self.place is not None,
             group=self.group,
             path=self.path if self.group is None and not self.dims else None,
+            dims=self.dims,
         )
 
 

@@ -1,10 +1,11 @@
-"""Graphs of Dynamo and AOTAutograd."""
+"""Graphs of Dynamo, AOTAutograd and Inductor."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch._C import _autograd as autograd
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -22,6 +23,15 @@ def through_autograd(
 
     compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
     return compiler(module, inputs)
+
+
+def compile_module(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
+    """What Inductor makes of ``module``, which returns a tuple of tensors, for inputs like these;
+    they may be fake."""
+    import torch._inductor  # late: it takes a second to import
+
+    compiled: Any = torch._inductor.compile(module, list(inputs))
+    return compiled
 
 
 def boxed(call: Callable[[list[object]], object]) -> Callable[[list[object]], object]:

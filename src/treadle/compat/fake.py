@@ -21,6 +21,7 @@ from torch.overrides import get_default_nowrap_functions
 
 from treadle.algebra.extents import Size
 from treadle.compat.distributed.sharded_tensors import local_of
+from treadle.compat.late_modules import loading_late
 
 T = TypeVar("T")
 aten = torch.ops.aten
@@ -273,6 +274,7 @@ def alone(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+@loading_late()
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[SymInt, Size]]]:
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""

@@ -31,6 +31,7 @@ from treadle.compat.distributed.sharded_tensors import layout_of, load_sharded_t
 from treadle.compat.dynamo import as_written
 from treadle.compat.fake import stand_in_for, standing_in, users_class, without_words
 from treadle.compat.known_sizes import KnownLayout
+from treadle.compat.late_modules import loading_late
 from treadle.compat.switches import without_onednn
 
 P = ParamSpec("P")
@@ -219,6 +220,7 @@ def retraced(
         return traced(run, fakes)
 
 
+@loading_late()
 def load_tracer() -> None:
     """Import what traces use, before one begins: inside, imports would be the step's. It takes a
     second, and a process that needs no trace goes without."""

@@ -58,11 +58,11 @@ class Built:
 @final
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """What the cache has of a variant for processes to come: its ``key``, empty if nothing; the
-    ``reason`` why not, if one is known. ``is_found``: it was there, and nothing was traced;
+    """What the cache has of a variant for processes to come: under which ``keys``, none if nothing;
+    the ``reason`` why not, if one is known. ``is_found``: it was there, and nothing was traced;
     ``differs``: why what was there did not serve."""
 
-    key: str = ""
+    keys: tuple[str, ...] = ()
     reason: str = ""
     is_found: bool = False
     differs: str = ""
@@ -75,7 +75,7 @@ class StartRecord:
         said: list[str] = []
         if self.differs:
             said.append(f"what another process had captured did not serve: {self.differs}")
-        if self.key:
+        if self.keys:
             same = "as long as what the step reads is the same"
             said.append(f"the next process traces nothing, {same}")
         elif self.reason:

@@ -46,7 +46,7 @@ from treadle.compiler.stored_build import (
 )
 from treadle.compiler.target import Target, build_for, key_of
 from treadle.compiler.tune import tuned
-from treadle.graph.analysis.dynamic import dims_of_graph, guards_of
+from treadle.graph.analysis.dynamic import guards_of, symbols_of_graph
 from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
@@ -208,9 +208,8 @@ def _extended(
 
 def _checks_of(step: StepGraph) -> IndexCheck:
     """What a call's inputs must be; a fixed size for which that is never so is refused."""
-    dims = dims_of_graph(step.graph)
-    checks = IndexCheck.of(step, {dim.name: dim.sample for dim in dims})
-    if not dims:  # otherwise each call's sizes have a check of their own
+    checks = IndexCheck.of(step)
+    if symbols_of_graph(step.graph) is None:  # otherwise each call's sizes have checks of their own
         checks.require_fixed()
     return checks
 

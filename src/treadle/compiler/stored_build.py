@@ -57,7 +57,7 @@ def built_again(
             return None
         key = key_of(stored.facts)
         alike = next((each for each in known if each.key == key and may_run(each, captured)), None)
-        start = StartRecord(start_key, is_found=True)
+        start = StartRecord((start_key,), is_found=True)
         if alike is not None:
             return replace(alike, captured=captured, start=start)
         entry = cache.get(key)

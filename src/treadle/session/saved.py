@@ -81,10 +81,10 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
         options = deciding(saved_program.options)
         facts.append(dict(saved_program.facts))
         entries[saved_program.key] = saved_program.entry
-        start = saved_program.start.key
-        if start and (record := cache.get(start)) is not None:
-            entries[start] = record
-            starts.append(start)
+        for start in saved_program.start.keys:
+            if (record := cache.get(start)) is not None:
+                entries[start] = record
+                starts.append(start)
         machine = build(
             cache, device=saved_program.artifact.device, target=saved_program.options.target
         )

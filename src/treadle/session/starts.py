@@ -6,6 +6,8 @@
                      its models and optimizers; the key of the call (``variants/guards``); the
                      options
     a record         the reads of the run, the capture and the build as data
+    the sizes key    the same for the call without its sizes: which dims calls like it had, of
+                     steps that were compiled for many sizes
 
 A record serves if this process has, in every place that the run read, what the run found there:
 ``capture/stored`` says how that is asked. Anything else is captured as ever.
@@ -15,6 +17,7 @@ import json
 import platform
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import cast, final
 
@@ -23,7 +26,7 @@ import torch
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.stored.captured import captured_again, captured_data
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
-from treadle.capture.stored.inputs import input_texts_of
+from treadle.capture.stored.inputs import InputText, input_texts_of
 from treadle.capture.stored.names import (
     NotStored,
     builtin_text,
@@ -42,7 +45,9 @@ from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.session.user_step import UserStep
-from treadle.session.variants.guards import GuardKey, PassedParameter
+from treadle.session.variants.guards import GuardKey, Ignored, PassedParameter
+from treadle.session.variants.new_call import NewCall
+from treadle.session.variants.seen_sizes import SeenDims, without_sizes
 from treadle.util.package import own_digest
 
 _MOST_RECORDS = 4
@@ -79,13 +84,7 @@ class Starts:
         self._call, self._arena = call, arena
         self._differs = ""  # of the newest record that did not serve
 
-    def find(
-        self,
-        key: GuardKey,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        known: Iterable[Compiled],
-    ) -> Compiled | None:
+    def find(self, key: GuardKey, call: NewCall, known: Iterable[Compiled]) -> Compiled | None:
         """What serves a call with this key, if another process captured and compiled it. ``known``:
         variants that may run for it."""
         self._differs = ""
@@ -94,37 +93,64 @@ class Starts:
         except NotStored:
             return None
         records = records_of(self._cache.get(start)) if start else []
-        inputs = input_texts_of(self._objects(), args, kwargs) if records else []
+        inputs: list[InputText] = []
+        if records:
+            inputs = input_texts_of(self._objects(), call.args, call.kwargs, call.dims)
         for record in records:
             try:
                 compiled = self._again(start, record, inputs, known)
             except NotStored as error:
                 self._differs = self._differs or str(error)
                 continue
-            if compiled is not None and compiled.captured.optimizers.agrees():
+            if compiled is None or not compiled.artifact.fits(call.sizes):
+                continue
+            if compiled.captured.optimizers.agrees():
                 return compiled
         return None
 
     def keep(self, key: GuardKey, compiled: Compiled) -> None:
-        """For other processes, if that can be."""
+        """For other processes, if that can be: also for calls that find other gradients where it
+        makes no difference, such as the first ones."""
+        others = key.without_grads(Ignored.of(compiled.captured))
         try:
-            start = self._start_key(key)
-            record = self._record(compiled) if start else {}
+            starts = [start for each in {key, others} if (start := self._start_key(each))]
+            record = self._record(compiled) if starts else {}
         except NotStored as error:
             compiled.start = StartRecord(reason=str(error), differs=self._differs)
             return
-        if not start:
-            return
-        add_records(self._cache, start, [record])
-        compiled.start = StartRecord(start, differs=self._differs)
+        for start in starts:
+            add_records(self._cache, start, [record])
+        compiled.start = StartRecord(tuple(starts), differs=self._differs)
 
-    def _start_key(self, key: GuardKey) -> str:
+    def sizes(self, key: GuardKey) -> list[SeenDims]:
+        """Dims that calls like this one had in other processes, the newest first."""
+        try:
+            place = self._start_key(without_sizes(key), "sizes")
+        except NotStored:
+            return []
+        records = records_of(self._cache.get(place)) if place else []
+        return [SeenDims.of_data(record) for record in records]
+
+    def keep_sizes(self, key: GuardKey, dims: SeenDims, compiled: Compiled) -> None:
+        """Say to other processes that ``compiled``, which is kept, is for these dims."""
+        alike = without_sizes(key)
+        places = {
+            self._start_key(each, "sizes")
+            for each in (alike, alike.without_grads(Ignored.of(compiled.captured)))
+        }
+        record = dims.data()
+        for place in places:
+            if records_of(self._cache.get(place))[:1] != [record]:
+                add_records(self._cache, place, [record])
+        compiled.start = replace(compiled.start, keys=(*compiled.start.keys, *places))
+
+    def _start_key(self, key: GuardKey, what: str = "start") -> str:
         """Empty for what is not looked for: what depends on more than is said here."""
         options = self._options
         chosen = is_anything_registered() or options.regions.chooses
         if chosen or options.watched or options.carries or self._step.group is not None:
             return ""
-        return content_key("start", *self._facts(key))
+        return content_key(what, *self._facts(key))
 
     def _facts(self, key: GuardKey) -> list[str]:
         function = self._step.function
@@ -170,8 +196,11 @@ class Starts:
         if captured.stored.data is None:
             raise NotStored(captured.stored.reason)
         objects = self._objects()
+        ignored = Ignored.of(captured).grads
+        of_parameters = enumerate(objects.parameters)
         return {
             "reads": captured.stored.data,
+            "ignored": [at for at, each in of_parameters if id(each) in ignored],
             "captured": captured_data(captured, objects),
             "build": Encoder(UserObjects(objects)).data(compiled.stored()),
         }
@@ -180,12 +209,13 @@ class Starts:
         self,
         start: str,
         record: Mapping[str, object],
-        inputs: Sequence[str],
+        inputs: Sequence[InputText],
         known: Iterable[Compiled],
     ) -> Compiled | None:
         objects, clock = self._objects(), Clock()
         with clock.stage("start"):
-            reads = read_again(cast("Data", record["reads"]), objects, inputs)
+            ignored = cast("list[int]", record["ignored"])
+            reads = read_again(cast("Data", record["reads"]), objects, inputs, ignored)
             captured = captured_again(cast("Data", record["captured"]), reads, objects)
             build = Decoder(UserObjects(objects)).value(record["build"])
         stored = cast("StoredBuild", build)

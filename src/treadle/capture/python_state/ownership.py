@@ -6,6 +6,7 @@ import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 from treadle.capture.integrations.registry import SHARED_OBJECTS, all_of
+from treadle.capture.python_state.classes import class_module
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.symbolic.numbers import is_stand_in
@@ -28,17 +29,11 @@ def owner_of(value: type | ModuleType) -> CodeOwner:
     """Whose a module is, or a class by the module that made it."""
     if isinstance(value, ModuleType):
         return _owner_of_module(value)
-    name = module_of(value)
+    name = class_module(value)
     if name in ("builtins", "__main__") and is_heap(value):
         return CodeOwner.USER  # made by a text that was executed
     module = LOADED.get(name)
     return CodeOwner.USER if module is None else _owner_of_module(module)
-
-
-def module_of(kind: type) -> str:
-    """The name of the module that made a class, whatever its metaclass says."""
-    name = type.__dict__["__module__"].__get__(kind)
-    return name if type(name) is str else "builtins"
 
 
 def _owner_of_module(module: ModuleType) -> CodeOwner:
@@ -54,7 +49,7 @@ def is_machinery_class(kind: type) -> bool:
     """Whether the machinery of the trace made a class, so that its objects are not looked at."""
     if issubclass(kind, _UNSEEN):
         return not issubclass(kind, SHARED_KINDS)
-    name = module_of(kind)
+    name = class_module(kind)
     return name.startswith(_SKIPPED) and not name.startswith("torch._C")
 
 

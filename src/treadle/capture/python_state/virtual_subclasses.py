@@ -1,18 +1,24 @@
 """Which classes have been registered with an abstract class.
 
 A library that is imported late registers its own: which rank imports it, and when, is not the same
-everywhere. Of a class that did not exist when a run ended, the run has met no instance.
+everywhere. Of a class that did not exist when a run ended, the run has met no instance; and a class
+of a module that is loaded now, and was not then, did not exist. One of a module that was there
+counts as if it had been: to know each class takes a walk over some 10,000 of them at every capture.
 """
 
+import sys
 from _abc import _get_dump as get_dump  # pyright: ignore
 from abc import ABCMeta
+from collections.abc import Set
 from typing import final
 from weakref import ReferenceType
+
+from treadle.capture.python_state.classes import class_module
 
 
 @final
 class VirtualSubclasses:
-    """Those of ``kind`` that are there now. ``existing``: the ids of all classes that there were
+    """Those of ``kind`` that are there now. ``loaded``: the names of the modules that there were
     when a run ended which this is part of; ``None``: there may have been any."""
 
     def __init__(self, kind: ABCMeta) -> None:
@@ -20,7 +26,7 @@ class VirtualSubclasses:
         self._found: dict[int, ReferenceType[type]] = {
             id(subclass): reference for subclass, reference in pairs if subclass is not None
         }
-        self.existing: frozenset[int] | None = None
+        self.loaded: Set[str] | None = None
 
     def classes(self) -> list[type]:
         """Those that are still there."""
@@ -34,21 +40,17 @@ class VirtualSubclasses:
         if not isinstance(other, VirtualSubclasses):
             return NotImplemented
         known = {**self._found, **other._found}
-        differing = self._found.keys() ^ other._found.keys()
-        for existing in (self.existing, other.existing):
-            differing = differing if existing is None else differing & existing
-        return all(known[key]() is None for key in differing)
+        subclasses = (known[key]() for key in self._found.keys() ^ other._found.keys())
+        known_then = [loaded for loaded in (self.loaded, other.loaded) if loaded is not None]
+        return all(
+            subclass is None or any(_is_newer(subclass, loaded) for loaded in known_then)
+            for subclass in subclasses
+        )
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-def existing_classes() -> frozenset[int]:
-    """The ids of all classes of the process: some 10,000, in 10 ms."""
-    classes: set[int] = {id(object)}
-    left: list[type] = [object]
-    while left:
-        for subclass in type.__subclasses__(left.pop()):
-            if id(subclass) not in classes:
-                classes.add(id(subclass))
-                left.append(subclass)
-    return frozenset(classes)
+def _is_newer(kind: type, loaded: Set[str]) -> bool:
+    """Whether a class was made after only these modules were loaded."""
+    name = class_module(kind)
+    return name in sys.modules and name not in loaded

@@ -107,7 +107,6 @@ def _refuse(captured: Captured) -> None:
     for reason, holds in (
         ("generators of random numbers of the user's", captured.generators),
         ("optimizers that step outside of the graph", captured.optimizers.eager),
-        ("sizes that were declared", captured.guards.guards),
         ("decisions on numbers", dependencies.decisions),
         ("numbers that Python draws", dependencies.host_draws),
         ("decisions on values of tensors", dependencies.path.decisions),

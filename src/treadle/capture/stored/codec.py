@@ -26,6 +26,8 @@ from typing import cast, final
 import torch
 from torch import Tensor
 
+from treadle.algebra.extents import Size
+from treadle.algebra.polynomial import from_data, to_data
 from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.ownership import is_machinery, owner_of
 from treadle.capture.python_state.parts import MISSING
@@ -99,6 +101,8 @@ class Encoder:
         if id(value) in self._places:
             return list(self._places[id(value)])
         match value:
+            case Size():
+                return ["formula", to_data(value.formula)]
             case float() | complex() if type(value) in (float, complex):
                 return [type(value).__name__, repr(value)]
             case bytes():
@@ -359,6 +363,7 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
     "bytes": lambda decoder, rest: base64.b64decode(cast("str", rest[0])),
     "dtype": lambda decoder, rest: _DTYPES[cast("str", rest[0])],
     "device": lambda decoder, rest: torch.device(cast("str", rest[0])),
+    "formula": lambda decoder, rest: Size(from_data(cast("list[object]", rest[0]))),
     "size": lambda decoder, rest: torch.Size(cast("list[int]", rest[0])),
     "member": lambda decoder, rest: cast("type[enum.Enum]", decoder.value(rest[0]))[
         cast("str", rest[1])

@@ -135,7 +135,7 @@ def variables_of(module: str) -> dict[str, object] | None:
     found = sys.modules.get(module.removesuffix("!"))
     if not module.endswith("!"):
         return found.__dict__ if isinstance(found, ModuleType) else None
-    for kind in type(found).__mro__:
+    for kind in () if type(found) is ModuleType else type(found).__mro__:
         for each in vars(kind).values():
             if isinstance(each, FunctionType):
                 return each.__globals__

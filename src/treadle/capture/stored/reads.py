@@ -7,7 +7,7 @@ process exactly if the texts are equal.
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import cast, final
 
@@ -22,6 +22,7 @@ from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.python_state.reads.roots import Globals, ReadRoots
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
+from treadle.capture.stored.inputs import InputText, differing_inputs
 from treadle.capture.stored.names import NotStored, codes_within, module_of, variables_of
 from treadle.capture.stored.origin import ReadsOrigin, StepObjects
 from treadle.capture.stored.reads_text import ReadsText, first_difference
@@ -45,7 +46,7 @@ class StoredReads:
         graph: ReadsGraph,
         origin: ReadsOrigin,
         before: Callable[[object, int], Reading | None],
-        inputs: Callable[[], Sequence[str]],
+        inputs: Callable[[], Sequence[InputText]],
     ) -> "StoredReads":
         """``before``: what a part of an object held before the run. ``inputs``: texts of them."""
         try:
@@ -83,12 +84,15 @@ def _reads_data(
     }
 
 
-def read_again(data: Data, step: StepObjects, inputs: Sequence[str]) -> ReadsGuard:
-    """What this process has in the places that the run read. ``inputs``: the texts of its inputs.
-    ``NotStored`` where it is not what the run found."""
-    before = _texts(data["inputs"])
-    if list(inputs) != before:
-        raise NotStored(f"an input: {first_difference(before, inputs)}")
+def read_again(
+    data: Data, step: StepObjects, inputs: Sequence[InputText], ignored: Collection[int]
+) -> ReadsGuard:
+    """What this process has in the places that the run read. ``inputs``: the texts of its inputs;
+    ``ignored``: parameters whose gradients do not matter. ``NotStored`` where it is not what the
+    run found."""
+    others = differing_inputs(cast("list[InputText]", data["inputs"]), inputs, ignored)
+    if others is not None:
+        raise NotStored(f"an input: {first_difference(*others)}")
     roots = _roots(cast("Data", data["roots"]))
     decoder = Decoder(UserObjects(step))
     mentioned = None if data["mentioned"] is None else frozenset(_texts(data["mentioned"]))

@@ -31,6 +31,7 @@ from typing import cast, final
 import torch
 from torch import Tensor
 
+from treadle.capture.python_state.classes import class_module
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import Identity, is_heap
 from treadle.capture.python_state.ownership import is_machinery, owner_of
@@ -58,6 +59,7 @@ from treadle.capture.stored.names import (
     kind_text,
     plain_text,
 )
+from treadle.compat.late_modules import LATE_MODULES
 
 _C_FUNCTION = "_ctypes.CFuncPtr"
 Before = Callable[[Node, int], Reading | None]
@@ -221,8 +223,7 @@ class ReadsText:
     def _value(self, value: object) -> str:
         match value:
             case VirtualSubclasses():
-                theirs = (each for each in value.classes() if owner_of(each) >= CodeOwner.INSTALLED)
-                return f"registered {sorted(map(kind_text, theirs))}"
+                return f"registered {sorted(map(kind_text, filter(_is_theirs, value.classes())))}"
             case RememberedResults():
                 return f"remembered {self._pairs_of(value.entries())}"
             case Identity():
@@ -290,3 +291,8 @@ def _name_of(value: object) -> str:
     """The name that an object made in C, or a descriptor, has by itself."""
     name = getattr(value, "__qualname__", "") or getattr(value, "__name__", "")
     return name if type(name) is str else ""
+
+
+def _is_theirs(kind: type) -> bool:
+    """Whether a class is there because a user's code, or a library of theirs, is loaded."""
+    return owner_of(kind) >= CodeOwner.INSTALLED and class_module(kind) not in LATE_MODULES

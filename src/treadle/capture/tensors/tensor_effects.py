@@ -59,8 +59,18 @@ class MadeGradient:
 
     def put(self, value: tuple[Tensor, Tensor]) -> None:
         """The tensor has its gradient."""
-        tensor, gradient = value
+        _give_gradient(*value)
+
+
+def _give_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
+    """Also to a tensor that has had other sizes since then, by ``.data =``."""
+    if gradient is None or (tensor.shape, tensor.dtype) == (gradient.shape, gradient.dtype):
         tensor.grad = gradient
+        return
+    data = tensor.detach()
+    SET_DATA(tensor, torch.empty_like(gradient))
+    tensor.grad = gradient
+    SET_DATA(tensor, data)
 
 
 def made_gradient(tensor: Tensor) -> Tensor | None:
@@ -106,7 +116,7 @@ class TensorLocation:
             case Aspect.ADDED_GRADIENT if tensor.grad is not None:
                 tensor.grad += value
             case Aspect.GRADIENT | Aspect.ADDED_GRADIENT:
-                tensor.grad = value
+                _give_gradient(tensor, value)
             case Aspect.FLAG:
                 tensor.requires_grad_(value)
             case Aspect.ATTRIBUTE if value is MISSING:

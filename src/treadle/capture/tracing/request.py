@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.distributed.gradient_sync import RankGroup
+from treadle.capture.input_sources import Dims
 from treadle.capture.optimizers.own_steps import OwnSteps
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.reads.object_graph import Location
@@ -30,7 +31,8 @@ class TraceRequest:
     ``own_steps``: of optimizers without a form those whose own code is captured. ``update=False``:
     gradients only. Optimizers do not step, and what the last backward left in ``.grad`` stays
     there, whatever clips or clears it afterwards. ``plans``: there are no values. ``path``: the
-    answers to its first decisions on values of tensors.
+    answers to its first decisions on values of tensors. ``dims``: the shapes of those leaves that
+    have sizes which later calls change.
     """
 
     function: Callable[..., object]
@@ -47,6 +49,7 @@ class TraceRequest:
     plans: bool = False
     group: RankGroup | None = None
     path: Answers | None = ()
+    dims: Dims | None = None
 
     @property
     def objects(self) -> StepObjects:

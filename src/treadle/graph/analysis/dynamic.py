@@ -10,7 +10,7 @@ Whoever has a value or the graph has these; two graphs share nothing, however eq
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -275,9 +275,12 @@ def in_mode(mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
-def twin_result(node: fx.Node) -> object:
-    """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
+def twin_result(node: fx.Node, mode: object) -> object:
+    """What ``node`` gives for its operands' twins; ``None`` if no operand has one. ``mode``: of the
+    graph's values, which knows the sizes of what has no operands."""
     symbols = symbols_of([value_of(operand) for operand in node.all_input_nodes])
+    if symbols is None and isinstance(mode, SampleMode):
+        symbols = mode.symbols
     if symbols is None:
         return None
 
@@ -288,6 +291,25 @@ def twin_result(node: fx.Node) -> object:
     assert callable(node.target), node
     with in_mode(symbols.mode):
         return node.target(*args, **kwargs)
+
+
+def sample_with_twin(
+    mode: SampleMode,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """A sample of this type; sizes may be a ``Size``."""
+    symbols = mode.symbols
+    with in_mode(symbols.mode):
+        symbolic = [list(map(symbols.symint, sizes)) for sizes in (shape, strides)]
+        twin = torch.empty_strided(*symbolic, dtype=dtype, device=device)
+    with in_mode(mode):
+        plain = [list(map(sample_of, sizes)) for sizes in (shape, strides)]
+        sample = torch.empty_strided(*plain, dtype=dtype, device=device)
+    pair(sample, twin)
+    return sample
 
 
 def sampled(graph: fx.Graph, mode: SampleMode) -> None:

@@ -13,13 +13,12 @@ out of it. What floating-point or random numbers decide is checked by the step i
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from treadle.algebra.extents import at
-from treadle.algebra.polynomial import Sizes
+from treadle.algebra.extents import surely_less
 from treadle.compat.operators.operator_facts import may_wait
 from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.dim_maps import MOVES
@@ -51,7 +50,8 @@ _PARTS = frozenset({aten.select.int, aten.slice.Tensor})
 
 @dataclass(frozen=True, slots=True)
 class IndexBound:
-    """``value`` must be in ``low..high``, or ``ignored``; ``origin`` is the user's line."""
+    """``value`` must be in ``low..high``, or ``ignored``; ``origin`` is the user's line. Ends that
+    each call decides are a ``Size``."""
 
     value: fx.Node
     low: int
@@ -62,16 +62,13 @@ class IndexBound:
     user: fx.Node
 
 
-def index_bounds_in(graph: fx.Graph, sizes: Sizes | None = None) -> list[IndexBound]:
-    """Every check that the graph needs, each once. ``sizes``: those of dynamic dims; two formulas
-    may be one number there."""
+def index_bounds_in(graph: fx.Graph) -> list[IndexBound]:
+    """Every check that the graph needs, each once."""
     bounds: dict[tuple[object, ...], IndexBound] = {}
     for node in graph.nodes:
-        for found in index_bounds_of(node):
-            if _is_of_whole_numbers(found.value):
-                low, high = (at(end, sizes or {}) for end in (found.low, found.high))
-                bound = replace(found, low=low, high=high)
-                bounds.setdefault((bound.value, low, high, bound.ignored), bound)
+        for bound in index_bounds_of(node):
+            if _is_of_whole_numbers(bound.value):
+                bounds.setdefault((bound.value, bound.low, bound.high, bound.ignored), bound)
     return list(bounds.values())
 
 
@@ -127,26 +124,31 @@ def unmoved(node: fx.Node) -> fx.Node:
 
 
 def implies(bound: IndexBound, other: IndexBound) -> bool:
-    """Whether ``other``, of elements of the same value and constants, holds where ``bound`` does.
-    Both are of known sizes, and no two of ``index_bounds_in`` imply each other::
+    """Whether ``other``, of elements of the same value and constants, holds where ``bound`` does,
+    for all sizes. No two of ``index_bounds_in`` imply each other::
 
         0 <= tokens < 61     =>     0 <= pad(tokens, -100)[:, 1:] < 61, or -100
     """
     if bound is other or bound.ignored is not None:
         return False
-    if bound.low < other.low or bound.high > other.high:
+    if not (_at_most(other.low, bound.low) and _at_most(bound.high, other.high)):
         return False
     node = other.value
     while node is not bound.value and isinstance(node.target, OpOverload):
         given = arguments(node)
         if node.target is aten.constant_pad_nd.default:
             constant = given["value"]
-            if constant != other.ignored and not other.low <= constant <= other.high:
+            fits = _at_most(other.low, constant) and _at_most(constant, other.high)
+            if constant != other.ignored and not fits:
                 return False
         elif node.target not in _PARTS:
             return False
         node = unmoved(given["self"])
     return node is bound.value
+
+
+def _at_most(low: int, high: int) -> bool:
+    return surely_less(low, high + 1)
 
 
 def _is_whole(node: fx.Node) -> bool:

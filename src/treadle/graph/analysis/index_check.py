@@ -1,7 +1,11 @@
-"""The checks of a step's indices, ready to run on the inputs of a call: data, without the graph."""
+"""The checks of a step's indices, ready to run on the inputs of a call: data, without the graph.
+
+Those of a step of many sizes have a ``Size`` wherever the call decides; ``at`` makes the ones to
+run.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, final
 
 import torch
@@ -53,6 +57,13 @@ class _IndexCall:
         args, named = cast("Given", map_leaves(value, (self.args, self.named)))
         values[self.name] = self.operator(*args, **named)
 
+    def at(self, sizes: Sizes) -> "_IndexCall":
+        def number(leaf: object) -> object:
+            return at(leaf, sizes) if isinstance(leaf, Size) else leaf
+
+        args, named = cast("Given", map_leaves(number, (self.args, self.named)))
+        return replace(self, args=args, named=named)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,9 @@ class _BoundCheck:
             self._assert_on_device(value)
         elif not self._is_inside(value):
             raise self._error(value)
+
+    def at(self, sizes: Sizes) -> "_BoundCheck":
+        return replace(self, low=at(self.low, sizes), high=at(self.high, sizes))
 
     def _is_inside(self, value: Tensor) -> bool:
         smallest, largest = torch.aminmax(value)
@@ -138,6 +152,13 @@ class _IndexChecks:
         for check in self.checks:
             check.require(values[check.value])
 
+    def at(self, sizes: Sizes) -> "_IndexChecks":
+        """Those for these sizes, where two formulas may be one number."""
+        checks = dict.fromkeys(check.at(sizes) for check in self.checks)
+        return _IndexChecks(
+            self.inputs, tuple(call.at(sizes) for call in self.calls), tuple(checks)
+        )
+
 
 def _needed(bounds: Sequence[tuple[IndexBound, bool]]) -> list[tuple[IndexBound, bool]]:
     """Those that no other one implies, which is asked in the same way."""
@@ -148,15 +169,13 @@ def _needed(bounds: Sequence[tuple[IndexBound, bool]]) -> list[tuple[IndexBound,
     ]
 
 
-def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]], sizes: Sizes) -> _IndexChecks:
+def _part(step: StepGraph, bounds: Sequence[tuple[IndexBound, bool]]) -> _IndexChecks:
     """``bounds``: each with whether it is waited for."""
     if not bounds:
         return _IndexChecks()
 
     def as_data(leaf: object) -> object:
-        if isinstance(leaf, fx.Node):
-            return ValueName(leaf.name)
-        return at(leaf, sizes) if isinstance(leaf, Size) else leaf
+        return ValueName(leaf.name) if isinstance(leaf, fx.Node) else leaf
 
     needed = {node for bound, _ in bounds for node in cone_of(bound.value)}
     inputs = {node: number for number, node in enumerate(step.placeholders) if node in needed}
@@ -199,9 +218,9 @@ class IndexCheck:
     launched: _IndexChecks
 
     @staticmethod
-    def of(step: StepGraph, sizes: Sizes | None = None) -> "IndexCheck":
-        """``sizes``: those of dynamic dims."""
-        bounds = index_bounds_in(step.graph, sizes)
+    def of(step: StepGraph) -> "IndexCheck":
+        """Those of ``step``."""
+        bounds = index_bounds_in(step.graph)
         waited = {bound for bound in bounds if is_on_host(bound.value)}
         waited |= set(asked_before(step.graph, bounds))
         kinds: dict[str, list[tuple[IndexBound, bool]]] = {
@@ -214,7 +233,12 @@ class IndexCheck:
             kind = "fixed" if is_fixed(bound) else "before" if apart else "launched"
             kinds[kind].append((bound, bound in waited))
         kinds = {kind: _needed(entries) for kind, entries in kinds.items()}
-        return IndexCheck(*(_part(step, kinds[kind], sizes or {}) for kind in kinds))
+        return IndexCheck(*(_part(step, kinds[kind]) for kind in kinds))
+
+    def at(self, sizes: Sizes) -> "IndexCheck":
+        """For a call of these sizes."""
+        fixed = None if self.fixed is None else self.fixed.at(sizes)
+        return IndexCheck(fixed, self.before.at(sizes), self.launched.at(sizes))
 
     def require_fixed(self) -> None:
         """Check what only the shapes decide, once and for all."""

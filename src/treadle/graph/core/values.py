@@ -20,8 +20,9 @@ from treadle.graph.core.types import same_types, tensors_in
 def compute(node: fx.Node, mode: AbstractContextManager[object] | None = None) -> Any:
     """What ``node`` gives for the fake values of its operands. Draws no random numbers. ``mode``:
     what makes them, for a graph that may have none yet."""
-    value = _sample(node, mode)
-    twin = twin_result(node)
+    known = mode or _fake_mode(node.graph)
+    value = _sample(node, known)
+    twin = twin_result(node, known)
     if twin is not None:
         pair(value, twin)
     return value
@@ -48,12 +49,12 @@ def _apart(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty_strided(value.shape, value.stride())
 
 
-def _sample(node: fx.Node, mode: AbstractContextManager[object] | None) -> object:
+def _sample(node: fx.Node, mode: AbstractContextManager[object]) -> object:
     args, kwargs = types_of(node)
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)
-    with torch.no_grad(), mode or _fake_mode(node.graph):
+    with torch.no_grad(), mode:
         return fake_result(node.target, args, kwargs)
 
 

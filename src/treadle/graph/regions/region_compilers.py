@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treadle.compat.inductor import compile_module
+from treadle.compat.dynamo import compile_module
 from treadle.compat.operators.custom_op import CustomOp
 from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.util.errors import LoweringError

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from treadle.algebra.extents import same_sizes
+from treadle.algebra.extents import Size, same_sizes
 from treadle.algebra.strides import contiguous_strides
 from treadle.compat.fake import is_fake
 from treadle.compat.operators.schemas import OpOverload
@@ -81,6 +81,8 @@ def value_text(arg: object, names: Mapping[fx.Node, str]) -> str:
         case slice():
             parts = (value_text(start, names) for start in (arg.start, arg.stop, arg.step))
             return f"slice({', '.join(parts)})"
+        case Size():
+            return str(arg)
         case _:
             return literal_text(arg)
 

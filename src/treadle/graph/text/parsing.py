@@ -2,14 +2,15 @@
 
 ::
 
-    line      =  input | operation | result | write | "#" anything
+    line      =  dim | input | operation | result | write | "#" anything
     input     =  name ":" type  ["#" ["uneven"] ["sharded"] role [name of the user's]]
     operation =  name ":" type "=" call  ["#" note]
     call      =  target "(" arguments ")"  |  name "[" number "]"  |  "constant" path numbers
     result    =  "return" "[" arguments "]"  ["#" "[" quoted names "]"]
     write     =  name "<-" name  ["#" name of the user's]
 
-``graph/text/exact.py`` says how types, arguments and notes are written. What ``show(step)`` leaves
+``graph/text/exact.py`` says how types, arguments and notes are written, ``size_text.py`` how dims
+and sizes. What ``show(step)`` leaves
 out has a usual value: contiguous, on the CPU, forward. Values are computed again, operation by
 operation, and a type that is not the one in the text is an error. Every input has memory of its
 own, and no pass has run.
@@ -18,17 +19,20 @@ own, and no pass has run.
 import operator
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from treadle.compat.fake import FakeTensorMode, without_words
+from treadle.algebra.extents import same_sizes
+from treadle.compat.fake import FakeTensorMode, symbolic_mode, without_words
 from treadle.compat.operators.schemas import enum_given_as_number
+from treadle.graph.analysis.dynamic import SampleMode, Symbols, pair
 from treadle.graph.core.node_info import set_value, value_of, with_info
 from treadle.graph.core.operators import OpOverload, is_mutable
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
-from treadle.graph.core.types import show_type
+from treadle.graph.core.types import show_type, type_of_tensor
 from treadle.graph.core.values import compute
 from treadle.graph.core.verify import PHASES, verify
 from treadle.graph.text.exact import NOTES, operation_of, operation_text
@@ -59,7 +63,6 @@ class _Reader:
     """A step that is being made, line by line."""
 
     scanner: Scanner
-    mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
     owner: Any = field(default_factory=nn.Module)
     values: dict[str, fx.Node] = field(default_factory=dict[str, fx.Node])
     inputs: list[Input] = field(default_factory=list[Input])
@@ -71,7 +74,19 @@ class _Reader:
     def __post_init__(self) -> None:
         self.graph = fx.Graph(owning_module=self.owner)
         self._types = TypeReader(self.scanner)
-        self._literals = self._types.literals
+        self._literals, self._sizes = self._types.literals, self._types.sizes
+
+    @cached_property
+    def mode(self) -> FakeTensorMode:
+        """That of the values; all dims have been read."""
+        dims = self._sizes.dims.values()
+        if not dims:
+            return FakeTensorMode(allow_non_fake_inputs=True)
+        return SampleMode(Symbols(*symbolic_mode(dims)))
+
+    @property
+    def _samples(self) -> SampleMode | None:
+        return self.mode if isinstance(self.mode, SampleMode) else None
 
     def finished(self) -> StepGraph:
         if not self.ended:
@@ -83,6 +98,8 @@ class _Reader:
 
     def line(self) -> None:
         at = self.scanner.place()
+        if not self.values and not self.ended and self._sizes.line():
+            return
         if self.scanner.take("return"):
             self._results()
             return
@@ -125,13 +142,13 @@ class _Reader:
         node = self.graph.placeholder(name)
         node.name = node.target = name  # also where FX would take another
         with self.mode:
-            set_value(node, self._empty(kind, at))
+            set_value(node, self._empty(kind, at, self._samples))
         return node
 
-    def _empty(self, kind: TensorText, at: int) -> Tensor:
+    def _empty(self, kind: TensorText, at: int, mode: SampleMode | None = None) -> Tensor:
         try:
             with torch.no_grad():
-                return kind.empty()
+                return kind.empty(mode)
         except (RuntimeError, AssertionError, TypeError) as error:  # no such device, no such size
             text = f"there is no such tensor: {_first_line(error)}"
             raise self.scanner.error(text, at) from error
@@ -167,8 +184,7 @@ class _Reader:
         place = self.scanner.place()
         node = self._value()
         new, old = value_of(node), value_of(target)
-        layout = isinstance(new, Tensor) and (new.dtype, new.shape, new.device)
-        if layout != (old.dtype, old.shape, old.device):
+        if not isinstance(new, Tensor) or not _may_be_written(new, old):
             raise self.scanner.error(
                 f"{show_type(new)} cannot be written to {show_type(old)}", place
             )
@@ -241,6 +257,8 @@ class _Reader:
         value = self._literals.numbers(self._empty(kind, at))
         if path not in self.constants:
             self.constants[path] = self.mode.from_tensor(value)
+            if self._samples is not None:
+                pair(self.constants[path], self._samples.symbols.mode.from_tensor(value))
             _put(self.owner, path, value)
         node = self.graph.create_node("get_attr", path)
         set_value(node, self.constants[path])
@@ -283,6 +301,9 @@ class _Reader:
         return self._known(self.scanner.word(_VALUE, "a value"), at)
 
     def _argument(self) -> Any:
+        size = self._sizes.size()
+        if size is not None:
+            return size
         if self.scanner.take("["):
             return self.scanner.several("]", self._argument)
         if self.scanner.take("("):
@@ -293,6 +314,13 @@ class _Reader:
             return self.values[name]
         self.scanner.at = at
         return self._literals.literal()
+
+
+def _may_be_written(new: Tensor, old: Tensor) -> bool:
+    """Whether ``new`` has the dtype, the shape and the device of ``old``."""
+    left, right = type_of_tensor(new), type_of_tensor(old)
+    same = (left.dtype, left.ndim, left.device) == (right.dtype, right.ndim, right.device)
+    return same and same_sizes(left.shape, right.shape)
 
 
 def _first_line(error: Exception) -> str:

@@ -18,19 +18,24 @@ is shown between braces. ``exact=True`` adds what it takes to make the same step
     w <- mul  # lin.weight
 """
 
+import itertools
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
 
-from treadle.graph.core.node_info import has_value, info, value_of
+from treadle.algebra.extents import Size
+from treadle.graph.analysis.dynamic import layout_of
+from treadle.graph.core.node_info import has_value, info, known_value, value_of
 from treadle.graph.core.operators import is_item, operation_name
 from treadle.graph.core.signature import Input, StepGraph
-from treadle.graph.core.types import short_dtype, show_type
+from treadle.graph.core.types import short_dtype, show_type, tensors_in
 from treadle.graph.text.exact import constant_text, name_text, note_text, operation_text, value_text
 from treadle.graph.text.exact import type_text as exact_type
+from treadle.graph.text.size_text import dim_lines
+from treadle.util.nested import leaves
 
 Names = Mapping[fx.Node, str]
 
@@ -55,8 +60,9 @@ def show(step: StepGraph, *, exact: bool = False) -> str:
 
 
 def _show_exact(step: StepGraph) -> str:
-    names = _name_values(step.graph)
-    lines = [
+    dims = dim_lines(_sizes_in(step.graph))
+    names = _name_values(step.graph, taken=[line.split()[1] for line in dims])
+    lines = dims + [
         f"{names[node]}: {exact_type(value_of(node))}  # {_role_text(role)}"
         + (f" {name_text(role.name)}" if role.name != names[node] else "")
         for node, role in step.inputs()
@@ -113,8 +119,16 @@ def show_around(graph: fx.Graph, fault: fx.Node, lines: int = 3) -> str:
     return "\n".join(("> " if node is fault else "  ") + _line(node, names) for node in near)
 
 
-def _name_values(graph: fx.Graph) -> Names:
-    seen: Counter[str] = Counter()
+def _sizes_in(graph: fx.Graph) -> Iterator[int]:
+    """Those that each call decides, in types and arguments."""
+    for node in graph.nodes:
+        for tensor in tensors_in(known_value(node)):
+            yield from itertools.chain(*layout_of(tensor))
+        yield from (leaf for leaf in leaves(node.args, node.kwargs) if isinstance(leaf, Size))
+
+
+def _name_values(graph: fx.Graph, taken: Sequence[str] = ()) -> Names:
+    seen: Counter[str] = Counter(taken)
     names: dict[fx.Node, str] = {}
     for node in graph.nodes:
         base = node.name

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.algebra.extents import least
 from treadle.algebra.strides import contiguous_strides
-from treadle.graph.core.types import short_dtypes, type_of_tensor
+from treadle.graph.analysis.dynamic import SampleMode, sample_with_twin
+from treadle.graph.core.types import TensorType, short_dtypes, type_of_tensor
 from treadle.graph.text.exact import USUAL_DEVICE
+from treadle.graph.text.size_text import SizeReader
 from treadle.util.literals import DOTTED, LiteralReader
 from treadle.util.scanner import Scanner
 
@@ -29,17 +32,15 @@ class TensorText:
         """Whether ``value`` is a tensor of this type."""
         if not isinstance(value, Tensor):
             return False
-        tensor_type = type_of_tensor(value)
-        same = (tensor_type.dtype, tensor_type.shape, tensor_type.device) == (
-            self.dtype,
-            self.shape,
-            self.device,
-        )
-        return same and self.strides in (None, tensor_type.strides)
+        found = type_of_tensor(value)
+        strides = found.strides if self.strides is None else self.strides
+        return TensorType(self.dtype, self.shape, strides, self.device) == found
 
-    def empty(self) -> Tensor:
-        """A tensor of this type, in the mode that is on."""
+    def empty(self, mode: SampleMode | None = None) -> Tensor:
+        """A tensor of this type: a sample of ``mode``, or in the mode that is on."""
         strides = contiguous_strides(self.shape) if self.strides is None else self.strides
+        if mode is not None:
+            return sample_with_twin(mode, self.shape, strides, self.dtype, self.device)
         return torch.empty_strided(self.shape, strides, dtype=self.dtype, device=self.device)
 
 
@@ -60,10 +61,11 @@ def fits(kind: TypeText, value: Any) -> bool:
 
 
 class TypeReader:
-    """Reads types where ``scanner`` stands, and literals with ``literals``."""
+    """Reads types where ``scanner`` stands, literals with ``literals`` and sizes with ``sizes``."""
 
     def __init__(self, scanner: Scanner) -> None:
         self.scanner = scanner
+        self.sizes = SizeReader(scanner)
         self.literals = LiteralReader(scanner, short_dtypes())
 
     def type(self) -> TypeText:
@@ -94,9 +96,10 @@ class TypeReader:
 
     def _size(self) -> int:
         at = self.scanner.place()
-        size = self.scanner.number()
+        of_dims = self.sizes.size()
+        size = self.scanner.number() if of_dims is None else of_dims
         longer = not (self.scanner.sees(",") or self.scanner.sees("]"))
-        if not isinstance(size, int) or size < 0 or longer:
-            text = "a size that each call decides has no number here; capture the step without it"
+        if not isinstance(size, int) or longer or least(size) < 0:
+            text = "this is no size: a number, or a formula of dims that the text says"
             raise self.scanner.error(text, at)
         return size

@@ -115,11 +115,15 @@ class CallFrame:
 
     def results(self, first: int = 0, end: int | None = None) -> list[Tensor | None]:
         """After the last step, or those before ``end`` after the last step that makes one of them.
-        They are the caller's: no later call changes them."""
+        They are the caller's: no later call changes them. Each is an object of its own, also where
+        two are of one memory (``loss.detach()``, twice)."""
         results: list[Tensor | None] = [None] * len(self._artifact.results)
+        given: set[int] = set()
         for at, view in self._shown:
             if at >= first and (end is None or at < end):
-                results[at] = self._result(view)
+                result = self._result(view)
+                results[at] = result.detach() if id(result) in given else result
+                given.add(id(result))
         return results[first:end]
 
     def bring_gradients(self, gradients: list[Tensor]) -> None:

@@ -26,25 +26,14 @@ from treadle.session.starts import Starts
 from treadle.session.user_step import UserStep
 from treadle.session.variants.guards import GuardKey
 from treadle.session.variants.history import History
+from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.variants import Variants
 from treadle.util.collector import without_collector
 from treadle.util.errors import LoweringError
 
 if TYPE_CHECKING:
-    from treadle.capture.dynamic import Dims
     from treadle.session.saved import Saved
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class NewCall:
-    """A call that no variant serves yet. ``update``: whether optimizers step; ``path``: that it is
-    known to take, at its beginning."""
-
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    update: bool
-    path: Answers
+    from treadle.session.variants.seen_sizes import SeenDims
 
 
 @final
@@ -77,9 +66,11 @@ class VariantCompiler:
     def stored_or_compiled(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled:
         """The variant for ``call``, whose key is ``key``, as another process captured and compiled
         it, if one did; then nothing is traced. Otherwise it is compiled, and kept for others."""
-        stored = self.stored(key, call, known)
-        if stored is not None:
-            return stored
+        return self.stored(key, call, known) or self.compiled(key, call, known)
+
+    @without_collector()
+    def compiled(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled:
+        """The variant for ``call``, compiled, and kept for other processes."""
         compiled = self.compile(call, known)
         if not call.path and not self._numbers:
             clock = Clock(seconds=compiled.seconds)
@@ -92,13 +83,22 @@ class VariantCompiler:
         if call.path or self._numbers:
             return None
         with _without_inference_mode():
-            compiled = self._starts.find(key, call.args, call.kwargs, tuple(known))
+            compiled = self._starts.find(key, call, tuple(known))
         if compiled is not None:
             self._tell(compiled)
         return compiled
 
+    def stored_sizes(self, key: GuardKey, call: NewCall) -> "list[SeenDims]":
+        """Dims that calls like this one had in other processes, which compiled it for them."""
+        return [] if call.path or self._numbers else self._starts.sizes(key)
+
+    def keep_sizes(self, key: GuardKey, dims: "SeenDims", compiled: Compiled) -> None:
+        """The inverse: ``compiled`` is for these dims."""
+        if compiled.start.keys:
+            self._starts.keep_sizes(key, dims, compiled)
+
     @without_collector()
-    def compile(self, call: NewCall, known: Variants, dims: "Dims | None" = None) -> Compiled:
+    def compile(self, call: NewCall, known: Variants) -> Compiled:
         """The variant for ``call``; ``known``: those that there are."""
         clock = Clock()
         with clock.stage("import"):  # late: a start needs no compiler, and does not trace
@@ -110,7 +110,7 @@ class VariantCompiler:
         clock = clock.heard_by(watcher)
         try:
             with clock.stage("capture"), _without_inference_mode():
-                captured = self._captured(capture, call, dims)
+                captured = self._captured(capture, call)
             self.note_numbers(captured.dependencies.counters)
             compiled = compile_graph(
                 captured,
@@ -161,9 +161,7 @@ class VariantCompiler:
             captured.inputs.pending.clear()
             captured.dependencies.host_draws.undo()
 
-    def _captured(
-        self, capture: Callable[..., Captured], call: NewCall, dims: "Dims | None"
-    ) -> Captured:
+    def _captured(self, capture: Callable[..., Captured], call: NewCall) -> Captured:
         """The step along the path that this call takes, by ``capture``."""
         from treadle.capture.failures import raise_told  # late, and imported with ``capture``
 
@@ -174,7 +172,7 @@ class VariantCompiler:
             optimizers=self.step.optimizers,
             args=call.args,
             kwargs=call.kwargs,
-            dims=dims,
+            dims=call.dims,
             update=call.update,
             call=self.call,
             numbers=tuple(self._numbers),

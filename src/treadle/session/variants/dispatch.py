@@ -9,9 +9,10 @@ from treadle.compiler.compiled import Compiled
 from treadle.session.agreement import tell_refusal
 from treadle.session.carried import Carrier
 from treadle.session.user_step import UserStep
-from treadle.session.variants.compiling import NewCall, VariantCompiler, strict_error
+from treadle.session.variants.compiling import VariantCompiler, strict_error
 from treadle.session.variants.guards import Called, GuardKey, Keys
 from treadle.session.variants.many_sizes import ManySizes
+from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.shapes import Dynamic
 from treadle.session.variants.variants import Variants
 from treadle.util.errors import GroupFailure
@@ -138,7 +139,11 @@ class Dispatcher:
         if self._sizes.are_declared:
             compiled = self._compiler.compile(call, self.variants)
         else:
-            compiled = self._compiler.stored_or_compiled(key, call, self.variants)
+            compiled = (
+                self._compiler.stored(key, call, self.variants)
+                or self._sizes.stored(key, call, self.variants)
+                or self._compiler.compiled(key, call, self.variants)
+            )
             self._sizes.note(key, compiled)
         if self.variants.runs(compiled):  # what changed made no difference to it
             self.history.recaptured(reasons)

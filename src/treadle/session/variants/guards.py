@@ -88,9 +88,7 @@ class GuardKey:
 
     def of(self, outside: ReadsGuard | None, ignored: Ignored) -> "GuardKey":
         """As the key of a variant that reads this outside, and ignores this."""
-        fresh, free, modes = ignored.grads, ignored.values, ignored.modes
-        there = zip(self.grads, self.identity, strict=True)
-        grads = tuple(grad and at not in fresh for grad, at in there) if fresh else self.grads
+        free, modes = ignored.values, ignored.modes
         args_ = tuple(
             (path, (fact[0], ANY)) if at in free and len(fact) == 2 else (path, fact)
             for at, (path, fact) in enumerate(self.arguments)
@@ -99,11 +97,16 @@ class GuardKey:
         return replace(
             self,
             arguments=args_ if free else self.arguments,
-            grads=grads,
+            grads=self.without_grads(ignored).grads if ignored.grads else self.grads,
             training=training if modes else self.training,
             outside=outside,
             ignored=ignored,
         )
+
+    def without_grads(self, ignored: Ignored) -> "GuardKey":
+        """Without the gradients that make no difference."""
+        there = zip(self.grads, self.identity, strict=True)
+        return replace(self, grads=tuple(grad and at not in ignored.grads for grad, at in there))
 
     def as_seen_by(self, other: "GuardKey") -> "GuardKey":
         """This key as that of the variant that ``other`` is the key of."""

@@ -1,24 +1,23 @@
 """One compile for many sizes: of dims that were declared, or else of those that calls change."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from dataclasses import dataclass, replace
+from typing import final
 
 from treadle.capture.eager import CallsClosure
+from treadle.capture.input_sources import Dims
 from treadle.compiler.compiled import Compiled
-from treadle.session.variants.compiling import NewCall, VariantCompiler
+from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.guards import GuardKey, Ignored
+from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.seen_sizes import AlikeCalls
-from treadle.session.variants.shapes import Dynamic, find
+from treadle.session.variants.shapes import Dynamic, Found, find
+from treadle.session.variants.specialization import Specializations, fixed_numbers
 from treadle.session.variants.variants import Variants
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import device_of_kinds, target_for
 from treadle.util.errors import GroupFailure, LoweringError, TreadleError
 from treadle.util.expected import NotExpected
-
-if TYPE_CHECKING:  # a start needs no compiler
-    from treadle.capture.dynamic import Dims
-    from treadle.session.variants.specialization import Specializations
 
 _SETTLED = 16
 """Calls in a row after which another size is taken for the end of an epoch: it is compiled by
@@ -32,7 +31,7 @@ class _Seen:
 
     calls: AlikeCalls
     is_dynamic: bool = False
-    special: "Specializations | None" = None
+    special: Specializations | None = None
 
 
 @final
@@ -76,25 +75,21 @@ class ManySizes:
     def _of_declared(
         self, declared: Dynamic, key: GuardKey, call: NewCall, known: Variants
     ) -> Compiled | None:
-        from treadle.session.variants.specialization import Specializations, fixed_numbers
-
         sizes = find(declared, self._compiler.step.function, call.args, call.kwargs)
         if not self._target().any_size:
             return None
         history = self._compiler.history.recompiles
         self._special = self._special or Specializations(declared, history)
 
-        def made(dims: "Dims") -> Compiled:
-            return self._compiler.compile(call, known, dims)
+        def made(general: GuardKey, dims: Dims) -> Compiled:
+            sized = replace(call, dims=dims, sizes=sizes.sizes)
+            return self._compiler.stored_or_compiled(general, sized, known)
 
-        numbers = fixed_numbers(self._compiler.step.tensors())
-        return self._special.variant(key, sizes, numbers, made, is_planned=self._is_planned())
+        return self._variant(self._special, key, sizes, made)
 
     def _of_seen(
         self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants, in_a_row: int
     ) -> Compiled | None:
-        from treadle.session.variants.specialization import Specializations, fixed_numbers
-
         sizes = seen.calls.see(key)
         is_settled = not seen.is_dynamic and in_a_row >= _SETTLED
         seen.is_dynamic = bool(sizes.sizes)
@@ -102,29 +97,94 @@ class ManySizes:
         if is_settled or is_refused or not seen.is_dynamic:
             return None
         why = known.why_not(key, self._compiler.step.models)
-        stored = self._compiler.stored(key, call, known)
-        if stored is not None:
-            self._compiler.history.recompiled(why, len(self._compiler.history.recompiles))
-            return stored
+        if seen.special is None:
+            stored = self._compiler.stored(key, call, known)
+            if stored is not None:
+                self._compiler.history.recompiled(why, len(self._compiler.history.recompiles))
+                return stored
+            stored = self._stored(seen, key, call, known)
+            if stored is not None:
+                self._tell(seen, why)
+                return stored
         spec = seen.calls.spec
         if seen.special is None or seen.special.spec.arguments != spec.arguments:  # other names
             seen.special = Specializations(spec, [])
         self._compiler.note_numbers(known.changed_numbers(key))
-        special = seen.special
-        special.spec = spec
-        numbers = fixed_numbers(self._compiler.step.tensors())
-        made = self._maker(call, known)
-        compiled = special.variant(key, sizes, numbers, made, is_planned=self._is_planned())
-        self._tell(special, why if compiled is not None else [])
+        seen.special.spec = spec
+        made = self._maker(replace(call, sizes=sizes.sizes), known)
+        compiled = self._variant(seen.special, key, sizes, made)
+        if compiled is not None and seen.special.notes:
+            self._compiler.keep_sizes(key, spec, compiled)
+        self._tell(seen, why if compiled is not None else [])
         return compiled
 
-    def _maker(self, call: NewCall, known: Variants) -> "Callable[[Dims], Compiled]":
+    def stored(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
+        """The variant for a call like no other before it, from what another process compiled for
+        many sizes; then nothing is traced."""
+        options = self._compiler.options
+        if self._declared is not None or not options.dynamic or not self._target().any_size:
+            return None
+        if any(seen.calls.is_of(key) for seen in self._seen):
+            return None
+        seen = _Seen(AlikeCalls(key), is_dynamic=True)
+        compiled = self._stored(seen, key, call, known)
+        if compiled is not None:
+            captured = compiled.captured
+            seen.calls.key = key.of(captured.dependencies.reads, Ignored.of(captured))
+            self._seen.append(seen)
+            special = seen.special
+            if special is not None:  # this is no compile
+                special.notes.clear()
+        return compiled
+
+    def _stored(
+        self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants
+    ) -> Compiled | None:
+        """Likewise; then ``seen`` has the dims that calls had there."""
+        for spec in self._compiler.stored_sizes(key, call):
+            sizes = spec.found(key)
+            if sizes is None:
+                continue
+
+            sized = replace(call, sizes=sizes.sizes)
+            special = Specializations(spec, [])
+            compiled = self._variant(special, key, sizes, self._finder(sized, known))
+            if compiled is not None:
+                seen.special = special
+                seen.calls.adopt(spec)
+                self._compiler.keep_sizes(key, spec, compiled)
+                return compiled
+        return None
+
+    def _variant(
+        self,
+        special: Specializations,
+        key: GuardKey,
+        sizes: Found,
+        make: Callable[[GuardKey, Dims], Compiled | None],
+    ) -> Compiled | None:
+        numbers = fixed_numbers(self._compiler.step.tensors())
+        is_planned = self._compiler.options.budget is not None
+        return special.variant(key, sizes, numbers, make, is_planned=is_planned)
+
+    def _finder(
+        self, call: NewCall, known: Variants
+    ) -> Callable[[GuardKey, Dims], Compiled | None]:
+        """Takes what another process compiled for many sizes."""
+
+        def found(general: GuardKey, dims: Dims) -> Compiled | None:
+            return self._compiler.stored(general, replace(call, dims=dims), known)
+
+        return found
+
+    def _maker(self, call: NewCall, known: Variants) -> Callable[[GuardKey, Dims], Compiled]:
         """Compiles for many sizes. ``LoweringError`` for whatever keeps that from being done: the
         sizes of the call are compiled by themselves, which meets what is wrong with the step."""
 
-        def made(dims: "Dims") -> Compiled:
+        def made(general: GuardKey, dims: Dims) -> Compiled:
+            sized = replace(call, dims=dims)
             try:
-                compiled = self._compiler.compile(call, known, dims)
+                compiled = self._compiler.stored_or_compiled(general, sized, known)
             except (NotExpected, CallsClosure, GroupFailure):
                 raise
             except Exception as error:
@@ -137,9 +197,10 @@ class ManySizes:
 
         return made
 
-    def _tell(self, special: "Specializations", why: list[str]) -> None:
+    def _tell(self, seen: _Seen, why: list[str]) -> None:
         """What was compiled, and how its sizes are declared."""
-        if not special.notes:
+        special = seen.special
+        if special is None or not special.notes:
             return
         history = self._compiler.history
         told = "; ".join((*why, *special.notes))
@@ -160,10 +221,6 @@ class ManySizes:
         return (
             options.dynamic and self._declared is None and alone and not decides and target.any_size
         )
-
-    def _is_planned(self) -> bool:
-        """Whether memory is planned within a budget."""
-        return self._compiler.options.budget is not None
 
     def _target(self) -> DeviceTarget:
         kinds = frozenset(tensor.device.type for tensor in self._compiler.step.tensors())

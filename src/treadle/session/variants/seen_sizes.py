@@ -8,10 +8,11 @@
 """
 
 import itertools
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 from treadle.algebra.strides import contiguous_strides
 from treadle.session.variants.guards import GuardKey
@@ -29,6 +30,36 @@ class SeenDims(Dynamic):
     def largest(self, name: str, size: int) -> int:
         """As of declared ones in the first bucket; later ones end with a power of two."""
         return self.ranges[name][1] if size <= self.ranges[name][1] else size
+
+    def found(self, key: GuardKey) -> Found | None:
+        """What a call with this key says of these dims; ``None`` if it has others, or sizes that
+        are out of their ranges."""
+        places = {path: at for at, (path, fact) in enumerate(key.arguments) if _is_sized(fact)}
+        leaves: dict[int, tuple[tuple[int, str], ...]] = {}
+        shapes: dict[int, tuple[int, ...]] = {}
+        sizes: dict[str, int] = {}
+        for path, dims in self.arguments.items():
+            if path not in places:
+                return None
+            at = places[path]
+            leaves[at], shapes[at] = tuple(sorted(dims.items())), key.arguments[at][1][1]
+            for dim, name in leaves[at]:
+                size = shapes[at][dim]
+                is_known = self.ranges[name][0] <= size <= self.ranges[name][-1]
+                if not is_known or sizes.setdefault(name, size) != size:
+                    return None
+        return Found(leaves, shapes, sizes)
+
+    def data(self) -> dict[str, object]:
+        """As JSON has it."""
+        arguments = {path: list(dims.items()) for path, dims in self.arguments.items()}
+        return json.loads(json.dumps({"arguments": arguments, "ranges": dict(self.ranges)}))
+
+    @staticmethod
+    def of_data(data: Mapping[str, Any]) -> "SeenDims":
+        """The inverse."""
+        arguments = {path: dict(dims) for path, dims in data["arguments"].items()}
+        return SeenDims(arguments, {name: tuple(ends) for name, ends in data["ranges"].items()})
 
 
 @final
@@ -50,7 +81,20 @@ class AlikeCalls:
 
     def is_of(self, key: GuardKey) -> bool:
         """Whether a call with this key is one of them."""
-        return _without_sizes(key.as_seen_by(self.key)) == _without_sizes(self.key)
+        return without_sizes(key.as_seen_by(self.key)) == without_sizes(self.key)
+
+    def adopt(self, spec: SeenDims) -> None:
+        """Take dims that calls of another process had, and these have as well."""
+        self.spec = spec
+        at_path = {path: at for at, (path, _) in enumerate(self.key.arguments)}
+        named: dict[str, list[ArgumentDim]] = {}
+        for path, dims in spec.arguments.items():
+            for dim, name in dims.items():
+                named.setdefault(name, []).append((at_path[path], dim))
+        known = {place for places in named.values() for place in places}
+        others = [place for place in sorted(self._first) if place not in known]
+        self._groups = [sorted(places) for places in named.values()]
+        self._groups += _parted([others], self._first)
 
     def see(self, key: GuardKey) -> Found:
         """Note the sizes of a call, which is one of them; what they are by the names of dims."""
@@ -123,7 +167,7 @@ def _sizes_of(key: GuardKey) -> dict[ArgumentDim, int]:
     }
 
 
-def _without_sizes(key: GuardKey) -> GuardKey:
+def without_sizes(key: GuardKey) -> GuardKey:
     """The key of calls with tensors of as many dims."""
     arguments = tuple(
         (path, (fact[0], len(fact[1]), "sized", *fact[3:]) if _is_sized(fact) else fact)

@@ -9,9 +9,8 @@ from treadle.algebra.extents import Size
 from treadle.algebra.guards import Guard
 from treadle.algebra.polynomial import Sizes
 from treadle.algebra.strides import contiguous_strides
-from treadle.capture.dynamic import Dims
+from treadle.capture.input_sources import Dims
 from treadle.compiler.compiled import Compiled
-from treadle.graph.analysis.index_check import IndexCheck
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
 from treadle.session.variants.guards import GuardKey, Ignored
@@ -42,14 +41,15 @@ class Specializations:
         key: GuardKey,
         dynamic_dims: Found,
         numbers: set[int],
-        make: Callable[[Dims], Compiled],
+        make: Callable[[GuardKey, Dims], Compiled | None],
         *,
         is_planned: bool,
     ) -> Compiled | None:
         """The variant for this call from a pattern; ``None`` where its size goes by itself.
 
         ``numbers``: sizes of the step that do not change, which no sample should be; ``make``
-        compiles a pattern. ``is_planned``: within a budget, so by estimates for the largest sizes.
+        compiles a pattern for calls of this key, or finds one; ``None`` where there is none.
+        ``is_planned``: within a budget, so by estimates for the largest sizes.
         """
         sizes = dynamic_dims.sizes.items()
         fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
@@ -96,15 +96,17 @@ class Specializations:
         dynamic_dims: Found,
         fixed: frozenset[str],
         dims: Dims,
-        make: Callable[[Dims], Compiled],
+        make: Callable[[GuardKey, Dims], Compiled | None],
     ) -> Compiled | None:
         if general in self._failed:
             return None
         try:
-            compiled = make(dims)
+            compiled = make(general, dims)
         except (VerifyError, LoweringError) as error:
             self._failed.add(general)
             self.notes.append(f"each size is compiled by itself: {error.message}")
+            return None
+        if compiled is None:
             return None
         self._known.append((general.of(None, Ignored.of(compiled.captured)), compiled))
         kept = ", ".join(f"{name}={dynamic_dims.sizes[name]}" for name in sorted(fixed))
@@ -113,7 +115,8 @@ class Specializations:
             for name, size in dynamic_dims.sizes.items()
             if name not in fixed
         )
-        self.notes.append(f"compiled for {open_}" + (f", with {kept}" if kept else ""))
+        by = "another process compiled" if compiled.untraced else "compiled"
+        self.notes.append(f"{by} for {open_}" + (f", with {kept}" if kept else ""))
         return compiled
 
 
@@ -157,7 +160,7 @@ def _general(
 def _instance(pattern: Compiled, dynamic_dims: Found) -> Compiled:
     artifact = pattern.artifact.at_sizes(dynamic_dims.sizes)
     build = Build.without_compiler()  # unused: the code is the pattern's
-    checks = IndexCheck.of(pattern.captured.step, dynamic_dims.sizes)
+    checks = pattern.checks.at(dynamic_dims.sizes)
     like = pattern.executable
     executable = Executable(artifact, build, like=like, first=checks.launch, policy=like.policy)
     return replace(

@@ -4,6 +4,7 @@ All that can be got from the step's function, models, optimizers, arguments, and
 the code of the run names; of attributes those that were read.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import cached_property
@@ -36,7 +37,7 @@ from treadle.capture.python_state.reads.object_graph import (
 from treadle.capture.python_state.reads.object_match import ONLY_ITSELF
 from treadle.capture.python_state.reads.read_names import ReadNames, is_memory, is_sealed
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
-from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses, existing_classes
+from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
 from treadle.compat.distributed.collectives import HANDLES
 
 IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator, *HANDLES)
@@ -64,9 +65,9 @@ class ReadsWalk:
         return self.graph
 
     @cached_property
-    def _classes(self) -> frozenset[int]:
-        """All that there are now that the run has ended."""
-        return existing_classes()
+    def _modules(self) -> frozenset[str]:
+        """All that are loaded now that the run has ended."""
+        return frozenset(sys.modules)
 
     # -- roots
 
@@ -177,7 +178,7 @@ class ReadsWalk:
         for name, value in of_names(part.now(), names).items():
             if isinstance(part, Computed):
                 if isinstance(value, VirtualSubclasses):
-                    value.existing = self._classes
+                    value.loaded = self._modules
                 held[name] = Contents(value)
                 continue
             if part.entries and not is_plain(name) and not isinstance(part, Members):
