@@ -136,6 +136,8 @@ def first(later: Later, probes: list[Probe], tally: Starts) -> bool:
         if process.is_untraced:
             tally.used += 1
             return True
+        if tally.is_sized:  # compiled at a second call, which finds what the first one filled
+            reason = reason or process.compiled.compiled.start.differs
     tally.reasons[reason or "another text"] += 1
     if not reason:
         label = "; ".join(p.label for p in probes)
