@@ -230,3 +230,15 @@ def test_no_call_holds_more_than_the_largest_size_that_was_there():
         dynamic(*batch(*size))
     most = static.summary().peak_of_any_call_bytes
     assert dynamic.summary().peak_of_any_call_bytes <= 1.1 * most
+
+
+def test_a_batch_that_is_refused_leaves_what_serves_many_sizes():
+    step, *others = language()
+    check(step, *others, [(4, 12), (4, 7)])
+    known = list(step.recompiles)
+    with pytest.raises(treadle.RuntimeFailure, match="TR-407"):
+        step(*batch(4, 41))
+    count = len(step.recompiles)
+    check(step, *others, [(4, 9), (4, 3), (4, 11)])
+    assert step.recompiles[: len(known)] == known
+    assert len(step.recompiles) == count

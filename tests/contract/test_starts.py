@@ -429,3 +429,80 @@ def test_a_wrong_batch_is_refused_without_a_trace_and_the_next_call_runs(tmp_pat
         second(torch.randn(3, 5))
     found.append(second(x).item())
     assert found == expected
+
+
+class Average:
+    """Weights that follow those of a model, and what a step is scaled by, as scripts keep them."""
+
+    def __init__(self, model):
+        self.scale = torch.tensor([1.0, 2.0])
+        self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+        self.seen = {"sum": torch.zeros(2)}
+
+
+def averaging(folder):
+    """A step that reads and writes tensors which Python's objects hold."""
+    model, optimizer, _, options = make(folder)
+    average = Average(model)
+
+    def train(x):
+        optimizer.zero_grad()
+        y = model(x) * average.scale
+        loss = y.square().mean() * getattr(average.scale, "factor", 1.0)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, parameter in zip(average.weights, model.parameters(), strict=True):
+                kept.mul_(0.9).add_(parameter, alpha=0.1)
+        average.seen["sum"] += y.detach().sum(0)
+        return loss.detach()
+
+    step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+    return step, train, average
+
+
+HELD_CHANGES = {
+    "nothing": (True, lambda a: None),
+    "values": (True, lambda a: (a.scale.fill_(3.0), a.weights[0].zero_())),
+    "another tensor": (True, lambda a: setattr(a, "scale", torch.tensor([0.5, 4.0]))),
+    "a dtype": (False, lambda a: setattr(a, "scale", a.scale.double())),
+    "a shape": (False, lambda a: setattr(a, "scale", torch.tensor(3.0))),
+    "strides": (False, lambda a: a.weights.__setitem__(0, a.weights[0].t().contiguous().t())),
+    "one tensor twice": (False, lambda a: setattr(a, "scale", a.seen["sum"])),
+    "an attribute of a tensor": (False, lambda a: setattr(a.scale, "factor", 3.0)),
+    "a gradient": (False, lambda a: a.scale.requires_grad_()),
+    "a number": (False, lambda a: setattr(a, "scale", 2.0)),
+    "an entry of a dict": (False, lambda a: a.seen.__setitem__("more", torch.ones(1))),
+}
+
+
+@pytest.mark.parametrize("change", HELD_CHANGES)
+def test_tensors_that_objects_of_pythons_hold(tmp_path, change):
+    """An average of weights, a table, a sum of metrics: what differs is never stale."""
+    x = torch.randn(3, 4)
+    first, *_ = averaging(tmp_path)
+    first(x)
+    is_same, do = HELD_CHANGES[change]
+    compiled, _, mine = averaging(tmp_path)
+    _, eager, theirs = averaging(tmp_path)
+    do(mine)
+    do(theirs)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(mine.weights, theirs.weights)
+        torch.testing.assert_close(mine.seen, theirs.seen)
+    if is_same:
+        assert compiled.compiled.untraced, compiled.compiled.start
+    else:
+        assert not compiled.compiled.untraced
+
+
+def test_tensors_of_one_memory_are_no_others(tmp_path):
+    """Written to as two tensors they are served; as one memory it is what no step may do."""
+    x = torch.randn(3, 4)
+    first, *_ = averaging(tmp_path)
+    first(x)
+    second, _, average = averaging(tmp_path)
+    average.scale = average.weights[3].detach()
+    with pytest.raises(treadle.CaptureError, match="TR-112"):
+        second(x)

@@ -326,6 +326,8 @@ def test_any_step(found):
         ("dim S_n in 2..9, sample 3\nx: f32[S_m]\nreturn [x]", 2, 8, "this is no size"),
         ("dim S_n in 2..9, sample 3\nx: f32[(S_n + ]\nreturn [x]", 2, 8, "this is no size"),
         ("dim S_n in 2..9, sample 3\nx: f32[(S_n + -3)]\nreturn [x]", 2, 8, "this is no size"),
+        ("dim S_n in 2..9, sample 3\nx: f32[(S_n / 0)]\nreturn [x]", 2, 8, "this is no size"),
+        ("dim S_n in 2..9, sample 3\nx: f32[((S_n + -5) / 2)]", 2, 8, "this is no size"),
         ("dim S_n in 2..9, sample 10\nx: f32[S_n]\nreturn [x]", 1, 1, "10 is not in 2..9"),
         ("x: f32[2]\ndim S_n in 2..9, sample 3\nreturn [x]", 2, 5, "':' is expected here"),
         (

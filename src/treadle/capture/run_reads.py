@@ -47,7 +47,7 @@ def reads_of(run: Run) -> RunReads:
         external.roots(),
         names,
         run.numbers.objects(),
-        tuple(entry.find for entry in run.tensors.entries()),
+        lambda: [entry.find for entry in run.tensors.entries()],
         tuple(run.originals.get(code, code) for code in external.executed_codes()),
     )
     origin.add_to(walk, request.objects)

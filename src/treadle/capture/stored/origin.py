@@ -1,6 +1,6 @@
 """Where what a run read comes from: what another process needs to read the same again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import final
@@ -36,13 +36,14 @@ class StepObjects:
 @dataclass(slots=True)
 class ReadsOrigin:
     """``objects``: the arguments that are neither tensors nor plain values, by number and label;
-    ``tensors``: ways to those whose attributes may have been asked for; ``codes``: what of users'
-    and installed code ran. ``own``: whether something was read that only this run can compare."""
+    ``tensors``: ways to those whose attributes may have been asked for, which may go through the
+    objects that were read; ``codes``: what of users' and installed code ran. ``own``: whether
+    something was read that only this run can compare."""
 
     roots: ReadRoots
     names: ReadNames
     objects: tuple[tuple[int, str], ...]
-    tensors: tuple[Callable[[], object], ...]
+    tensors: Callable[[], Sequence[Callable[[], object]]]
     codes: tuple[CodeType, ...] = ()
     own: bool = False
 
@@ -50,7 +51,7 @@ class ReadsOrigin:
         """All that another process reads as well."""
         self.roots.add_to(walk, step.function, step.models, step.optimizers)
         step.call.read_objects(walk, self.objects)
-        read_attributes(self.tensors, walk, self._is_named_in_code)
+        read_attributes(self.tensors(), walk, self._is_named_in_code)
 
     def _is_named_in_code(self, name: str) -> bool:
         return self.names.mentioned is None or name in self.roots.theirs

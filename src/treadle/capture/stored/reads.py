@@ -26,6 +26,8 @@ from treadle.capture.stored.inputs import InputText, differing_inputs
 from treadle.capture.stored.names import NotStored, codes_within, module_of, variables_of
 from treadle.capture.stored.origin import ReadsOrigin, StepObjects
 from treadle.capture.stored.reads_text import ReadsText, first_difference
+from treadle.capture.tensors.tensor_effects import HeldTensor
+from treadle.compat.tensors import storage_key
 
 Data = dict[str, object]
 """What JSON can hold."""
@@ -67,12 +69,13 @@ def _reads_data(
     if origin.names.whole_kinds and step.call.containers:
         raise NotStored("all that an object among the arguments has is read")
     text = ReadsText(graph.nodes, step.parameters, lambda node, at: before(node.value, at))
-    lines = text.lines(graph.by_identity)
+    lines = [*text.lines(graph.by_identity), _aliases(graph, step)]
     covered = {id(code) for code in codes_within(text.codes.values())}
     for code in origin.codes:
         if id(code) not in covered:
             raise NotStored(f"{code.co_qualname} in {code.co_filename} ran, and nothing names it")
     encoder, names = Encoder(UserObjects(step)), origin.names
+    of_tensors = Encoder(UserObjects(step, graph.nodes, graph.by_identity))
     return {
         "text": lines,
         "roots": _roots_data(origin.roots),
@@ -80,7 +83,7 @@ def _reads_data(
         "of library": sorted(names.of_library),
         "read": _table(graph.of_objects, encoder),
         "objects": [list(each) for each in origin.objects],
-        "tensors": [encoder.data(find) for find in origin.tensors],
+        "tensors": [_found(find, of_tensors) for find in origin.tensors()],
     }
 
 
@@ -116,18 +119,42 @@ def read_again(
     objects = [(at, label) for at, label in cast("list[tuple[int, str]]", data["objects"])]
     if any(at >= len(step.call.leaves) for at, _ in objects):
         raise NotStored("there are other arguments")
-    finds = cast("list[Callable[[], object]]", decoder.values(data["tensors"]))
-    ReadsOrigin(roots, names, tuple(objects), tuple(finds)).add_to(walk, step)
+
+    def tensors() -> list[Callable[[], object]]:
+        try:
+            found = Decoder(UserObjects(step, walk.graph.nodes)).values(data["tensors"])
+        except IndexError:
+            raise NotStored("there are fewer objects") from None
+        return cast("list[Callable[[], object]]", found)
+
+    ReadsOrigin(roots, names, tuple(objects), tensors).add_to(walk, step)
     step.call.read(walk)
     graph = walk.end()
     reads = ReadsGuard(graph)
     if walk.opaque:
         raise NotStored(walk.opaque[0])
     lines = ReadsText(graph.nodes, step.parameters).lines(graph.by_identity)
+    lines.append(_aliases(graph, step))
     before = _texts(data["text"])
     if lines != before:
         raise NotStored(first_difference(before, lines))
     return reads
+
+
+def _aliases(graph: ReadsGraph, step: StepObjects) -> str:
+    """Which of the tensors that were found are the same one, and which are of one memory, also with
+    a parameter."""
+    first = {storage_key(each): -1 - at for at, each in enumerate(step.parameters)}
+    keys = [storage_key(fact.place.get()) for fact in graph.tensors.facts]
+    memory = [at if key is None else first.setdefault(key, at) for at, key in enumerate(keys)]
+    return f"tensors: the same {list(graph.tensors.same)}, of one memory {memory}"
+
+
+def _found(find: Callable[[], object], encoder: Encoder) -> object:
+    """The way to a tensor."""
+    if isinstance(find, HeldTensor) and find.place is None:
+        raise NotStored("a tensor that is nowhere between calls")
+    return encoder.data(find)
 
 
 def _texts(data: object) -> list[str]:

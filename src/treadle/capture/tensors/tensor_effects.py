@@ -13,7 +13,7 @@ Whatever had the old memory (a view, ``x.detach()``) keeps it, as it does in eag
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, cast, final
 
@@ -26,6 +26,7 @@ from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
+from treadle.capture.stored.names import NOT_STORED
 from treadle.capture.tensors.tensor_uses import TensorUses
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import MEMOS
@@ -171,19 +172,20 @@ class DataAssignments:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class HeldTensor:
-    """A tensor that something outside of the step holds. A call takes the tensor that is there."""
+    """A tensor that something outside of the step holds. A call takes the tensor that is there.
+    ``place``: where that is, once it is known."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor
-        self._place: Location | StateLocation | None = None
+    tensor: Tensor | None = field(default=None, metadata=NOT_STORED)
+    place: Location | StateLocation | None = None
 
     def __call__(self) -> object:
-        return self.tensor if self._place is None else self._place.get()
+        return self.tensor if self.place is None else self.place.get()
 
     def found_at(self, place: Location | StateLocation) -> None:
         """From now on it is looked for there."""
-        self.tensor, self._place = None, place
+        self.tensor, self.place = None, place
 
 
 @final

@@ -14,9 +14,11 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
-from treadle.algebra.extents import Size, as_int, dims_in, formula_of
+from treadle.algebra.extents import Size, as_int, dims_in, formula_of, largest, least
 from treadle.algebra.polynomial import Polynomial, Quotient, Remainder
+from treadle.util.errors import VerifyError
 from treadle.util.scanner import Scanner
 
 _LINE = re.compile(r"dim\s+S_(\w+)\s+in\s+(\d+)\s*\.\.\s*(\d+),\s+sample\s+(\d+)")
@@ -53,12 +55,13 @@ class SizeReader:
     def size(self) -> int | None:
         """Go past a size of dims, if that is the next piece."""
         at = self.scanner.place()
-        is_formula = self.dims and (self.scanner.sees("(") or _DIM.match(self.scanner.text, at))
-        formula = self._factor() if is_formula else None
-        if formula is None:
+        if self.dims and (self.scanner.sees("(") or _DIM.match(self.scanner.text, at)):
+            with suppress(VerifyError, ZeroDivisionError):  # of divisions that no size has
+                formula = self._factor()
+                if formula is not None and least(as_int(formula)) <= largest(as_int(formula)):
+                    return as_int(formula)
             self.scanner.at = at
-            return None
-        return as_int(formula)
+        return None
 
     def _sum(self) -> Polynomial | None:
         total = self._product()

@@ -33,8 +33,8 @@ class Specializations:
 
     @property
     def has_failed(self) -> bool:
-        """Whether something could not be compiled for many sizes."""
-        return bool(self._failed)
+        """Whether nothing could be compiled for many sizes, though it was tried."""
+        return bool(self._failed) and not self._known
 
     def variant(
         self,

@@ -27,7 +27,7 @@ class ReadTensors:
         """``bound``: parameters, which count by identity."""
         self._bound = {id(tensor): tensor for tensor in bound}
         self.facts: list[Fact] = []
-        self._same: tuple[int, ...] = ()
+        self.same: tuple[int, ...] = ()  # for each the number of the first that is the same one
 
     def is_bound(self, value: object) -> bool:
         """Whether it is a parameter, of which the type says nothing."""
@@ -35,7 +35,7 @@ class ReadTensors:
 
     def settle(self) -> None:
         """After the last one: which are the same as others."""
-        self._same = self._aliases()
+        self.same = self._aliases()
 
     def _aliases(self, seen: Mapping[int, Tensor] = _NONE_SEEN) -> tuple[int, ...]:
         return first_of_each(
@@ -60,7 +60,7 @@ class ReadTensors:
                 yield f"{fact.place.label}: {words_of(fact)} became {words_of_value(now)}"
             elif id(now) in self._bound:
                 yield f"{fact.place.label}: a tensor became a parameter"
-        if self._aliases(seen) != self._same:
+        if self._aliases(seen) != self.same:
             yield _OTHER_ALIASES
 
     def join(self, watches: Watches, seen: Mapping[int, Tensor]) -> None:
