@@ -128,13 +128,11 @@ class ManySizes:
             return None
         seen = _Seen(AlikeCalls(key), is_dynamic=True)
         compiled = self._stored(seen, key, call, known)
-        if compiled is not None:
+        if compiled is not None and seen.special is not None:
             captured = compiled.captured
             seen.calls.key = key.of(captured.dependencies.reads, Ignored.of(captured))
+            seen.special.notes.clear()  # a first call is no recompile
             self._seen.append(seen)
-            special = seen.special
-            if special is not None:  # this is no compile
-                special.notes.clear()
         return compiled
 
     def _stored(
@@ -145,7 +143,6 @@ class ManySizes:
             sizes = spec.found(key)
             if sizes is None:
                 continue
-
             sized = replace(call, sizes=sizes.sizes)
             special = Specializations(spec, [])
             compiled = self._variant(special, key, sizes, self._finder(sized, known))

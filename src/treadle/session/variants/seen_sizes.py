@@ -8,7 +8,6 @@
 """
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,8 @@ from typing import Any, final
 
 from treadle.algebra.strides import contiguous_strides
 from treadle.session.variants.guards import GuardKey
-from treadle.session.variants.shapes import SMALLEST, Dynamic, Found
+from treadle.session.variants.shapes import SMALLEST, Dynamic, Found, found_of_shapes
+from treadle.util.errors import CaptureError
 
 ArgumentDim = tuple[int, int]
 """An argument by its number, and a dim of it."""
@@ -34,26 +34,19 @@ class SeenDims(Dynamic):
     def found(self, key: GuardKey) -> Found | None:
         """What a call with this key says of these dims; ``None`` if it has others, or sizes that
         are out of their ranges."""
-        places = {path: at for at, (path, fact) in enumerate(key.arguments) if _is_sized(fact)}
-        leaves: dict[int, tuple[tuple[int, str], ...]] = {}
-        shapes: dict[int, tuple[int, ...]] = {}
-        sizes: dict[str, int] = {}
-        for path, dims in self.arguments.items():
-            if path not in places:
-                return None
-            at = places[path]
-            leaves[at], shapes[at] = tuple(sorted(dims.items())), key.arguments[at][1][1]
-            for dim, name in leaves[at]:
-                size = shapes[at][dim]
-                is_known = self.ranges[name][0] <= size <= self.ranges[name][-1]
-                if not is_known or sizes.setdefault(name, size) != size:
-                    return None
-        return Found(leaves, shapes, sizes)
+        shapes = [(path, fact[1] if _is_sized(fact) else None) for path, fact in key.arguments]
+        try:
+            found = found_of_shapes(self, shapes)
+        except CaptureError:
+            return None
+        known = dict(shapes)
+        return found if all(known[path] is not None for path in self.arguments) else None
 
     def data(self) -> dict[str, object]:
         """As JSON has it."""
-        arguments = {path: list(dims.items()) for path, dims in self.arguments.items()}
-        return json.loads(json.dumps({"arguments": arguments, "ranges": dict(self.ranges)}))
+        arguments = {path: list(map(list, dims.items())) for path, dims in self.arguments.items()}
+        ranges = {name: list(ends) for name, ends in self.ranges.items()}
+        return {"arguments": arguments, "ranges": ranges}
 
     @staticmethod
     def of_data(data: Mapping[str, Any]) -> "SeenDims":

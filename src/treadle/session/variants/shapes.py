@@ -114,18 +114,26 @@ def find(
 
 def found_in(spec: Dynamic, arguments: Sequence[tuple[str, object]]) -> Found:
     """The dims of arguments by their paths. ``CaptureError`` TR-113 as above."""
+    shapes = (
+        (path, tuple(leaf.shape) if isinstance(leaf, Tensor) else None) for path, leaf in arguments
+    )
+    return found_of_shapes(spec, list(shapes))
+
+
+def found_of_shapes(spec: Dynamic, given: Sequence[tuple[str, tuple[int, ...] | None]]) -> Found:
+    """Likewise of their shapes; ``None`` for what has none that may change."""
     leaves: dict[int, tuple[tuple[int, str], ...]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
-    for at, (argument, leaf) in enumerate(arguments):
+    for at, (argument, shape) in enumerate(given):
         dims = spec.arguments.get(argument)
-        if dims is None or not isinstance(leaf, Tensor):
+        if dims is None or shape is None:
             continue
-        _require_fits(argument, leaf, dims)
-        leaves[at], shapes[at] = tuple(sorted(dims.items())), tuple(leaf.shape)
+        _require_fits(argument, len(shape), dims)
+        leaves[at], shapes[at] = tuple(sorted(dims.items())), shape
         for dim, name in sorted(dims.items()):
-            size, place = int(leaf.shape[dim]), f"{argument} (dim {dim})"
+            size, place = int(shape[dim]), f"{argument} (dim {dim})"
             known = sizes.setdefault(name, size)
             first = seen.setdefault(name, place)
             require(known == size, _refused(f"{name} is {known} in {first} and {size} in {place}"))
@@ -133,14 +141,14 @@ def found_in(spec: Dynamic, arguments: Sequence[tuple[str, object]]) -> Found:
             inside = low <= size <= high
             require(inside, _refused(f"{name} is {size} in {place}, outside {low}..{high}"))
     for argument in spec.arguments:
-        is_passed = any(path == argument for path, _ in arguments)
+        is_passed = any(path == argument for path, _ in given)
         require(is_passed, _refused(f"the call has no argument {argument}"))
     return Found(leaves, shapes, sizes)
 
 
-def _require_fits(argument: str, leaf: Tensor, dims: Mapping[int, str]) -> None:
-    deep = all(-leaf.ndim <= dim < leaf.ndim for dim in dims)
-    require(deep, _refused(f"{argument} has {leaf.ndim} dims, not {max(dims, default=0) + 1}"))
+def _require_fits(argument: str, rank: int, dims: Mapping[int, str]) -> None:
+    deep = all(-rank <= dim < rank for dim in dims)
+    require(deep, _refused(f"{argument} has {rank} dims, not {max(dims, default=0) + 1}"))
 
 
 def _refused(said: str) -> CaptureError:
