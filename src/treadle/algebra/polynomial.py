@@ -207,9 +207,32 @@ class Polynomial:
             low += min(c * least, c * most)
             high += max(c * least, c * most)
         shifted = self._from(0), self._from(1)
-        least = max([low, *(p[0] for p in shifted if p[0] is not None)])
-        most = min([high, *(p[1] for p in shifted if p[1] is not None)])
+        known = [*shifted, self._without_quotient()]
+        least = max([low, *(p[0] for p in known if p[0] is not None)])
+        most = min([high, *(p[1] for p in known if p[1] is not None)])
         return least, most
+
+    def _without_quotient(self) -> tuple[int | None, int | None]:
+        """Bounds with ``q = (over - r) / n`` in the place of a quotient ``q = over // n``, where
+        ``0 <= r < n``: so ``S - S // 2`` is positive."""
+        quotients = [a for atoms, _ in self.terms for a in atoms if isinstance(a, Quotient)]
+        if not quotients:
+            return None, None
+        quotient = quotients[0]
+        n = quotient.under.constant
+        if n is None or n < 1 or any(atoms.count(quotient) > 1 for atoms, _ in self.terms):
+            return None, None
+        rest = Polynomial((((Dim(f"{quotient.text}'s rest", 0, n - 1, 0),), 1),))
+        whole = quotient.over.plus(rest, -1)
+        scaled = Polynomial.of(0)
+        for atoms, c in self.terms:
+            other = _without(atoms, (quotient,))
+            part = Polynomial(((atoms, c * n),))
+            if other is not None:
+                part = Polynomial(((other, c),)).times(whole)
+            scaled = scaled.plus(part)
+        low, high = scaled.bounds
+        return -(-low // n), high // n
 
     def _from(self, end: int) -> tuple[int | None, int | None]:
         """Bounds from the dims' distances to one end: with S = low + t a sum of positive terms

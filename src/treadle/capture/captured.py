@@ -133,8 +133,8 @@ class Captured:
     then the numbers that Python needs, then gradients the user's code leaves in ``.grad``, then
     those for optimizers that step eagerly, then write-backs. ``generators``: of the user's, that
     the graph names by number. ``failed``: after a guess; then it is captured up to there.
-    ``guards``: of declared sizes, also of no input's. ``stored``: its reads, for
-    other processes.
+    ``guards``: of sizes that calls change, also of no input's; ``sized``: the user's lines that
+    need numbers of them. ``stored``: its reads, for other processes.
     """
 
     step: StepGraph
@@ -148,6 +148,7 @@ class Captured:
     stored: StoredReads
     failed: Exception | None = None
     guards: GuardSet = field(default_factory=GuardSet)
+    sized: tuple[str, ...] = ()
 
     @property
     def kept_bytes(self) -> int:

@@ -72,6 +72,7 @@ class RepeatedRuns:
         self._refusal: Counted | None = None
         self._inputs: tuple[list[Tensor], bool] | None = None  # of ``last``
         self._whole: set[Key] = set()  # arrays whose numbers may not stand in
+        self._sized: set[CodeType] = set()  # code that gets the sizes of this call
 
     def last(self, inputs: list[Tensor], *, symbolic: bool) -> tuple[Run, fx.GraphModule]:
         """The run that meets nothing new, and its trace."""
@@ -111,7 +112,7 @@ class RepeatedRuns:
 
     def _next(self) -> Run:
         numbers = (*self._numbers, *self._counters)
-        parts = numbers, self._in_numbers, self._containers, self._calls.originals
+        parts = numbers, self._in_numbers, self._containers, self._calls.originals, self._sized
         run = Run(self._request, Substitutes(*parts))
         run.numbers.uses.whole |= self._whole
         self._tried.append(run)
@@ -146,9 +147,12 @@ class RepeatedRuns:
             case AsksNumber():
                 places = run.numbers.uses.places
                 if not self._calls.cover([error.codes], run.met(), places):
-                    if not self._containers:
+                    if error.is_size:
+                        self._sized.add(error.codes[0])
+                    elif not self._containers:
                         raise error
-                    self._containers = None
+                    else:
+                        self._containers = None
             case _:
                 if not self._covers_more(run, error):
                     self._retreat(error, run)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -166,6 +166,7 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
     inputs, symbols = _values(sources, request.leaves, step.place), None
     if step.dims:
         inputs, symbols = with_symbols([source for _, source in sources], inputs, step.dims)
+        request = replace(request, symbols=symbols)
     run, captured = _traced(step, request, inputs, symbols, tried)
     if captured.failed is not None:
         return captured
@@ -176,6 +177,7 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
         send_written_buffers(captured.step, step.group)
     if symbols is not None:
         take_samples(captured, symbols)
+        captured.sized = run.numbers.sized_lines()
     return captured
 
 

@@ -1,8 +1,10 @@
-"""Sizes that values decide, while a trace runs: symbols that have no number yet."""
+"""Sizes while a trace runs: symbols, of which those that values decide have no number yet."""
 
 import inspect
+import math
+import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeGuard
 
@@ -13,6 +15,7 @@ from torch.fx.experimental.sym_node import SymNode
 
 from treadle.compat.fake import is_of_values
 
+Symbol = SymInt | SymFloat | SymBool
 _SAMPLE = 64
 ASKING_FILES = frozenset(str(sys.modules[name].__file__) for name in (SymNode.__module__, "torch"))
 """Where conditions on sizes, and numbers that are sizes, are asked for by Python's code."""
@@ -22,14 +25,15 @@ the frame that asks, where that is no operation of PyTorch's."""
 
 
 def size_decisions(
-    decide: Decide, refuse: Callable[[], Exception]
+    decide: Decide, refuse: Callable[[], Exception], asked: Callable[[FrameType | None], None]
 ) -> Iterator[tuple[type, str, Callable[..., object]]]:
     """What to put where (owner, name, value) while a step is traced: asked for a condition on
     sizes that values decide, a trace goes on by what ``decide`` says; where such a size must be
     a number, it ends by ``refuse()``. Not where an operation asks whose result is not in the graph
-    yet."""
+    yet. ``asked``: is told of a frame that needs the number of a size which arguments have."""
     answer_now: Callable[..., bool] = vars(SymNode)["guard_bool"]
     number_now: Callable[..., int] = vars(SymNode)["guard_int"]
+    float_now: Callable[..., float] = vars(SymNode)["guard_float"]
 
     def guard_bool(node: SymNode, file: str, line: int) -> bool:
         condition = SymBool(node)
@@ -42,20 +46,96 @@ def size_decisions(
         return answer
 
     def guard_int(node: SymNode, file: str, line: int) -> int:
-        if file or not _asks(node):
-            return number_now(node, file, line)
-        raise refuse()
+        if not file and get_proxy_mode() is not None and node.expr.free_symbols:
+            if _is_of_values(node):
+                raise refuse()
+            asked(_asking())
+        return number_now(node, file, line)
+
+    def guard_float(node: SymNode, file: str, line: int) -> float:
+        if not file and get_proxy_mode() is not None and node.expr.free_symbols:
+            asked(_asking())
+        return float_now(node, file, line)
 
     yield SymNode, "guard_bool", guard_bool
+    yield SymNode, "guard_float", guard_float
     yield SymNode, "guard_int", guard_int
 
 
-def is_unsized(value: object) -> TypeGuard[SymInt | SymFloat | SymBool]:
+def size_arithmetic(
+    note: Callable[[object, Callable[..., Any], tuple[object, ...]], None],
+    is_shown: Callable[[FrameType], bool],
+    alone: Callable[[Any], Any],
+    as_number: Callable[[object], object],
+) -> Iterator[tuple[type, str, Callable[..., object]]]:
+    """Likewise: ``note(result, function, operands)`` hears what Python makes of sizes; a hash, and
+    a text of which ``is_shown`` says so by the frame that asks, is of the number that a size is
+    ``alone``; NumPy's functions are given what ``as_number`` does."""
+
+    def noted(
+        original: Callable[..., object], function: Callable[..., object], *, reflected: bool
+    ) -> Callable[..., object]:
+        def call(size: Symbol, *others: object) -> object:
+            result = original(size, *others)
+            if result is not NotImplemented:
+                note(result, function, (*others, size) if reflected else (size, *others))
+            return result
+
+        return call
+
+    def text(function: Callable[..., str], original: Callable[..., str]) -> Callable[..., str]:
+        def call(size: Symbol, *rest: object) -> str:
+            frame = sys._getframe(2)  # pyright: ignore
+            is_number = bool(size.node.expr.free_symbols) and is_shown(frame)
+            return function(alone(size), *rest) if is_number else original(size, *rest)
+
+        return call
+
+    def hashed(size: SymInt) -> int:
+        return hash(alone(size))
+
+    def of_numpy(
+        _: Symbol, function: Callable[..., object], how: str, *inputs: object, **options: Any
+    ) -> object:
+        return getattr(function, how)(*map(as_number, inputs), **options)
+
+    for owner in (SymInt, SymFloat):
+        for name, function in _ARITHMETIC.items():
+            for reflected in (False, True):
+                method = f"__{'r' * reflected}{name}__"
+                if method in vars(owner):
+                    yield owner, method, noted(vars(owner)[method], function, reflected=reflected)
+        yield owner, "__array_ufunc__", of_numpy
+    for owner in (SymInt, SymFloat, SymBool):
+        for name, function in {"str": str, "repr": repr, "format": format}.items():
+            yield owner, f"__{name}__", text(function, getattr(owner, f"__{name}__"))
+    yield SymInt, "__hash__", hashed
+
+
+_ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
+    "neg": operator.neg, "abs": abs, "floor": math.floor, "ceil": math.ceil,
+    "trunc": math.trunc, "round": round,
+}  # fmt: skip
+
+
+def is_symbol(value: object) -> TypeGuard[Symbol]:
+    """Whether it is a number, or an answer, that sizes decide."""
+    return isinstance(value, SymInt | SymFloat | SymBool)
+
+
+def trace_of(symbol: Symbol) -> object:
+    """The environment of the symbols that it is made of."""
+    return symbol.node.shape_env
+
+
+def is_unsized(value: object) -> TypeGuard[Symbol]:
     """Whether it is a number, or an answer, that sizes decide which values decide."""
-    return isinstance(value, SymInt | SymFloat | SymBool) and _is_of_values(value.node)
+    return is_symbol(value) and _is_of_values(value.node)
 
 
-def tensor_of_number(number: SymInt | SymFloat | SymBool) -> Tensor:
+def tensor_of_number(number: Symbol) -> Tensor:
     """It in the graph."""
     kind = {SymInt: torch.int64, SymFloat: torch.float64, SymBool: torch.bool}[type(number)]
     given: Any = number

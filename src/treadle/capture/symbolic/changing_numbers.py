@@ -28,6 +28,7 @@ from treadle.capture.symbolic.arrays.arrays import (
     overlaps,
 )
 from treadle.capture.symbolic.numbers import Number, Uses, is_number
+from treadle.capture.symbolic.size_numbers import is_size
 
 
 @final
@@ -117,10 +118,11 @@ class ChangingNumbers:
     def depends_on(self, before: object, now: object) -> bool:
         """Whether a number that the run read and set would be another one at every call, and is
         in the graph as it was: then the graph serves no second call."""
+        is_made = is_number(now) or is_size(now)
         if is_number(before):
-            other = is_number(now) or (is_real(now) and before.value != now)
+            other = is_made or (is_real(now) and before.value != now)
             return other and self._uses.is_in_graph(before.roots)
-        return is_real(before) and (is_number(now) or (is_real(now) and before != now))
+        return is_real(before) and (is_made or (is_real(now) and before != now))
 
 
 class Counted(LateError):

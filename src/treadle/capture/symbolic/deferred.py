@@ -56,6 +56,7 @@ from treadle.capture.symbolic.numbers import (
     lead_of,
     made_now,
 )
+from treadle.capture.symbolic.size_numbers import as_number
 from treadle.capture.symbolic.texts.text_code import makes_text
 from treadle.compat.unsized import tensor_of_number
 from treadle.util.branch_analysis import called_name
@@ -66,17 +67,35 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 class AsksNumber(CaptureError):
     """TR-102, where code that calls a function of real numbers could be rewritten (see
-    ``capture/symbolic/number_calls``). ``codes``: of the frames that run, innermost first."""
+    ``capture/symbolic/number_calls``). ``codes``: of the frames that run, innermost first.
+    ``is_size``: a number of this call is there, and a later call may have another."""
 
     codes: tuple[CodeType, ...]
+    is_size = False
 
 
 def asks_number() -> CaptureError:
     """For code that needs a number now which is known after the launch."""
     frames = list(users_frames())
     error = looks_at_value(_where(frames))
+    return _asks(frames, error) or error
+
+
+def asks_size(frame: FrameType) -> AsksNumber | None:
+    """For code in ``frame`` that needs the number of a size; ``None`` if it could not be
+    rewritten."""
+    frames = list(users_frames())
+    if not frames or frames[0] is not frame:
+        return None
+    asks = _asks(frames, looks_at_value(_where(frames)))
+    if asks is not None:
+        asks.is_size = True
+    return asks
+
+
+def _asks(frames: Sequence[FrameType], error: CaptureError) -> AsksNumber | None:
     if not frames or not (_calls_real(frames[0]) or _makes_text(frames[0])):
-        return error
+        return None
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
     asks.codes = tuple(frame.f_code for frame in frames)
     return asks
@@ -434,6 +453,8 @@ def number_in(tensor: Tensor) -> object:
 def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
         args = tuple(number_in(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        if function not in _ROUND:
+            args = tuple(map(as_number, args))
         numbers = all(is_number(arg) or is_real(arg) for arg in (*args, *kwargs.values()))
         if numbers and any(map(is_number, args)):
             if function is _ISCLOSE and len(args) == 2:
@@ -448,6 +469,8 @@ def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
 
 
 _ISCLOSE = math.isclose
+_ROUND = frozenset({math.ceil, math.floor, math.trunc})
+"""What makes a size of a size."""
 
 
 def _tolerances(*, rel_tol: object = 1e-9, abs_tol: object = 0.0) -> tuple[object, object]:

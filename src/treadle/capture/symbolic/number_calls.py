@@ -33,6 +33,7 @@ from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
 from treadle.capture.symbolic.numbers import PlainNumber, SourcePosition, Text, is_number
+from treadle.capture.symbolic.size_numbers import as_number, is_size, truncated
 from treadle.capture.symbolic.source_rewriting import called_functions, rewritten_source
 from treadle.capture.symbolic.texts.texts import TEXTS
 from treadle.compat.fake import class_of, is_traced
@@ -166,6 +167,10 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
                 return length_of(value)
             if is_unsized(value):
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)
+            if is_size(value):
+                if kind is int:
+                    return truncated(value)
+                value = as_number(value)
             if is_number(value):
                 return value.derived(kind)
             if isinstance(value, Text):

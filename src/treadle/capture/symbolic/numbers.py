@@ -19,13 +19,13 @@ from typing import Any, Protocol, TypeGuard, TypeVar, cast, overload
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
-from torch import SymBool, SymFloat, SymInt, Tensor
+from torch import Tensor
 
 from treadle.capture.explain_errors import users_frames
 from treadle.capture.python_state.plain_values import RealNumber, is_real, is_whole
 from treadle.capture.symbolic.computations import Computation, Decisions, Key
 from treadle.compat.tracing import outside_modes
-from treadle.compat.unsized import is_unsized
+from treadle.compat.unsized import Symbol, is_symbol
 
 T = TypeVar("T")
 PlainNumber = bool | RealNumber
@@ -63,9 +63,7 @@ class Uses:
     whole: set[Key] = field(default_factory=set[Key])  # arrays whose numbers may not
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
-    of_size: Callable[[SymInt | SymFloat | SymBool], "Number"] | None = (
-        None  # of a size that values decide
-    )
+    of_size: Callable[[Symbol], object] | None = None  # what stands in for a size
     mode: Callable[[], AbstractContextManager[object]] | None = None  # in which tensors are traced
     membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
         None
@@ -161,14 +159,14 @@ class Number:
         return Number.of(function, (*rest, self) if reflected else (self, *rest))
 
     @staticmethod
-    def of(function: Callable[..., PlainNumber], operands: Sequence[object]) -> "Number":
-        """``function`` of numbers, some of which stand in."""
+    def of(function: Callable[..., Any], operands: Sequence[object]) -> Any:
+        """``function`` of numbers: a number that stands in if one of them does."""
         numbers = [operand for operand in operands if is_number(operand)]
+        if not numbers:
+            return function(*operands)
         of_size = numbers[0].uses.of_size
         if of_size is not None:
-            operands = [
-                of_size(operand) if is_unsized(operand) else operand for operand in operands
-            ]
+            operands = [of_size(operand) if is_symbol(operand) else operand for operand in operands]
             numbers = [operand for operand in operands if is_number(operand)]
         if not all(
             is_number(operand) or isinstance(operand, bool) or is_real(operand)
@@ -391,6 +389,9 @@ def _give_comparisons() -> None:
 
     def asked(function: Callable[..., object]) -> Callable[[Number, object], object]:
         def call(self: Number, other: object) -> object:
+            of_size = self._uses.of_size
+            if of_size is not None and is_symbol(other):
+                other = of_size(other)
             is_later = is_number(other) and type(other) is not Number
             if isinstance(other, Tensor) or is_later:
                 return NotImplemented

@@ -16,6 +16,7 @@ from treadle.capture.symbolic.entries import asked_position
 from treadle.capture.symbolic.host_draws import HostDraws
 from treadle.capture.symbolic.memberships import membership_asked
 from treadle.capture.symbolic.numbers import Number, Text, Uses
+from treadle.capture.tracing.call_sizes import CallSizes
 from treadle.capture.tracing.request import Substitutes, TraceRequest
 
 
@@ -31,6 +32,10 @@ class NumberInputs:
         self.changing = ChangingNumbers(substitutes.numbers, self.uses, lambda: call.leaves)
         self.draws = HostDraws(self.uses)
         self.stand_in = substitutes.in_numbers
+        self.sizes: CallSizes | None = None
+        if request.dims and request.symbols is not None:
+            parts = request.dims, request.symbols, call, self.uses
+            self.sizes = CallSizes(*parts, stand_in=self.stand_in)
         self._request = request
         self._scaling = frozenset(number.label for number in substitutes.numbers)
         self._paths: list[str] = []  # of the leaves of the arguments
@@ -68,6 +73,10 @@ class NumberInputs:
         if type(leaf) is str:
             return Text(leaf, lambda: call.leaves[at], roots, self.uses)
         return leaf
+
+    def sized_lines(self) -> tuple[str, ...]:
+        """The user's lines that needed numbers of sizes, for which the run is right alone."""
+        return () if self.sizes is None else tuple(dict.fromkeys(self.sizes.lines))
 
     def may_change(self) -> bool:
         """Whether anything stands in for a number or a text, hyper-parameters apart."""

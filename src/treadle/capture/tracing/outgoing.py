@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeGuard, final
 
-from torch import SymInt, Tensor
+from torch import Tensor
 
 from treadle.capture.argument_containers import ArgumentAlias, Copies, ServedCall
 from treadle.capture.python_state.containers.container_changes import Reference
@@ -15,13 +15,14 @@ from treadle.capture.python_state.parts import is_plain
 from treadle.capture.refuse import refuse_unfinished
 from treadle.capture.symbolic.deferred import DeferredNumbers, is_known_later
 from treadle.capture.symbolic.numbers import as_key, is_stand_in
+from treadle.capture.symbolic.size_numbers import alone, as_number, is_size
 from treadle.capture.tensors.result_slots import NamedOnce, slot_of
 from treadle.capture.tensors.sparse_gradients import SparseGradients, is_sparse
 from treadle.capture.tracing.user_tensors import UserTensors
 from treadle.compat.distributed.sharded_tensors import local_of
 from treadle.compat.fake import is_traced
 from treadle.compat.pytree import TreeSpec
-from treadle.compat.unsized import is_unsized
+from treadle.compat.unsized import is_symbol, is_unsized
 
 
 @final
@@ -65,17 +66,14 @@ class OutgoingValues:
         is_made = (
             is_traced(leaf) or isinstance(leaf, ArgumentAlias | Reference) or is_stand_in(leaf)
         )
-        is_made = is_made or isinstance(leaf, SymInt) or is_unsized(leaf)
-        return is_made or id(leaf) in self._inputs
+        return is_made or is_symbol(leaf) or id(leaf) in self._inputs
 
     def at_call(self, leaf: object) -> object:
         """What the leaf is at a call: a tensor of the user's is that object, and a view of one is a
-        view of it; a size that was declared is the number it is for the sizes that this variant is
-        for."""
+        view of it."""
         if is_unsized(leaf):
             leaf = self._numbers.of_size(leaf)
-        if isinstance(leaf, SymInt):
-            return int(leaf)
+        leaf = as_number(leaf)
         if is_known_later(leaf):
             self._numbers.fetch(leaf)
         if is_stand_in(leaf):
@@ -105,6 +103,10 @@ class OutgoingValues:
 
 def _with_real_keys(node: object) -> object:
     """For a dict with keys that stand in, one with the keys themselves."""
-    if type(node) is not dict or all(as_key(key) is key for key in node):
+    if type(node) is not dict or all(_real_key(key) is key for key in node):
         return None
-    return {as_key(key): replaced(value, _with_real_keys) for key, value in node.items()}
+    return {_real_key(key): replaced(value, _with_real_keys) for key, value in node.items()}
+
+
+def _real_key(key: object) -> object:
+    return alone(key) if is_size(key) else as_key(key)

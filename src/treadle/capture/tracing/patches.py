@@ -5,8 +5,6 @@ from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from typing import Any, ParamSpec, TypeVar
 
-from torch import Tensor
-
 from treadle.compat.tracing import works_for
 
 P = ParamSpec("P")
@@ -37,15 +35,9 @@ def put(undo: ExitStack, target: MutableMapping[K, Any], key: K, value: object) 
 
 
 def put_attribute(undo: ExitStack, owner: object, name: str, value: object) -> None:
-    """``owner.name = value`` likewise, of a class or a module that has it itself."""
-    undo.callback(setattr, owner, name, vars(owner)[name])
+    """``owner.name = value`` likewise, of a class or a module, which may inherit it or lack it."""
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
     setattr(owner, name, value)
-
-
-def put_method(undo: ExitStack, name: str, method: Callable[..., object]) -> None:
-    """Patch a method of ``Tensor``, which may inherit the method or lack it."""
-    if name in vars(Tensor):
-        put_attribute(undo, Tensor, name, method)
-        return
-    undo.callback(delattr, Tensor, name)
-    setattr(Tensor, name, method)

@@ -15,7 +15,7 @@ from treadle.capture.optimizers.registry import has_update_rule
 from treadle.capture.symbolic.numbers import Uses
 from treadle.capture.tracing.optimizer_states import OptimizerStates
 from treadle.capture.tracing.optimizer_steps import OptimizerSteps
-from treadle.capture.tracing.patches import put, put_attribute, put_method, traced_only
+from treadle.capture.tracing.patches import put, put_attribute, traced_only
 from treadle.capture.tracing.request import TraceRequest
 from treadle.capture.tracing.tensor_patcher import TensorPatcher
 from treadle.capture.tracing.trace_recorder import TraceRecorder
@@ -108,9 +108,9 @@ def _patch_entries(undo: ExitStack, mode: TensorPatcher) -> None:
     for owner, name in (*tensor_entries(), *sharded_entries()):
         original: Callable[..., object] = vars(owner)[name]
         put_attribute(undo, owner, name, traced_only(mode.entering(original), original))
-    put_method(undo, "__bool__", mode.answering(Tensor.__bool__))
-    put_method(undo, "__copy__", mode.copying())
-    put_method(undo, "as_subclass", mode.in_class(Tensor.as_subclass))
+    put_attribute(undo, Tensor, "__bool__", mode.answering(Tensor.__bool__))
+    put_attribute(undo, Tensor, "__copy__", mode.copying())
+    put_attribute(undo, Tensor, "as_subclass", mode.in_class(Tensor.as_subclass))
 
 
 def _refuse_strangers(known: frozenset[int], optimizer: Optimizer, *_: object) -> None:

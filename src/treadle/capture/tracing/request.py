@@ -1,6 +1,7 @@
 """What is captured: a step, and one call of it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import final
@@ -19,6 +20,7 @@ from treadle.capture.sources import Parameter, ParamGroups, Source
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compat.pytree import TreeSpec
+from treadle.graph.analysis.dynamic import Symbols
 from treadle.graph.core.signature import Input
 
 
@@ -32,7 +34,7 @@ class TraceRequest:
     gradients only. Optimizers do not step, and what the last backward left in ``.grad`` stays
     there, whatever clips or clears it afterwards. ``plans``: there are no values. ``path``: the
     answers to its first decisions on values of tensors. ``dims``: the shapes of those leaves that
-    have sizes which later calls change.
+    have sizes which later calls change; ``symbols``: what stands for these in the trace.
     """
 
     function: Callable[..., object]
@@ -50,6 +52,7 @@ class TraceRequest:
     group: RankGroup | None = None
     path: Answers | None = ()
     dims: Dims | None = None
+    symbols: Symbols | None = None
 
     @property
     def objects(self) -> StepObjects:
@@ -69,10 +72,12 @@ class Substitutes:
 
     ``numbers``: places whose numbers change from call to call. ``in_numbers=False``: every number
     is taken as it is. ``containers``: those that a run before changed; ``None``: nothing stands in
-    for any. ``originals``: of code that is rewritten for the run.
+    for any. ``originals``: of code that is rewritten for the run. ``sized``: code that is
+    given the sizes of this call where it needs numbers.
     """
 
     numbers: Sequence[Location] = ()
     in_numbers: bool = True
     containers: Sequence[ChangedContainer] | None = ()
     originals: Mapping[CodeType, CodeType] = field(default_factory=dict[CodeType, CodeType])
+    sized: AbstractSet[CodeType] = frozenset()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import FrameType
 from typing import TypeGuard, final
 
 import torch
@@ -11,17 +12,19 @@ from torch import Tensor, nn
 from treadle.capture.argument_containers import Copies
 from treadle.capture.distributed.communication import refuse_collectives
 from treadle.capture.distributed.gradient_sync import GradientSync, RankGroup
-from treadle.capture.explain_errors import called_with
+from treadle.capture.explain_errors import called_with, show_line
 from treadle.capture.integrations.grad_scaler import ScalerBegins
 from treadle.capture.integrations.recurrent import RecurrentLayers
 from treadle.capture.python_state.changed_line import LineWatch
 from treadle.capture.python_state.changes import LateError
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.containers.container_changes import ContainerChanges
 from treadle.capture.python_state.containers.outputs import OutputLog
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import Part
-from treadle.capture.symbolic.deferred import AsksNumber
+from treadle.capture.symbolic.deferred import AsksNumber, asks_size
+from treadle.capture.symbolic.size_numbers import as_number
 from treadle.capture.tensors.gradient_effects import GradientEffects
 from treadle.capture.tensors.sparse_gradients import SparseGradients
 from treadle.capture.tracing.container_stand_ins import ContainerStandIns
@@ -41,6 +44,7 @@ from treadle.capture.tracing.user_tensors import UserTensors
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.switches import switches, switches_kept, uses_onednn
 from treadle.compat.tracing import without_functions
+from treadle.compat.unsized import Symbol, is_unsized
 
 
 @final
@@ -91,14 +95,33 @@ class Run:
     def _connect(self) -> None:
         """What the parts ask of each other while the run goes on."""
         uses, recorder = self.numbers.uses, self.recorder
-        uses.of_size = recorder.numbers.of_size
+        recorder.asks_size = self._asks_size
         for table in (uses, recorder.numbers.uses):
             table.mode = lambda: recorder.mode()
+            table.of_size = self._number_of
         recorder.conditions.path = self.request.path
         recorder.memory = self.tensors.memory
         recorder.masks.inputs = self.updates.constants, uses.inputs, uses.arrays
         if not self.request.update:
             recorder.after_backward = self.gradients.keep
+
+    def _asks_size(self, frame: FrameType) -> AsksNumber | None:
+        """What ends the run, so that ``frame`` needs no number of a size in the next one."""
+        sizes, code = self.numbers.sizes, self.originals.get(frame.f_code, frame.f_code)
+        if sizes is None:
+            return None
+        asks = None if code in self.substitutes.sized else asks_size(frame)
+        if asks is not None:
+            asks.codes = tuple(self.originals.get(code, code) for code in asks.codes)
+        elif code_owner(frame.f_code.co_filename) >= CodeOwner.INSTALLED:
+            sizes.lines.append(show_line((frame.f_code.co_filename, frame.f_lineno)))
+        return asks
+
+    def _number_of(self, size: Symbol) -> object:
+        """Of a size that values decide, or the arguments."""
+        if is_unsized(size):
+            return self.recorder.numbers.of_size(size)
+        return as_number(size)
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
@@ -193,6 +216,8 @@ class Run:
         """What is refused once the step is over."""
         recorder = self.recorder
         recorder.numbers.check()
+        if self.numbers.sizes is not None:
+            self.numbers.sizes.settle()
         if not self.request.optimizers:
             recorder.sync.finish()
         refuse_collectives(recorder.provenance.lines)

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar, cast, final
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, SymFloat, Tensor
 from torch.overrides import TorchFunctionMode
 
 from treadle.capture.explain_errors import here
@@ -30,6 +30,7 @@ from treadle.capture.symbolic.branches.value_checks import one_hot
 from treadle.capture.symbolic.deferred import whole_tensor
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.capture.symbolic.scaled import scaled
+from treadle.capture.symbolic.size_numbers import as_number, is_size
 from treadle.capture.symbolic.texts import texts
 from treadle.capture.tensors.sparse_gradients import embedding
 from treadle.capture.tensors.tensor_effects import SET_DATA
@@ -205,6 +206,9 @@ class TensorPatcher(TorchFunctionMode):
         numbers."""
         if call.function in _OF_NUMBERS:
             call = call.replaced(is_unsized, self._recorder.numbers.of_size)
+        are_numbers = is_size if call.function in _OF_NUMBERS else _is_float
+        if call.has(are_numbers):
+            call = call.replaced(are_numbers, as_number)
         if call.has(is_stand_in):
             call = _Call.of(*scaled(call.function, call.args, call.kwargs))
         if call.has(self._is_outside):
@@ -364,6 +368,10 @@ def _users_ask() -> bool:
         frame = frame.f_back
     file = frame.f_code.co_filename
     return file in _FOR_USERS or code_owner(file) is not CodeOwner.OURS
+
+
+def _is_float(leaf: object) -> TypeGuard[SymFloat]:
+    return isinstance(leaf, SymFloat)
 
 
 def _is_generator(leaf: object) -> TypeGuard[Generator]:

@@ -22,12 +22,14 @@ from treadle.capture.integrations.fully_sharded import (
 )
 from treadle.capture.integrations.grad_scaler import LossScaling
 from treadle.capture.integrations.registry import library_patches
+from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.symbolic.arrays.array_functions import makers
 from treadle.capture.symbolic.arrays.arrays import from_numpy
 from treadle.capture.symbolic.branches.expected import Conditions, constraint_checks
 from treadle.capture.symbolic.branches.known_masks import KnownMasks
-from treadle.capture.symbolic.deferred import DeferredNumbers, functions_of_numbers
+from treadle.capture.symbolic.deferred import AsksNumber, DeferredNumbers, functions_of_numbers
 from treadle.capture.symbolic.scalar_index import ScalarIndices
+from treadle.capture.symbolic.size_numbers import alone, as_number, note_made
 from treadle.capture.tensors.held_tensors import HeldTensors
 from treadle.capture.tensors.rng_guard import RngGuard
 from treadle.capture.tensors.tensor_effects import DataAssignments
@@ -41,7 +43,7 @@ from treadle.compat.control_flow import functions_replaced
 from treadle.compat.hooks import backward_inside
 from treadle.compat.switches import checks_for_nan
 from treadle.compat.tracing import traced_nodes
-from treadle.compat.unsized import size_decisions, tensor_of_number
+from treadle.compat.unsized import size_arithmetic, size_decisions, tensor_of_number
 from treadle.util.errors import CaptureError
 
 
@@ -72,6 +74,7 @@ class TraceRecorder:
         self.gathers: list[GatherSpan] = []
         self.inside: Callable[[Tensor], Tensor] = lambda tensor: tensor
         self.after_backward: Callable[[], None] = lambda: None
+        self.asks_size: Callable[[FrameType], AsksNumber | None] = lambda _: None
         self.memory: Callable[[], frozenset[int | None]] = frozenset  # that the user has
         self.mode: Callable[[], AbstractContextManager[object]] = nullcontext
         self.pause: Callable[[], bool] = _nothing_paused
@@ -80,6 +83,7 @@ class TraceRecorder:
     def ends(self) -> None:
         """Let go of the run: hooks of traced nodes, which stay, know this object."""
         self.provenance.listen = self.after_backward = lambda: None
+        self.asks_size = lambda _: None
         self.memory, self.masks = frozenset, KnownMasks()
         self.mode, self.numbers.uses.mode = nullcontext, None
         self.pause, self.resume = _nothing_paused, lambda: None
@@ -96,7 +100,7 @@ class TraceRecorder:
             undo.enter_context(functions_replaced(_control_flow))
             undo.enter_context(backward_inside(backward_mode))
             for owner, name, ours in list(self._replacements()):
-                put_attribute(undo, owner, name, traced_only(ours, vars(owner)[name]))
+                put_attribute(undo, owner, name, traced_only(ours, getattr(owner, name, _lacking)))
             checkpointing = watched_checkpointing(
                 regions.begin, regions.end, regions.mark, lambda: self.mode()
             )
@@ -121,7 +125,8 @@ class TraceRecorder:
         yield from library_patches(self)
         yield distributed, "all_reduce", all_reduce_in_place(distributed.all_reduce)
         yield from constraint_checks()
-        yield from size_decisions(self._decides_size, self.numbers.refuse)
+        yield from size_decisions(self._decides_size, self.numbers.refuse, self._asks_size)
+        yield from size_arithmetic(note_made, self._shows_size, alone, as_number)
         yield from functions_of_numbers()
         yield from makers()
 
@@ -161,6 +166,22 @@ class TraceRecorder:
         value, fresh = tensor_of_number(condition), self.tensors.fresh
         return self.conditions.answer(value, frame, fresh, guess=likely, of_size=True)
 
+    def _asks_size(self, frame: FrameType | None) -> None:
+        """``frame`` needs the number of a size of the arguments: the run ends where its code may be
+        rewritten to need none."""
+        asks = None if frame is None else self.asks_size(frame)
+        if asks is not None:
+            self.numbers.refused = self.numbers.refused or asks
+            raise asks
+
+    def _shows_size(self, frame: FrameType) -> bool:
+        """Whether ``frame`` makes a text of the user's of a size."""
+        owner = code_owner(frame.f_code.co_filename)
+        if owner in (CodeOwner.OURS, CodeOwner.TORCH):
+            return False
+        self._asks_size(frame)
+        return True
+
     def require(self, holds: Tensor) -> None:
         """Take for granted that a 0-dim tensor is true."""
         self.conditions.require(holds, self.tensors.fresh)
@@ -181,6 +202,11 @@ def _refuse_anomaly_mode() -> None:
             remedy="leave detect_anomaly off around a compiled step, and call the function itself "
             "under it to find an operation; detect_anomaly(check_nan=False) is captured",
         )
+
+
+def _lacking(*_: object) -> object:
+    """A method that a class has in a trace alone."""
+    return NotImplemented
 
 
 def _nothing(*_: object) -> None:

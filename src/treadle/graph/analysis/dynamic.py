@@ -105,8 +105,8 @@ class Symbols:
             return int(expr)
         if expr.is_Symbol:
             return self._sizes[str(expr)]
-        name = type(expr).__name__
-        if name in _ROUNDED and type(expr.args[0]).__name__ == "IntTrueDiv":
+        name = _name_of(expr)
+        if name in _ROUNDED and _name_of(expr.args[0]) == "IntTrueDiv":
             return _ROUNDED[name](*map(self._from, expr.args[0].args))
         parts = [self._from(argument) for argument in expr.args] if not expr.is_Pow else []
         combine = self._combines(name)
@@ -115,6 +115,16 @@ class Symbols:
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
             return reduce(operator.mul, [self._from(expr.base)] * int(expr.exp))
         raise LoweringError(f"a size of the step is {expr}, which has no form", code="TR-305")
+
+    def _ratio(self, expr: Any) -> tuple[int, int]:
+        """A sympy expression as a number of ours and what it is divided by, a positive one."""
+        if _name_of(expr) == "ToFloat":
+            return self._ratio(expr.args[0])
+        if _name_of(expr) == "IntTrueDiv" and expr.args[1].is_Integer and expr.args[1] > 0:
+            return self._from(expr.args[0]), int(expr.args[1])
+        if expr.is_Float and float(expr).is_integer():
+            return int(expr), 1
+        return self._from(expr), 1
 
     def _combines(self, name: str) -> Callable[[int, int], int] | None:
         """What a kind of sympy expression does with two numbers; ``None`` if it is not known."""
@@ -130,20 +140,28 @@ class Symbols:
         """Guard what PyTorch has asked of its symbols since this was done last."""
         env = self.mode.shape_env
         assert env is not None, "a mode without symbols"
-        relations = [guard.expr for guard in env.guards[self._noted :]]
-        self._noted += len(relations)
+        asked = [guard.expr for guard in env.guards[self._noted :]]
+        self._noted += len(asked)
+        relations = [
+            part for expr in asked for part in (expr.args if _name_of(expr) == "And" else (expr,))
+        ]
         for relation in relations:
-            if type(relation).__name__ not in _RELATIONS:
+            if _name_of(relation) not in _RELATIONS:
                 raise LoweringError(f"the step asks whether {relation}", code="TR-305")
-            left, right = (self._from(argument) for argument in relation.args)
-            _RELATIONS[type(relation).__name__](self.guards, left, right)
+            (left, under), (right, below) = map(self._ratio, relation.args)
+            _RELATIONS[_name_of(relation)](self.guards, left * below, right * under)
         for symbol, other in env.replacements.items():
             self.guards.equal(self._from(symbol), self._from(other))
+
+
+def _name_of(expr: object) -> str:
+    return type(expr).__name__
 
 
 _ROUNDED: Mapping[str, Callable[[int, int], int]] = {
     "CeilToInt": ceil_div,
     "FloorToInt": operator.floordiv,
+    "TruncToInt": operator.floordiv,
 }
 """A quotient of two numbers that is rounded at once, as in ``math.ceil(n / 32)``."""
 _SUMS: Mapping[str, Callable[[int, int], int]] = {
@@ -322,9 +340,16 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     """
     symbols = mode.symbols
     numbers: dict[fx.Node, int] = {}
+    others: set[fx.Node] = set()  # floats and answers: a whole number may be made of them
 
     def plain(leaf: Argument) -> Argument:
         if isinstance(leaf, fx.Node):
+            if leaf in others:
+                raise LoweringError(
+                    "the step computes a float or a truth value from a size",
+                    code="TR-305",
+                    where=info(leaf).where,
+                )
             return numbers.get(leaf, leaf)
         return symbols.size(leaf) if isinstance(leaf, SymInt) else leaf
 
@@ -334,11 +359,8 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
             continue
         twin = known_value(node)
         if isinstance(twin, SymFloat | SymBool):
-            raise LoweringError(
-                "the step computes a float or a truth value from a size",
-                code="TR-305",
-                where=info(node).where,
-            )
+            others.add(node)
+            continue
         if isinstance(twin, SymInt | int) and node.op == "call_function":
             numbers[node] = symbols.size(twin)
             continue
@@ -346,7 +368,8 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
         node.kwargs = map_argument(plain, node.kwargs)
         set_value(node, _sample(node, mode))
         pair(value_of(node), twin)
-    for node in reversed(list(numbers)):
+    gone = {*numbers, *others}
+    for node in reversed([node for node in graph.nodes if node in gone]):
         graph.erase_node(node)
 
 

@@ -135,6 +135,8 @@ class Dispatcher:
         if special is not None:
             return special
         reasons = self._why_not(key, call.path)
+        alone = self._sizes.why_alone()
+        reasons = [f"{reason}; {alone}" if alone else reason for reason in reasons]
         self._compiler.note_numbers(self.variants.changed_numbers(key))
         if self._sizes.are_declared:
             compiled = self._compiler.compile(call, self.variants)

@@ -49,6 +49,11 @@ class ManySizes:
         """Whether the user says which dims change."""
         return self._declared is not None
 
+    def why_alone(self) -> str:
+        """Why the last call's sizes are compiled by themselves, where others are not."""
+        specials = (self._special, *(seen.special for seen in self._seen))
+        return next((special.alone for special in specials if special and special.alone), "")
+
     def forget(self) -> None:
         """What was made is for parameters that are no more."""
         self._special, self._seen = None, []

@@ -1,6 +1,7 @@
 """Dims of the arguments that change from call to call, and what a call's shapes say of them."""
 
 import bisect
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from treadle.algebra.extents import Size
+from treadle.algebra.guards import Guard
 from treadle.algebra.polynomial import Sizes
 from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.capture.python_state.flatten import flatten_with_paths
@@ -161,6 +163,7 @@ def sampled_dims(
     dynamic_dims: Found,
     fixed: frozenset[str],
     taken: set[int],
+    broken: Sequence[Sequence[Guard]] = (),
     *,
     of_largest: bool = False,
 ) -> dict[int, tuple[int, ...]]:
@@ -168,9 +171,11 @@ def sampled_dims(
 
     The sample of a size is a number near the call's, or near the largest one, that nothing else in
     the step is likely to be, so that a size is told from a width that happens to be equal.
-    ``taken``: numbers to avoid.
+    ``taken``: numbers to avoid; ``broken``: of patterns that do not fit the call the guards that do
+    not hold for its sizes, nor for these samples where that can be.
     """
     samples: dict[str, int] = {}
+    chosen: dict[str, int] = {}
     taken = taken | {dynamic_dims.sizes[name] for name in fixed}
     for name, size in dynamic_dims.sizes.items():
         if name in fixed:
@@ -179,7 +184,9 @@ def sampled_dims(
         low, high = spec.bucket(name, size)
         low = max(low, SMALLEST)
         near = spec.largest(name, size) if of_largest else size
-        sample = _strange(near, low, near if of_largest else high, taken)
+        fits = functools.partial(_is_as_asked, broken, {**dynamic_dims.sizes, **chosen}, name)
+        sample = _strange(near, low, near if of_largest else high, taken, fits)
+        chosen[name] = sample
         taken.add(sample)
         samples[name] = Size.dim(name, low, high, sample)
     shapes: dict[int, tuple[int, ...]] = {}
@@ -192,11 +199,22 @@ def sampled_dims(
 
 
 _FAR = 4096
+_ENOUGH = 256
+"""Candidates: many primes are among them."""
 
 
-def _strange(size: int, low: int, high: int, taken: set[int]) -> int:
-    """The prime nearest ``size`` that is not taken; if there is none, another number in range."""
+def _is_as_asked(broken: Sequence[Sequence[Guard]], sizes: Sizes, name: str, sample: int) -> bool:
+    """Whether none of the guards holds with ``sample`` in the place of a size."""
+    others = {**sizes, name: sample}
+    return not any(guard.holds(others) for guards in broken for guard in guards)
+
+
+def _strange(size: int, low: int, high: int, taken: set[int], fits: Callable[[int], bool]) -> int:
+    """The prime nearest ``size`` that is not taken, of numbers that fit where some do; if there is
+    none, another number in range."""
     near = [n for d in range(_FAR) for n in (size - d, size + d) if low <= n <= high]
+    fitting = list(itertools.islice(filter(fits, near), _ENOUGH))
+    near = fitting if len(fitting) > 1 else near  # else no other size is compiled with it
     free = [n for n in near if n not in taken]
     return next(filter(_is_prime, free), free[0] if free else min(max(size, low), high))
 

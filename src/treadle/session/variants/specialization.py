@@ -30,6 +30,8 @@ class Specializations:
     notes: list[str]
     _known: list[tuple[GuardKey, Compiled]] = field(default_factory=list[tuple[GuardKey, Compiled]])
     _failed: set[GuardKey] = field(default_factory=set[GuardKey])
+    alone: str = ""
+    """Why the last call's sizes go by themselves."""
 
     @property
     def has_failed(self) -> bool:
@@ -51,6 +53,7 @@ class Specializations:
         compiles a pattern for calls of this key, or finds one; ``None`` where there is none.
         ``is_planned``: within a budget, so by estimates for the largest sizes.
         """
+        self.alone = ""
         sizes = dynamic_dims.sizes.items()
         fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
         while len(fixed) < len(dynamic_dims.sizes):
@@ -61,7 +64,9 @@ class Specializations:
             broken = [_broken(pattern, dynamic_dims.sizes) for pattern in patterns]
             while all(broken):  # none fits
                 of_largest = is_planned and not patterns
-                dims = sampled_dims(self.spec, dynamic_dims, fixed, numbers, of_largest=of_largest)
+                dims = sampled_dims(
+                    *(self.spec, dynamic_dims, fixed, numbers, broken), of_largest=of_largest
+                )
                 if not _are_new(dims, broken, dynamic_dims.sizes):
                     break
                 pattern = self._made(general, dynamic_dims, fixed, dims, make)
@@ -74,6 +79,7 @@ class Specializations:
                 if not guards:
                     return _instance(pattern, dynamic_dims)
             fixed |= {dim.name for guard in broken[-1] for dim in guard.formula.dims}
+            self.alone = _words_of(broken[-1], patterns[-1].captured.sized)
         return None
 
     def _tell_why(self, broken: Sequence[Sequence[Guard]]) -> None:
@@ -123,6 +129,13 @@ class Specializations:
 def _broken(pattern: Compiled, sizes: Sizes) -> list[Guard]:
     """Of the answers that a pattern was made with, those that are wrong for these sizes."""
     return [guard for guard in pattern.artifact.guards if not guard.holds(sizes)]
+
+
+def _words_of(broken: Sequence[Guard], lines: Sequence[str]) -> str:
+    """That a step asks for the numbers of sizes, and where."""
+    names = ", ".join(sorted({dim.name for guard in broken for dim in guard.formula.dims}))
+    where = f": {'; '.join(lines[:3])}" if lines else ""
+    return f"compiled for these sizes alone, as what runs depends on the number {names}{where}"
 
 
 def _is_pin(guard: Guard) -> bool:

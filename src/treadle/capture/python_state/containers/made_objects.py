@@ -22,6 +22,7 @@ from treadle.capture.python_state.plain_values import is_plain
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat import pytree
 from treadle.compat.fake import is_traced
+from treadle.compat.unsized import is_symbol
 
 
 def values_inside(value: object, known: Mapping[int, object]) -> list[object]:
@@ -41,7 +42,7 @@ def _inside(value: object, known: Mapping[int, object]) -> tuple[list[object], f
     left = [value]
     while left:
         current = left.pop()
-        if is_traced(current) or is_stand_in(current):
+        if is_traced(current) or is_stand_in(current) or is_symbol(current):
             inside[id(current)] = current
             continue
         if is_plain(current) or id(current) in known or id(current) in met or is_machinery(current):

@@ -15,6 +15,7 @@ from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.plain_values import is_plain
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
+from treadle.compat.unsized import is_symbol
 
 
 @final
@@ -36,7 +37,7 @@ class LeftObjects:
 
     def hides_traced(self, value: object) -> bool:
         """Whether an object that is no container holds a tensor or number of the run."""
-        if is_traced(value) or is_stand_in(value):
+        if is_traced(value) or is_stand_in(value) or is_symbol(value):
             return False
         return bool(values_inside(value, self.known))
 

@@ -17,13 +17,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
 from treadle.capture.python_state.flatten import flatten_containers, replaced, unflatten
 from treadle.capture.python_state.introspect import is_heap
+from treadle.capture.python_state.object_pytrees import Sized
 from treadle.capture.symbolic.deferred import number_of, text_of, whole_tensor
 from treadle.capture.symbolic.numbers import Text, is_stand_in
+from treadle.capture.symbolic.size_numbers import as_number, is_size
 from treadle.compat.pytree import TreeSpec
 
 
@@ -47,9 +50,15 @@ class Shown:
 
 def taken(tree: object) -> tuple[list[object], TreeSpec]:
     """What is in lists, tuples and dicts, as it is now, with what stands in for tensors."""
-    plain = replaced(tree, lambda node: as_plain(node) if is_recorded(node) else None)
-    leaves, spec = flatten_containers(plain)
-    return [_taken(leaf) for leaf in leaves], spec
+    leaves, spec = flatten_containers(replaced(tree, _open))
+    return [_taken(as_number(leaf)) for leaf in leaves], spec
+
+
+def _open(node: object) -> object:
+    """A container in the place of a recorded one, and of a shape with sizes of arguments."""
+    if type(node) is torch.Size and any(map(is_size, node)):
+        return Sized(tuple(node))
+    return as_plain(node) if is_recorded(node) else None
 
 
 def _taken(leaf: object) -> object:
@@ -61,7 +70,12 @@ def _taken(leaf: object) -> object:
 
 
 def _has_stand_ins(leaves: Iterable[object]) -> bool:
-    return any(is_stand_in(leaf) or isinstance(leaf, Tensor) for leaf in leaves)
+    return any(
+        is_stand_in(leaf)
+        or isinstance(leaf, Tensor)
+        or any(map(is_size, leaf if type(leaf) is torch.Size else (leaf,)))
+        for leaf in leaves
+    )
 
 
 def made_by(function: Callable[..., object], *args: object) -> object:
@@ -69,7 +83,8 @@ def made_by(function: Callable[..., object], *args: object) -> object:
     if not _has_stand_ins(flatten_containers(args)[0]):
         return function(*args)
     leaves, spec = taken(args)
-    return text_of(_Rebuilt(function, spec), leaves)
+    rebuilt = _Rebuilt(function, spec)
+    return text_of(rebuilt, leaves) if any(map(is_stand_in, leaves)) else rebuilt(*leaves)
 
 
 @final
