@@ -176,8 +176,8 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
         refuse_unsynced_gradients(captured.step, step.group)
         send_written_buffers(captured.step, step.group)
     if symbols is not None:
+        captured.sized = run.numbers.settle_sizes()
         take_samples(captured, symbols)
-        captured.sized = run.numbers.sized_lines()
     return captured
 
 

@@ -5,6 +5,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeGuard
 
@@ -22,6 +23,10 @@ ASKING_FILES = frozenset(str(sys.modules[name].__file__) for name in (SymNode.__
 Decide = Callable[[SymBool, bool, FrameType | None], bool | None]
 """The answer of a condition on sizes, if there may be one. Given also: the one that is likely, and
 the frame that asks, where that is no operation of PyTorch's."""
+MadeOfSizes = Callable[
+    [FrameType, Callable[..., Any], tuple[object, ...], Callable[[], object]], object
+]
+"""What Python's function of sizes gives in a frame; given also: what it gives otherwise."""
 
 
 def size_decisions(
@@ -63,36 +68,39 @@ def size_decisions(
 
 
 def size_arithmetic(
-    note: Callable[[object, Callable[..., Any], tuple[object, ...]], None],
-    is_shown: Callable[[FrameType], bool],
+    made: MadeOfSizes,
+    asks: Callable[[FrameType], bool],
     alone: Callable[[Any], Any],
     as_number: Callable[[object], object],
 ) -> Iterator[tuple[type, str, Callable[..., object]]]:
-    """Likewise: ``note(result, function, operands)`` hears what Python makes of sizes; a hash, and
-    a text of which ``is_shown`` says so by the frame that asks, is of the number that a size is
-    ``alone``; NumPy's functions are given what ``as_number`` does."""
+    """Likewise: Python's arithmetic with sizes gives what ``made`` does; a text or a hash is of the
+    number that a size is ``alone``, where ``asks`` says so of the frame that asks; NumPy's
+    functions are given what ``as_number`` does."""
 
-    def noted(
+    def of_python(
         original: Callable[..., object], function: Callable[..., object], *, reflected: bool
     ) -> Callable[..., object]:
         def call(size: Symbol, *others: object) -> object:
-            result = original(size, *others)
-            if result is not NotImplemented:
-                note(result, function, (*others, size) if reflected else (size, *others))
-            return result
+            operands = (*others, size) if reflected else (size, *others)
+            return made(_asker(), function, operands, lambda: original(size, *others))
 
         return call
 
     def text(function: Callable[..., str], original: Callable[..., str]) -> Callable[..., str]:
         def call(size: Symbol, *rest: object) -> str:
-            frame = sys._getframe(2)  # pyright: ignore
-            is_number = bool(size.node.expr.free_symbols) and is_shown(frame)
+            is_number = bool(size.node.expr.free_symbols) and asks(_asker())
             return function(alone(size), *rest) if is_number else original(size, *rest)
 
         return call
 
     def hashed(size: SymInt) -> int:
+        frame = _asker()
+        if frame.f_code.co_filename.startswith(_TORCH) and size.node.expr.free_symbols:
+            return hash_now(size)
+        asks(frame)
         return hash(alone(size))
+
+    hash_now: Callable[..., int] = vars(SymInt)["__hash__"]
 
     def of_numpy(
         _: Symbol, function: Callable[..., object], how: str, *inputs: object, **options: Any
@@ -104,7 +112,11 @@ def size_arithmetic(
             for reflected in (False, True):
                 method = f"__{'r' * reflected}{name}__"
                 if method in vars(owner):
-                    yield owner, method, noted(vars(owner)[method], function, reflected=reflected)
+                    yield (
+                        owner,
+                        method,
+                        of_python(vars(owner)[method], function, reflected=reflected),
+                    )
         yield owner, "__array_ufunc__", of_numpy
     for owner in (SymInt, SymFloat, SymBool):
         for name, function in {"str": str, "repr": repr, "format": format}.items():
@@ -116,8 +128,12 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
     "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
     "neg": operator.neg, "abs": abs, "floor": math.floor, "ceil": math.ceil,
-    "trunc": math.trunc, "round": round,
+    "trunc": math.trunc, "round": round, "eq": operator.eq, "ne": operator.ne,
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
+
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def is_symbol(value: object) -> TypeGuard[Symbol]:
@@ -181,6 +197,11 @@ def _likely(condition: SymBool) -> bool:
     """Of sizes that are neither none nor many."""
     expression: Any = condition.node.expr
     return bool(expression.xreplace(dict.fromkeys(expression.free_symbols, _SAMPLE)))
+
+
+def _asker() -> FrameType:
+    """The frame that asks a method of a size: behind it and what knows whose thread it is."""
+    return sys._getframe(3)  # pyright: ignore
 
 
 def _asking() -> FrameType | None:

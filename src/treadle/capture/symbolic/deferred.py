@@ -56,7 +56,7 @@ from treadle.capture.symbolic.numbers import (
     lead_of,
     made_now,
 )
-from treadle.capture.symbolic.size_numbers import as_number
+from treadle.capture.symbolic.size_numbers import ROUND, as_number, is_size, made_of_sizes
 from treadle.capture.symbolic.texts.text_code import makes_text
 from treadle.compat.unsized import tensor_of_number
 from treadle.util.branch_analysis import called_name
@@ -453,8 +453,9 @@ def number_in(tensor: Tensor) -> object:
 def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
         args = tuple(number_in(arg) if isinstance(arg, Tensor) else arg for arg in args)
-        if function not in _ROUND:
-            args = tuple(map(as_number, args))
+        if function in ROUND and any(map(is_size, args)):
+            return made_of_sizes(function, args, lambda: function(*args))
+        args = tuple(map(as_number, args))
         numbers = all(is_number(arg) or is_real(arg) for arg in (*args, *kwargs.values()))
         if numbers and any(map(is_number, args)):
             if function is _ISCLOSE and len(args) == 2:
@@ -469,8 +470,6 @@ def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
 
 
 _ISCLOSE = math.isclose
-_ROUND = frozenset({math.ceil, math.floor, math.trunc})
-"""What makes a size of a size."""
 
 
 def _tolerances(*, rel_tol: object = 1e-9, abs_tol: object = 0.0) -> tuple[object, object]:

@@ -10,21 +10,23 @@ PyTorch's symbols serve as sizes of tensors. Where Python makes something else o
 stands in for it, which the call's own arguments give (``capture/tracing/call_sizes``).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeGuard
 from weakref import WeakValueDictionary
 
 import torch
 from torch import SymFloat, SymInt
 
-from treadle.capture.symbolic.numbers import Number, PlainNumber
+from treadle.capture.python_state.plain_values import is_real
+from treadle.capture.symbolic.numbers import PlainNumber, is_number, lead_of
 from treadle.compat.unsized import Symbol, is_symbol, is_unsized, trace_of
 
 
 class SizesOfTrace(Protocol):
     """What knows the sizes of a trace."""
 
-    def number(self, value: Symbol) -> Number | PlainNumber:
+    def number(self, value: Symbol) -> object:
         """What stands in for it; the number itself, for this size alone, where nothing can."""
         ...
 
@@ -61,18 +63,42 @@ def as_number(value: object) -> object:
     return value if sizes is None or not is_symbol(value) else sizes.number(value)
 
 
-def note_made(result: object, function: Callable[..., Any], operands: tuple[object, ...]) -> None:
-    """Python's arithmetic with sizes gave ``result``."""
-    symbol = next(filter(is_symbol, operands), None)
-    sizes = None if symbol is None else _sizes(symbol)
-    if sizes is not None:
+def computed(function: Callable[..., Any], operands: Sequence[object]) -> object:
+    """``function`` of numbers, some of which may be sizes: a number of the call, or a decision."""
+    numbers = list(map(as_number, operands))
+    known = any(map(is_number, numbers))
+    return lead_of(numbers).applied(function, numbers) if known else function(*numbers)
+
+
+def made_of_sizes(
+    function: Callable[..., Any], operands: tuple[object, ...], otherwise: Callable[[], object]
+) -> object:
+    """What Python's ``function`` makes of sizes: a size again, which PyTorch gives (``otherwise``),
+    of whole numbers and where it rounds."""
+    sizes = next(filter(None, map(_sizes, filter(is_symbol, operands))), None)
+    if sizes is None:
+        return otherwise()
+    of_numbers = all(is_symbol(each) or is_number(each) or is_real(each) for each in operands)
+    if function in ROUND and isinstance(operands[0], SymInt):
+        return operands[0]
+    if of_numbers and function not in ROUND and any(map(_is_float, operands)):
+        return computed(function, operands)
+    result = otherwise()
+    if result is not NotImplemented:
         sizes.note(result, function, operands)
+    return result
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, float | SymFloat)
 
 
 def truncated(value: Symbol) -> object:
     """``int(value)``, which may be a size again."""
     if not isinstance(value, SymFloat):
         return value if isinstance(value, SymInt) else int(bool(value))
-    result = torch.sym_int(value)
-    note_made(result, int, (value,))
-    return result
+    return made_of_sizes(math.trunc, (value,), lambda: torch.sym_int(value))
+
+
+ROUND = frozenset({math.ceil, math.floor, math.trunc})
+"""What makes a whole number of a size or a fraction of one."""

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import SymFloat, SymInt
+from torch import SymBool, SymInt
 
-from treadle.algebra.extents import Size, sample_of
+from treadle.algebra.extents import Size
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.input_sources import Dims
 from treadle.capture.symbolic.computations import Key
-from treadle.capture.symbolic.numbers import Number, PlainNumber, Uses
-from treadle.capture.symbolic.size_numbers import OF_TRACES, alone, as_number
+from treadle.capture.symbolic.numbers import Number, Uses
+from treadle.capture.symbolic.size_numbers import OF_TRACES, alone, computed
 from treadle.compat.unsized import Symbol
 from treadle.graph.analysis.dynamic import Symbols
-from treadle.util.errors import LoweringError
+from treadle.util.errors import LoweringError, VerifyError
 
 Operation = tuple[Callable[..., Any], tuple[object, ...]]
 
@@ -56,7 +56,7 @@ class CallSizes:
             for dim in size.formula.dims
         }
         self.lines: list[str] = []  # the user's, that needed a number
-        self._known: dict[Key, SymInt] = {}
+        self._known: set[Key] = set()
         self._made: dict[int, tuple[object, Operation]] = {}  # by the id of what it gave
         OF_TRACES[id(symbols.mode.shape_env)] = self
 
@@ -64,34 +64,36 @@ class CallSizes:
         self, result: object, function: Callable[..., Any], operands: tuple[object, ...]
     ) -> None:
         """``function`` of sizes gave ``result``, of which PyTorch's own form may not be exact."""
-        if any(isinstance(value, SymFloat) for value in (result, *operands)):
-            self._made[id(result)] = result, (function, operands)
+        self._made[id(result)] = result, (function, operands)
 
-    def number(self, value: Symbol) -> Number | PlainNumber:
+    def number(self, value: Symbol) -> object:
         """What stands in for it; the number itself, for this size alone, where nothing can."""
         if not self._stand_in:
             return alone(value)
-        made = self._made.get(id(value))
-        if made is not None:
-            function, operands = made[1]
-            return Number.of(function, [as_number(operand) for operand in operands])
-        return self._of_formula(value) if isinstance(value, SymInt) else alone(value)
+        made = None if isinstance(value, SymBool) else self._made.get(id(value))
+        known = self._of_formula(value) if isinstance(value, SymInt) else None
+        if known is not None:
+            return known
+        return alone(value) if made is None else computed(*made[1])
 
-    def _of_formula(self, value: SymInt) -> Number | PlainNumber:
+    def _of_formula(self, value: SymInt) -> Number | int | None:
         try:
             formula = self._symbols.size(value)
-        except LoweringError:
-            return alone(value)
+        except (LoweringError, VerifyError):
+            return None
         if not isinstance(formula, Size):
             return formula
         key: Key = ("size", formula.formula)
-        self._known[key] = value
+        self._known.add(key)
         self._uses.decisions.labels[key] = f"size {formula.formula.text}"
         places = {dim.name: self._places[dim.name] for dim in formula.formula.dims}
         compute = SizeOfCall(formula, places, self._call)
-        return Number(sample_of(formula), compute, frozenset({key}), self._uses, scales=True)
+        # the call's, by which decisions are made; the sizes of the trace are other ones
+        return Number(compute(), compute, frozenset({key}), self._uses, scales=True)
 
-    def settle(self) -> None:
-        """Once the run is over: what is in its graph is right for the sizes of this one alone."""
-        for key in self._known.keys() & self._uses.needed:
-            int(self._known[key])
+    def check(self) -> None:
+        """``LoweringError`` TR-305 if a number that stands in for a size is in the graph."""
+        needed = self._known & self._uses.needed
+        if needed:
+            names = ", ".join(sorted(self._uses.decisions.labels[key] for key in needed))
+            raise LoweringError(f"what runs depends on the number of {names}", code="TR-305")

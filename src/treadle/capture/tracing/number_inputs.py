@@ -74,9 +74,13 @@ class NumberInputs:
             return Text(leaf, lambda: call.leaves[at], roots, self.uses)
         return leaf
 
-    def sized_lines(self) -> tuple[str, ...]:
-        """The user's lines that needed numbers of sizes, for which the run is right alone."""
-        return () if self.sizes is None else tuple(dict.fromkeys(self.sizes.lines))
+    def settle_sizes(self) -> tuple[str, ...]:
+        """The user's lines that needed numbers of sizes, once no run follows. ``LoweringError``
+        TR-305 if a number that stands in for one is in the graph."""
+        if self.sizes is None:
+            return ()
+        self.sizes.check()
+        return tuple(dict.fromkeys(self.sizes.lines))
 
     def may_change(self) -> bool:
         """Whether anything stands in for a number or a text, hyper-parameters apart."""

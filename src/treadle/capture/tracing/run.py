@@ -216,8 +216,6 @@ class Run:
         """What is refused once the step is over."""
         recorder = self.recorder
         recorder.numbers.check()
-        if self.numbers.sizes is not None:
-            self.numbers.sizes.settle()
         if not self.request.optimizers:
             recorder.sync.finish()
         refuse_collectives(recorder.provenance.lines)

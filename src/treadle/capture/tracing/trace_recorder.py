@@ -29,7 +29,7 @@ from treadle.capture.symbolic.branches.expected import Conditions, constraint_ch
 from treadle.capture.symbolic.branches.known_masks import KnownMasks
 from treadle.capture.symbolic.deferred import AsksNumber, DeferredNumbers, functions_of_numbers
 from treadle.capture.symbolic.scalar_index import ScalarIndices
-from treadle.capture.symbolic.size_numbers import alone, as_number, note_made
+from treadle.capture.symbolic.size_numbers import alone, as_number, made_of_sizes
 from treadle.capture.tensors.held_tensors import HeldTensors
 from treadle.capture.tensors.rng_guard import RngGuard
 from treadle.capture.tensors.tensor_effects import DataAssignments
@@ -126,7 +126,7 @@ class TraceRecorder:
         yield distributed, "all_reduce", all_reduce_in_place(distributed.all_reduce)
         yield from constraint_checks()
         yield from size_decisions(self._decides_size, self.numbers.refuse, self._asks_size)
-        yield from size_arithmetic(note_made, self._shows_size, alone, as_number)
+        yield from size_arithmetic(self._made_of_sizes, self._asks_for_size, alone, as_number)
         yield from functions_of_numbers()
         yield from makers()
 
@@ -174,13 +174,20 @@ class TraceRecorder:
             self.numbers.refused = self.numbers.refused or asks
             raise asks
 
-    def _shows_size(self, frame: FrameType) -> bool:
-        """Whether ``frame`` makes a text of the user's of a size."""
-        owner = code_owner(frame.f_code.co_filename)
-        if owner in (CodeOwner.OURS, CodeOwner.TORCH):
-            return False
-        self._asks_size(frame)
-        return True
+    def _asks_for_size(self, frame: FrameType) -> bool:
+        """Whether ``frame``, which hashes a size or makes a text of it, is the user's."""
+        if _is_users(frame):
+            self._asks_size(frame)
+        return _is_users(frame)
+
+    def _made_of_sizes(
+        self,
+        frame: FrameType,
+        function: Callable[..., object],
+        operands: tuple[object, ...],
+        otherwise: Callable[[], object],
+    ) -> object:
+        return made_of_sizes(function, operands, otherwise) if _is_users(frame) else otherwise()
 
     def require(self, holds: Tensor) -> None:
         """Take for granted that a 0-dim tensor is true."""
@@ -202,6 +209,10 @@ def _refuse_anomaly_mode() -> None:
             remedy="leave detect_anomaly off around a compiled step, and call the function itself "
             "under it to find an operation; detect_anomaly(check_nan=False) is captured",
         )
+
+
+def _is_users(frame: FrameType) -> bool:
+    return code_owner(frame.f_code.co_filename) not in (CodeOwner.OURS, CodeOwner.TORCH)
 
 
 def _lacking(*_: object) -> object:

@@ -339,7 +339,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
         after:   y = view(x, [2*S, -1])                                   val: sample, with a twin
     """
     symbols = mode.symbols
-    numbers: dict[fx.Node, int] = {}
+    numbers: dict[fx.Node, int | SymInt] = {}
     others: set[fx.Node] = set()  # floats and answers: a whole number may be made of them
 
     def plain(leaf: Argument) -> Argument:
@@ -350,7 +350,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
                     code="TR-305",
                     where=info(leaf).where,
                 )
-            return numbers.get(leaf, leaf)
+            return symbols.size(numbers[leaf]) if leaf in numbers else leaf
         return symbols.size(leaf) if isinstance(leaf, SymInt) else leaf
 
     for node in list(graph.nodes):
@@ -362,7 +362,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
             others.add(node)
             continue
         if isinstance(twin, SymInt | int) and node.op == "call_function":
-            numbers[node] = symbols.size(twin)
+            numbers[node] = twin
             continue
         node.args = map_argument(plain, node.args)
         node.kwargs = map_argument(plain, node.kwargs)

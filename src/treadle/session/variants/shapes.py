@@ -212,7 +212,7 @@ def _is_as_asked(broken: Sequence[Sequence[Guard]], sizes: Sizes, name: str, sam
 def _strange(size: int, low: int, high: int, taken: set[int], fits: Callable[[int], bool]) -> int:
     """The prime nearest ``size`` that is not taken, of numbers that fit where some do; if there is
     none, another number in range."""
-    near = [n for d in range(_FAR) for n in (size - d, size + d) if low <= n <= high]
+    near = [n for d in range(_FAR) for n in {size - d, size + d} if low <= n <= high]
     fitting = list(itertools.islice(filter(fits, near), _ENOUGH))
     near = fitting if len(fitting) > 1 else near  # else no other size is compiled with it
     free = [n for n in near if n not in taken]

@@ -79,7 +79,8 @@ class Specializations:
                 if not guards:
                     return _instance(pattern, dynamic_dims)
             fixed |= {dim.name for guard in broken[-1] for dim in guard.formula.dims}
-            self.alone = _words_of(broken[-1], patterns[-1].captured.sized)
+            words = _words_of(broken[-1], patterns[-1].captured.sized)
+            self.alone = f"compiled for these sizes alone, {words}"
         return None
 
     def _tell_why(self, broken: Sequence[Sequence[Guard]]) -> None:
@@ -115,15 +116,23 @@ class Specializations:
         if compiled is None:
             return None
         self._known.append((general.of(None, Ignored.of(compiled.captured)), compiled))
+        self.notes.append(self._said(compiled, dynamic_dims, fixed))
+        return compiled
+
+    def _said(self, compiled: Compiled, dynamic_dims: Found, fixed: frozenset[str]) -> str:
+        """For which sizes it is."""
+        pins = list(filter(_is_pin, compiled.artifact.guards))
+        alone = {dim.name for guard in pins for dim in guard.formula.dims} - fixed
         kept = ", ".join(f"{name}={dynamic_dims.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
             "{} in {}..{}".format(name, *self.spec.bucket(name, size))
             for name, size in dynamic_dims.sizes.items()
-            if name not in fixed
+            if name not in fixed | alone
         )
+        if not open_:
+            return f"each size is compiled by itself, {_words_of(pins, compiled.captured.sized)}"
         by = "another process compiled" if compiled.untraced else "compiled"
-        self.notes.append(f"{by} for {open_}" + (f", with {kept}" if kept else ""))
-        return compiled
+        return f"{by} for {open_}" + (f", with {kept}" if kept else "")
 
 
 def _broken(pattern: Compiled, sizes: Sizes) -> list[Guard]:
@@ -135,7 +144,7 @@ def _words_of(broken: Sequence[Guard], lines: Sequence[str]) -> str:
     """That a step asks for the numbers of sizes, and where."""
     names = ", ".join(sorted({dim.name for guard in broken for dim in guard.formula.dims}))
     where = f": {'; '.join(lines[:3])}" if lines else ""
-    return f"compiled for these sizes alone, as what runs depends on the number {names}{where}"
+    return f"as what runs depends on the number {names}{where}"
 
 
 def _is_pin(guard: Guard) -> bool:
