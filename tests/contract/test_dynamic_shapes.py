@@ -178,11 +178,12 @@ def test_arguments_inside_a_dict_and_other_python_values():
     torch.testing.assert_close(model.weight, twin.weight)
 
 
-def test_a_transposed_argument_is_compiled_as_it_is():
+def test_a_transposed_argument_keeps_its_order():
     shapes = treadle.dynamic({"x": ("n", None), "y": ("n", None)}, n=(2, 30))
     both = pair(nn.Linear(6, 2), F.mse_loss, shapes)
-    check(*both, [(torch.randn(6, n).t(), torch.randn(n, 2)) for n in (4, 9)])
-    assert both[0].compiled.pattern is None
+    check(*both, [(torch.randn(6, n).t(), torch.randn(n, 2)) for n in (4, 9, 30)])
+    check(*both, [(torch.randn(n, 6), torch.randn(n, 2)) for n in (9, 5)])
+    assert both[0].recompiles == ["compiled for n in 2..30"] * 2
 
 
 def test_a_saved_step_keeps_its_pattern(tmp_path):

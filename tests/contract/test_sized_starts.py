@@ -176,3 +176,17 @@ def test_sizes_are_not_taken_over_where_they_are_not_wanted(tmp_path):
     assert untraced(second, [(4, 9), (4, 12)]) == [False, True]
     with_path = process(tmp_path, made=lambda: Attention(width=4))
     assert untraced(with_path, [(4, 9)]) == [False]
+
+
+def test_parts_of_longer_batches(tmp_path):
+    """Where strides are not those of the sizes alone."""
+
+    def next_token(n):
+        tokens = torch.randint(19, (4, n + 1))
+        return tokens[:, :-1], tokens[:, 1:]
+
+    sizes = [(12,), (7,)]
+    assert untraced(process(tmp_path), sizes, next_token) == [False, False]
+    second = process(tmp_path)
+    assert untraced(second, [(9,), (3,), (12,)], next_token) == [True] * 3
+    assert untraced(second, [(4, 9)]) == [False]  # which lies in order: another step

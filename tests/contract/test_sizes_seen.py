@@ -142,6 +142,52 @@ def test_what_cannot_be_of_many_sizes_is_compiled_for_each_with_the_reason():
     assert len(compiled.recompiles) == 3
 
 
+def words(n):
+    return torch.randint(19, (5, n))
+
+
+CUTS = {
+    "a part of each row": lambda n: (LONG[:, :n], LONG[:, :n]),
+    "the next token": lambda n: (lambda t: (t[:, :-1], t[:, 1:]))(words(n + 1)),
+    "neither end": lambda n: (lambda t: (t[:, 1:-1], t[:, 2:]))(words(n + 2)),
+    "columns": lambda n: (torch.randint(19, (n, 5)).t(), torch.randint(19, (n, 5)).t()),
+    "every other row": lambda n: (torch.randint(19, (2 * n, 7))[::2], torch.randint(19, (n, 7))),
+    "one row for all": lambda n: (torch.randint(19, (7,)).expand(n, 7), torch.randint(19, (n, 7))),
+}
+LONG = torch.randint(19, (5, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_batches_that_are_parts_of_others(cut):
+    """Strides follow from sizes, or stay: one compile serves them too."""
+    step, *others = language()
+    check(step, *others, [(n,) for n in (17, 11, 9, 16, 5, 11, 2)], cut)
+    (why,) = step.recompiles
+    assert "in 2..17" in why
+
+
+def test_declared_sizes_of_columns():
+    shapes = treadle.dynamic({"x": {1: "time"}, "y": {1: "time"}}, time=(2, 40))
+    step, *others = language(shapes=shapes)
+    check(step, *others, [(n,) for n in (17, 40, 3)], CUTS["columns"])
+    assert step.recompiles == ["compiled for time in 2..40"]
+
+
+def test_channels_last_images_of_any_size():
+    def drawn(n):
+        images = torch.randn(3, 3, n, n + 2).to(memory_format=torch.channels_last)
+        return images, torch.randint(4, (3,))
+
+    torch.manual_seed(0)
+    model = Convolution()
+    twin = copy.deepcopy(model)
+    function, optimizer = training(model, F.cross_entropy)
+    step = treadle.compile(function, model=model, optimizer=optimizer)
+    eager, _ = training(twin, F.cross_entropy)
+    check(step, eager, model, twin, [(n,) for n in (16, 12, 9, 14)], drawn)
+    assert len(step.recompiles) == 1
+
+
 def test_a_step_that_asks_values_is_compiled_for_each_size():
     layer = nn.Linear(3, 3)
 

@@ -1,6 +1,8 @@
 """Strides of shapes, whose sizes and strides may be decided by the call."""
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple, final
 
 from treadle.algebra.extents import Size, same, sample_of
 
@@ -42,3 +44,56 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _by_samples(dim: tuple[int, int]) -> tuple[int, int]:
     return sample_of(dim[0]), sample_of(dim[1])
+
+
+StrideForm = tuple[int, tuple[tuple[int, int], ...]]
+"""A stride as a number times the product of ``size of a dim + a number``, over pairs of both."""
+
+_CUT = 2
+"""Up to so many elements less than a row has, a dim is taken for a part of the row, whatever its
+length; with more, rows are taken to be of one length."""
+
+
+def stride_forms(shape: Sequence[int], strides: Sequence[int]) -> tuple[StrideForm, ...]:
+    """How strides follow from sizes, for tensors of other sizes that lie alike.
+
+    ::
+
+        (8, 32)  (32, 1)      (1, ((1, 0),))  (1, ())     rows without gaps
+        (8, 31)  (32, 1)      (1, ((1, 1),))  (1, ())     all but one of each row's
+        (8, 12)  (32, 1)      (32, ())        (1, ())     the first of rows of 32
+        (8, 32)  (1, 8)       (1, ())  (1, ((0, 0),))     columns
+    """
+    forms: list[StrideForm] = [(stride, ()) for stride in strides]
+    inner: int | None = None  # the dim within which there is no other, of those looked at
+    places = [at for at in reversed(range(len(shape))) if strides[at]]
+    for at in sorted(places, key=lambda at: (strides[at], shape[at])):
+        if inner is not None and strides[at] % strides[inner] == 0:
+            left = strides[at] // strides[inner] - max(shape[inner], 1)
+            number, factors = forms[inner]
+            if 0 <= left <= _CUT:
+                forms[at] = number, (*factors, (inner, left))
+        inner = at
+    return tuple(forms)
+
+
+def strides_of_forms(forms: Sequence[StrideForm], shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of this shape that lies so."""
+    extents = [extent if isinstance(extent, Size) else max(extent, 1) for extent in shape]
+    return tuple(
+        number * math.prod(extents[dim] + left for dim, left in factors)
+        for number, factors in forms
+    )
+
+
+@final
+class SizedLayout(NamedTuple):
+    """A shape, with a ``Size`` where calls change it, and how strides follow from it."""
+
+    shape: tuple[int, ...]
+    forms: tuple[StrideForm, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """With a ``Size`` as well."""
+        return strides_of_forms(self.forms, self.shape)

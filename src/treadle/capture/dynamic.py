@@ -16,22 +16,21 @@ from treadle.graph.analysis.dynamic import SampleMode, Symbols, sampled
 def with_symbols(
     sources: Sequence[Source], inputs: Sequence[Tensor], dims: Dims
 ) -> tuple[list[Tensor], Symbols]:
-    """The inputs as fake tensors; those of ``dims``, which are contiguous, with symbols."""
-    names = {size: size for shape in dims.values() for size in shape if isinstance(size, Size)}
+    """The inputs as fake tensors; those of ``dims`` with symbols."""
+    shapes = (leaf.shape for leaf in dims.values())
+    names = {size: size for shape in shapes for size in shape if isinstance(size, Size)}
     mode, known = symbolic_mode(names)
     symbols = Symbols(mode, known)
     tensors: list[Tensor] = []
     with mode:
         for source, tensor in zip(sources, inputs, strict=True):
             if isinstance(source, Batch) and source.at in dims:
-                shape = [symbols.symint(size) for size in dims[source.at]]
-                tensors.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
+                leaf = dims[source.at]
+                shape, strides = (list(map(symbols.symint, e)) for e in (leaf.shape, leaf.strides))
             else:
-                tensors.append(
-                    torch.empty_strided(
-                        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-                    )
-                )
+                shape, strides = list(tensor.shape), list(tensor.stride())
+            dtype, device = tensor.dtype, tensor.device
+            tensors.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
     return tensors, symbols
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.algebra.strides import SizedLayout
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.distributed.communication import refuse_accumulator_hooks
 from treadle.capture.distributed.gradient_sync import RankGroup
@@ -32,8 +33,8 @@ from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.pytree import TreeSpec
 from treadle.graph.core.signature import Input, Role
 
-Dims = Mapping[int, tuple[int, ...]]
-"""By the number of a leaf of the arguments: its shape, with a ``Size`` where it is dynamic."""
+Dims = Mapping[int, SizedLayout]
+"""By the number of a leaf of the arguments how it lies, with a ``Size`` where calls change it."""
 
 SourcedInput = tuple[Input, Source]
 Names = Mapping[int, str]

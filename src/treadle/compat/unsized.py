@@ -88,8 +88,7 @@ def size_arithmetic(
 
     def text(function: Callable[..., str], original: Callable[..., str]) -> Callable[..., str]:
         def call(size: Symbol, *rest: object) -> str:
-            is_number = bool(size.node.expr.free_symbols) and asks(_asker())
-            return function(alone(size), *rest) if is_number else original(size, *rest)
+            return function(alone(size), *rest) if asks(_asker()) else original(size, *rest)
 
         return call
 

@@ -65,8 +65,9 @@ def _type_text(source: Source, leaves: list[object], dims: Dims) -> str:
         case Batch() if source.at in dims:
             value = source.read(leaves, {})
             dtype, *_, wants_gradient = tensor_fact(value)
-            sizes = tuple(map(_size_fact, dims[source.at]))
-            return value_text((dtype, sizes, "contiguous", value.device, wants_gradient))
+            shape, forms = dims[source.at]
+            sizes = tuple(map(_size_fact, shape))
+            return value_text((dtype, sizes, forms, value.device, wants_gradient))
         case Scalar():
             return str(source.device)
         case State():

@@ -7,7 +7,7 @@
     f"{len(x)} rows"                   a text, likewise
 
 PyTorch's symbols serve as sizes of tensors. Where Python makes something else of one, a number
-stands in for it, which the call's own arguments give (``capture/tracing/call_sizes``).
+stands in for it, which the call's own arguments give (``capture/symbolic/call_sizes``).
 """
 
 import math

@@ -10,13 +10,13 @@ from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.capture.python_state.flatten import flatten_with_paths, unflatten
 from treadle.capture.python_state.plain_values import is_plain, is_real
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
+from treadle.capture.symbolic.call_sizes import CallSizes
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers
 from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.entries import asked_position
 from treadle.capture.symbolic.host_draws import HostDraws
 from treadle.capture.symbolic.memberships import membership_asked
 from treadle.capture.symbolic.numbers import Number, Text, Uses
-from treadle.capture.tracing.call_sizes import CallSizes
 from treadle.capture.tracing.request import Substitutes, TraceRequest
 
 

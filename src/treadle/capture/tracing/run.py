@@ -151,7 +151,8 @@ class Run:
                     self._note_effects(copies, external, effects)
             finally:
                 self.recorder.ends()
-                self.numbers.uses.mode = None
+                for table in (self.numbers.uses, self.recorder.numbers.uses):
+                    table.mode = table.of_size = None  # which know the run
         return self._return(result, outgoing, effects)
 
     @contextmanager

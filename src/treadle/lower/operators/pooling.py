@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from treadle.algebra.guards import GuardSet
+from treadle.algebra.extents import Size
 from treadle.algebra.index import Axis, Index, linear, unflatten
 from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Array, Position, Reduce, ReduceKind, identity
@@ -39,17 +39,24 @@ class _Window:
     def place(self, output: Axis, k: Index) -> Index:
         return (Index.of(output) * self.slope + self.shift) // self.unit + k * self.gap
 
-    def holds(self, output: Axis, k: Index, guards: GuardSet) -> ScalarExpr | None:
+    def holds(self, output: Axis, k: Index) -> ScalarExpr | None:
         place = self.place(output, k)
-        inside = within(place, self.extent, guards)
+        inside = within(place, self.extent)
         if not self.adaptive or self.slope % self.unit == 0:
             return inside
         end = ((Index.of(output) + 1) * self.slope + (self.unit - 1)) // self.unit
         before = ScalarExpr(Position(place)).fn("lt", ScalarExpr(Position(end)))
         return before if inside is None else inside.fn("and", before)
 
-    def sparse_map(self) -> SparseMap:
+    def cover(self) -> "SparseMap | _Cover":
         """Which outputs look at an input."""
+        if not self.adaptive and isinstance(self.extent, Size):
+            reach = self.gap * (self.size - 1)
+            first = -self.shift - reach + self.slope - 1
+            return _Cover(reach // self.slope + 1, self.outputs, self.slope, first)
+        return self._sparse_map()
+
+    def _sparse_map(self) -> SparseMap:
         rows: list[Row] = []
         for j in range(self.outputs):
             start = (j * self.slope + self.shift) // self.unit
@@ -57,6 +64,21 @@ class _Window:
             places = [start + k * self.gap for k in range(self.size)]
             rows.append({place: 1.0 for place in places if 0 <= place < min(stop, self.extent)})
         return SparseMap.of(self.extent, rows).transposed()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Cover:
+    """The ``width`` outputs from ``(i + shift) // slope`` on, as far as there are any, may look at
+    input ``i``; no other does."""
+
+    width: int
+    extent: int
+    slope: int
+    shift: int
+
+    def first(self, place: Axis) -> Index:
+        return (Index.of(place) + self.shift) // self.slope
 
 
 def _strided(
@@ -90,7 +112,7 @@ def _largest(context: LoweringContext, x: Value, windows: Sequence[_Window]) -> 
     sizes = [window.size for window in windows]
     cell = Axis(math.prod(sizes))
     coordinates = unflatten(Index.of(cell), sizes)
-    at, mask = _cells(axes[-rank:], coordinates, windows, context.builder.guards)
+    at, mask = _cells(axes[-rank:], coordinates, windows)
     lowest = identity(ReduceKind.MAX, x.dtype).value
     spot = (*axes[:-rank], *at)
     read = element(x, spot) if mask is None else masked(x, spot, mask.expr, lowest)
@@ -100,13 +122,13 @@ def _largest(context: LoweringContext, x: Value, windows: Sequence[_Window]) -> 
 
 
 def _cells(
-    axes: Sequence[Axis], cell: Sequence[Index], windows: Sequence[_Window], guards: GuardSet
+    axes: Sequence[Axis], cell: Sequence[Index], windows: Sequence[_Window]
 ) -> tuple[list[Index], ScalarExpr | None]:
     places: list[Index] = []
     mask: ScalarExpr | None = None
     for window, axis, k in zip(windows, axes, cell, strict=True):
         places.append(window.place(axis, k))
-        held = window.holds(axis, k, guards)
+        held = window.holds(axis, k)
         if held is not None:
             mask = held if mask is None else mask.fn("and", held)
     return places, mask
@@ -136,16 +158,14 @@ def _chosen(
 ) -> Value:
     """``out[i] = sum{k} grad[j] if places[j] == i``, over the windows ``j`` that look at ``i``."""
     axes, rank = context.axes(), len(windows)
-    sparse_maps = [window.sparse_map() for window in windows]
-    sizes = [sparse_map.width for sparse_map in sparse_maps]
+    covers = [window.cover() for window in windows]
+    sizes = [each.width for each in covers]
     cover = Axis(math.prod(sizes))
     at: list[Index] = []
     mask: ScalarExpr | None = None
-    for sparse_map, axis, k in zip(
-        sparse_maps, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True
-    ):
-        at.append(sparse_map.first(axis) + k)
-        held = within(at[-1], sparse_map.extent, context.builder.guards)
+    for each, axis, k in zip(covers, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True):
+        at.append(each.first(axis) + k)
+        held = within(at[-1], each.extent)
         if held is not None:
             mask = held if mask is None else mask.fn("and", held)
     spot = (*axes[:-rank], *at)

@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from treadle.algebra.guards import GuardSet
+from treadle.algebra.extents import surely_less
 from treadle.algebra.index import Axis, Index, unflatten
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
 from treadle.lower.context import LoweringContext, element
@@ -153,7 +153,7 @@ class _Taps:
         for sparse_map, axis, k in zip(self.sparse_maps, axes[lead:], cell, strict=True):
             place = sparse_map.first(axis) + k
             places.append(place)
-            held = within(place, sparse_map.extent, self.context.builder.guards)
+            held = within(place, sparse_map.extent)
             if sparse_map.constant is None:
                 found = self._weight(sparse_map, axis, k)
                 held = found.fn("ne", 0)
@@ -182,15 +182,14 @@ class _Taps:
         return ScalarExpr(element(ref, (axis, k)))
 
 
-def within(place: Index, extent: int, guards: GuardSet) -> ScalarExpr | None:
-    """``0 <= place < extent``; ``None`` where the range of ``place`` says so, for the sizes of
-    ``guards`` where these decide it."""
+def within(place: Index, extent: int) -> ScalarExpr | None:
+    """``0 <= place < extent``; ``None`` where the range of ``place`` says so for all sizes."""
     low, high = place.bounds
     at = ScalarExpr(Position(place))
     checks: list[ScalarExpr] = []
-    if guards.less(low, 0):
+    if not surely_less(-1, low):
         checks.append(at.fn("ge", 0))
-    if not guards.less(high, extent):
+    if not surely_less(high, extent):
         checks.append(at.fn("lt", extent))
     if not checks:
         return None

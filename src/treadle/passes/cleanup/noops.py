@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from treadle.algebra.extents import same
+from treadle.algebra.extents import Size, same
 from treadle.graph.analysis.pieces import joined_source, stacked_source
 from treadle.graph.core.dim_maps import CASTS, COPIES, EXPANDS, JOINS, RESHAPES, SQUEEZES, SWAPS
 from treadle.graph.core.operators import arguments
@@ -82,28 +82,33 @@ def _rounds_whole(x: TensorType) -> None:
     require(_is_whole(x), NoMatch, f"rounds {x.dtype}")
 
 
+def _is(value: object, number: int) -> bool:
+    """Whether it is this number for all sizes."""
+    return not isinstance(value, Size) and value == number
+
+
 def _is_first(x: TensorType, exponent: object) -> None:
-    require(exponent == 1, NoMatch, f"power of {exponent}")
+    require(_is(exponent, 1), NoMatch, f"power of {exponent}")
     _require_real(x)
 
 
 def _is_one(x: object, one: complex) -> None:
-    require(one == 1, NoMatch, f"{one} is not 1")
+    require(_is(one, 1), NoMatch, f"{one} is not 1")
     _require_real(_tensor(x))
 
 
 def _takes_zero(x: object, zero: complex, alpha: object) -> None:
     """``x - 0.0`` is ``x``; ``x - (-0.0)`` turns ``-0.0`` into ``0.0``."""
-    require(alpha == 1, NoMatch, f"alpha is {alpha}")
-    require(zero == 0, NoMatch, f"{zero} is not 0")
+    require(_is(alpha, 1), NoMatch, f"alpha is {alpha}")
+    require(_is(zero, 0), NoMatch, f"{zero} is not 0")
     exact = _is_whole(_tensor(x)) or not _is_negative(zero)
     require(exact, NoMatch, "-0.0 - (-0.0) is 0.0")
 
 
 def _adds_zero(x: object, zero: complex, alpha: object) -> None:
     """``x + (-0.0)`` is ``x``; ``x + 0.0`` turns ``-0.0`` into ``0.0``."""
-    require(alpha == 1, NoMatch, f"alpha is {alpha}")
-    require(zero == 0, NoMatch, f"{zero} is not 0")
+    require(_is(alpha, 1), NoMatch, f"alpha is {alpha}")
+    require(_is(zero, 0), NoMatch, f"{zero} is not 0")
     require(_is_whole(_tensor(x)) or _is_negative(zero), NoMatch, "-0.0 + 0.0 is 0.0")
 
 

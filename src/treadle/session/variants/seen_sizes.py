@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from treadle.algebra.strides import contiguous_strides
+from treadle.algebra.strides import stride_forms
 from treadle.session.variants.guards import GuardKey
-from treadle.session.variants.shapes import SMALLEST, Dynamic, Found, found_of_shapes
+from treadle.session.variants.shapes import SMALLEST, Dynamic, Found, found_of_layouts
 from treadle.util.errors import CaptureError
 
 ArgumentDim = tuple[int, int]
@@ -34,12 +34,14 @@ class SeenDims(Dynamic):
     def found(self, key: GuardKey) -> Found | None:
         """What a call with this key says of these dims; ``None`` if it has others, or sizes that
         are out of their ranges."""
-        shapes = [(path, fact[1] if _is_sized(fact) else None) for path, fact in key.arguments]
+        layouts = [
+            (path, (fact[1], fact[2]) if _is_sized(fact) else None) for path, fact in key.arguments
+        ]
         try:
-            found = found_of_shapes(self, shapes)
+            found = found_of_layouts(self, layouts)
         except CaptureError:
             return None
-        known = dict(shapes)
+        known = dict(layouts)
         return found if all(known[path] is not None for path in self.arguments) else None
 
     def data(self) -> dict[str, object]:
@@ -109,9 +111,12 @@ class AlikeCalls:
                 arguments.setdefault(paths[at], {})[each] = name
                 leaves.setdefault(at, []).append((each, name))
         self.spec = SeenDims(arguments, ranges)
-        shapes = {at: key.arguments[at][1][1] for at in leaves}
+        facts = {at: key.arguments[at][1] for at in leaves}
+        shapes = {at: fact[1] for at, fact in facts.items()}
+        forms = {at: stride_forms(fact[1], fact[2]) for at, fact in facts.items()}
         by_name = {name: sizes[at, dim] for at, dims in leaves.items() for dim, name in dims}
-        return Found({at: tuple(sorted(dims)) for at, dims in leaves.items()}, shapes, by_name)
+        places = {at: tuple(sorted(dims)) for at, dims in leaves.items()}
+        return Found(places, shapes, forms, by_name)
 
 
 def _extended(known: tuple[int, ...], first: int, size: int) -> tuple[int, ...]:
@@ -143,10 +148,10 @@ def _name(path: str, dim: int) -> str:
 
 
 def _is_sized(fact: tuple[object, ...]) -> bool:
-    """Whether an argument is a tensor whose sizes may change: one that lies in order."""
+    """Whether an argument is a tensor, whose sizes may change."""
     match fact:
-        case (_, tuple() as shape, strides, _, _):
-            return strides == contiguous_strides(shape)
+        case (_, tuple(), tuple(), _, _):
+            return True
         case _:
             return False
 
@@ -161,9 +166,9 @@ def _sizes_of(key: GuardKey) -> dict[ArgumentDim, int]:
 
 
 def without_sizes(key: GuardKey) -> GuardKey:
-    """The key of calls with tensors of as many dims."""
+    """The key of calls with tensors of as many dims, which lie alike."""
     arguments = tuple(
-        (path, (fact[0], len(fact[1]), "sized", *fact[3:]) if _is_sized(fact) else fact)
+        (path, (fact[0], stride_forms(*fact[1:3]), *fact[3:]) if _is_sized(fact) else fact)
         for path, fact in key.arguments
     )
     return replace(key, arguments=arguments)

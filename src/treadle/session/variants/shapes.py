@@ -11,10 +11,13 @@ from torch import Tensor
 from treadle.algebra.extents import Size
 from treadle.algebra.guards import Guard
 from treadle.algebra.polynomial import Sizes
+from treadle.algebra.strides import SizedLayout, StrideForm, stride_forms
 from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.capture.python_state.flatten import flatten_with_paths
 from treadle.util.errors import CaptureError, TreadleError, require
 
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 Named = Mapping[int, str] | Sequence[str | None]
 
 
@@ -96,10 +99,12 @@ def _mismatch(used: set[str], ranged: set[str]) -> TreadleError:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one call says: the dims of each dynamic leaf, and the sizes of all names."""
+    """What one call says: the dims of each dynamic leaf, its shape and how its strides follow; and
+    the sizes of all names."""
 
     leaves: Mapping[int, tuple[tuple[int, str], ...]]  # leaf -> (dim, name)...
     shapes: Mapping[int, tuple[int, ...]]
+    forms: Mapping[int, tuple[StrideForm, ...]]
     sizes: Sizes
 
 
@@ -116,22 +121,26 @@ def find(
 
 def found_in(spec: Dynamic, arguments: Sequence[tuple[str, object]]) -> Found:
     """The dims of arguments by their paths. ``CaptureError`` TR-113 as above."""
-    shapes = (
-        (path, tuple(leaf.shape) if isinstance(leaf, Tensor) else None) for path, leaf in arguments
+    layouts = (
+        (path, (tuple(leaf.shape), leaf.stride()) if isinstance(leaf, Tensor) else None)
+        for path, leaf in arguments
     )
-    return found_of_shapes(spec, list(shapes))
+    return found_of_layouts(spec, list(layouts))
 
 
-def found_of_shapes(spec: Dynamic, given: Sequence[tuple[str, tuple[int, ...] | None]]) -> Found:
-    """Likewise of their shapes; ``None`` for what has none that may change."""
+def found_of_layouts(spec: Dynamic, given: Sequence[tuple[str, Layout | None]]) -> Found:
+    """Likewise of their shapes and strides; ``None`` for what has none that may change."""
     leaves: dict[int, tuple[tuple[int, str], ...]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
+    forms: dict[int, tuple[StrideForm, ...]] = {}
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
-    for at, (argument, shape) in enumerate(given):
+    for at, (argument, layout) in enumerate(given):
         dims = spec.arguments.get(argument)
-        if dims is None or shape is None:
+        if dims is None or layout is None:
             continue
+        shape, strides = layout
+        forms[at] = stride_forms(shape, strides)
         _require_fits(argument, len(shape), dims)
         leaves[at], shapes[at] = tuple(sorted(dims.items())), shape
         for dim, name in sorted(dims.items()):
@@ -145,7 +154,7 @@ def found_of_shapes(spec: Dynamic, given: Sequence[tuple[str, tuple[int, ...] | 
     for argument in spec.arguments:
         is_passed = any(path == argument for path, _ in given)
         require(is_passed, _refused(f"the call has no argument {argument}"))
-    return Found(leaves, shapes, sizes)
+    return Found(leaves, shapes, forms, sizes)
 
 
 def _require_fits(argument: str, rank: int, dims: Mapping[int, str]) -> None:
@@ -166,8 +175,9 @@ def sampled_dims(
     broken: Sequence[Sequence[Guard]] = (),
     *,
     of_largest: bool = False,
-) -> dict[int, tuple[int, ...]]:
-    """The shape of each dynamic leaf, with a ``Size`` for each dim that is not fixed.
+) -> dict[int, SizedLayout]:
+    """The shape of each dynamic leaf, with a ``Size`` for each dim that is not fixed; and how its
+    strides follow.
 
     The sample of a size is a number near the call's, or near the largest one, that nothing else in
     the step is likely to be, so that a size is told from a width that happens to be equal.
@@ -189,13 +199,13 @@ def sampled_dims(
         chosen[name] = sample
         taken.add(sample)
         samples[name] = Size.dim(name, low, high, sample)
-    shapes: dict[int, tuple[int, ...]] = {}
+    sized: dict[int, SizedLayout] = {}
     for at, dims in dynamic_dims.leaves.items():
         shape: list[int] = list(dynamic_dims.shapes[at])
         for dim, name in dims:
             shape[dim] = samples[name]
-        shapes[at] = tuple(shape)
-    return shapes
+        sized[at] = SizedLayout(tuple(shape), dynamic_dims.forms[at])
+    return sized
 
 
 _FAR = 4096

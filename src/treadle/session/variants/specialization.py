@@ -8,7 +8,6 @@ from torch import Tensor
 from treadle.algebra.extents import Size
 from treadle.algebra.guards import Guard
 from treadle.algebra.polynomial import Sizes
-from treadle.algebra.strides import contiguous_strides
 from treadle.capture.input_sources import Dims
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.execute.executable import Executable
@@ -58,8 +57,6 @@ class Specializations:
         fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
         while len(fixed) < len(dynamic_dims.sizes):
             general = _general(key, dynamic_dims, fixed, self.spec)
-            if general is None:
-                return None
             patterns = self._valid(general)
             broken = [_broken(pattern, dynamic_dims.sizes) for pattern in patterns]
             while all(broken):  # none fits
@@ -157,25 +154,22 @@ def _are_new(dims: Dims, broken: Sequence[Sequence[Guard]], sizes: Sizes) -> boo
     patterns give wrong ones: after one for 16 images or more, another for fewer."""
     if len(broken) >= _MOST or any(_is_pin(guard) for guards in broken for guard in guards):
         return False
-    open_ = [size for shape in dims.values() for size in shape if isinstance(size, Size)]
+    shapes = (leaf.shape for leaf in dims.values())
+    open_ = [size for shape in shapes for size in shape if isinstance(size, Size)]
     samples = {dim.name: dim.sample for size in open_ for dim in size.formula.dims}
     return not any(guard.holds({**sizes, **samples}) for guards in broken for guard in guards)
 
 
-def _general(
-    key: GuardKey, dynamic_dims: Found, fixed: frozenset[str], spec: Dynamic
-) -> GuardKey | None:
-    """The key with buckets for dynamic sizes; ``None`` if such an argument is not contiguous."""
+def _general(key: GuardKey, dynamic_dims: Found, fixed: frozenset[str], spec: Dynamic) -> GuardKey:
+    """The key with buckets for dynamic sizes."""
     arguments = list(key.arguments)
     for at, dims in dynamic_dims.leaves.items():
-        path, (dtype, shape, strides, *rest) = arguments[at]
-        if strides != contiguous_strides(shape):
-            return None
+        path, (dtype, shape, _, *rest) = arguments[at]
         named = list(shape)
         for dim, name in dims:
             size = named[dim]
             named[dim] = size if name in fixed else (name, spec.bucket(name, size))
-        arguments[at] = path, (dtype, tuple(named), "contiguous", *rest)
+        arguments[at] = path, (dtype, tuple(named), dynamic_dims.forms[at], *rest)
     return replace(key, arguments=tuple(arguments))
 
 

@@ -50,8 +50,8 @@ class CallSizes:
         self._symbols, self._call, self._uses, self._stand_in = symbols, call, uses, stand_in
         self._places = {
             dim.name: (at, place)
-            for at, shape in dims.items()
-            for place, size in enumerate(shape)
+            for at, leaf in dims.items()
+            for place, size in enumerate(leaf.shape)
             if isinstance(size, Size)
             for dim in size.formula.dims
         }
