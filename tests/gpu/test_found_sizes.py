@@ -2,6 +2,7 @@
 rows or in length from call to call, against eager."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -77,11 +78,13 @@ def trained(model, autocast):
     return optimizer, autocast_training(model, optimizer, F.cross_entropy, dtype)
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["f32", "bf16"])
 @pytest.mark.parametrize(
-    ("kind", "draw"),
-    [(Images, images), (Recurrent, tokens), (Encoder, padded), (Rows, rows_of)],
-    ids=["images", "recurrent", "encoder", "rows"],
+    ("kind", "draw", "autocast"),
+    [
+        *((Images, images, False), (Images, images, True), (Recurrent, tokens, True)),
+        *((Encoder, padded, True), (Rows, rows_of, False)),
+    ],
+    ids=["images-f32", "images-bf16", "recurrent-bf16", "encoder-bf16", "rows-f32"],
 )
 def test_any_size_is_eagers(kind, draw, autocast):
     """A step of each size starts from eager's parameters."""
@@ -92,7 +95,7 @@ def test_any_size_is_eagers(kind, draw, autocast):
     others, eager = trained(twin, autocast)
     step = treadle.compile(train, model=model, optimizer=optimizer)
     close = {"rtol": 0.03, "atol": 0.02} if autocast else {"rtol": 2e-3, "atol": 2e-4}
-    for number, size in enumerate([24, 17, 16, 3, 31, 2, 17, 17, 17, 40]):
+    for number, size in enumerate([24, 17, 16, 3, 17, 17, 40, 33]):
         x = draw(size)
         y = torch.randint(10, (len(x),), device="cuda")
         torch.manual_seed(number)
@@ -103,4 +106,37 @@ def test_any_size_is_eagers(kind, draw, autocast):
             torch.testing.assert_close(mine, theirs, rtol=0.1, atol=3e-3)
         model.load_state_dict(twin.state_dict())
         optimizer.load_state_dict(copy.deepcopy(others.state_dict()))
-    assert len(step.recompiles) <= 3, step.recompiles  # up to 24, 32 and 64
+    assert len(step.recompiles) <= 2, step.recompiles  # up to 24 and 64
+
+
+def test_parts_of_longer_batches_and_numbers_of_their_sizes():
+    """Tokens and the next ones, with a running average in Python."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(WORDS, 32), nn.LayerNorm(32), nn.Linear(32, WORDS)).cuda()
+    twin = copy.deepcopy(model)
+
+    def made(model, totals):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(tokens, labels):
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+            (loss * math.sqrt(tokens.shape[1])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            totals["loss"] += loss.item() * tokens.shape[1]
+            totals["length"] += tokens.shape[1]
+            return loss.detach()
+
+        return train, optimizer
+
+    totals, others = ({"loss": 0.0, "length": 0} for _ in range(2))
+    train, optimizer = made(model, totals)
+    eager, _ = made(twin, others)
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+    for length in (33, 17, 9, 32, 2, 17, 17):
+        text = torch.randint(WORDS, (6, length + 1), device="cuda")
+        batch = text[:, :-1], text[:, 1:]
+        torch.testing.assert_close(step(*batch), eager(*batch), rtol=2e-3, atol=2e-4)
+        assert totals["length"] == others["length"]
+        assert math.isclose(totals["loss"], others["loss"], rel_tol=2e-3)
+    assert len(step.recompiles) == 1, step.recompiles
