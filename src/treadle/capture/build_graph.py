@@ -20,6 +20,7 @@ from treadle.capture.explain_errors import looks_at_value
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.input_sources import SourcedInput
 from treadle.capture.optimizers.optimizer_state import StateLocation
+from treadle.capture.python_state.plain_values import is_whole
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_guard import ReadsGuard
@@ -212,7 +213,9 @@ def _outside(
 ) -> SourcedInput:
     """``held``: by its id, where a tensor was found when the step was captured."""
     if id(tensor) in uses.inputs:
-        return Input(Role.SCALAR, name), RunTimeNumber(uses.inputs[id(tensor)], tensor.device)
+        number = uses.inputs[id(tensor)]
+        source = RunTimeNumber(number.compute, is_whole(number.value), tensor.device)
+        return Input(Role.SCALAR, name), source
     if id(tensor) in uses.arrays:
         return Input(Role.BATCH, name.replace("constant", "array")), RunTimeArray(
             uses.arrays[id(tensor)]

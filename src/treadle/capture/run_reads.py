@@ -14,6 +14,7 @@ from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.stored.inputs import input_texts
 from treadle.capture.stored.origin import ReadsOrigin
 from treadle.capture.stored.reads import StoredReads
+from treadle.capture.tensors.tensor_effects import GivenTensor, HeldTensor
 from treadle.capture.tracing.run import Run
 from treadle.util.errors import CaptureError
 
@@ -47,7 +48,7 @@ def reads_of(run: Run) -> RunReads:
         external.roots(),
         names,
         run.numbers.objects(),
-        lambda: [entry.find for entry in run.tensors.entries()],
+        lambda: [entry.find for entry in run.tensors.entries() if not _is_made(entry, run)],
         tuple(run.originals.get(code, code) for code in external.executed_codes()),
     )
     origin.add_to(walk, request.objects)
@@ -61,6 +62,13 @@ def reads_of(run: Run) -> RunReads:
     guard = ReadsGuard(walk.end())
     _refuse_opaque(walk)
     return RunReads(guard, origin, _placed(run, guard))
+
+
+def _is_made(entry: GivenTensor, run: Run) -> bool:
+    """Whether it stands for a number or an array in the graph, and is no tensor of the user's."""
+    made = run.numbers.uses.inputs, run.numbers.uses.arrays
+    find = entry.find
+    return isinstance(find, HeldTensor) and any(id(find.tensor) in each for each in made)
 
 
 def _names(run: Run, external: ExternalState) -> ReadNames:

@@ -1,6 +1,6 @@
 """Where each input of a step is found when it is called."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, final
@@ -17,7 +17,7 @@ from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.stored.names import NOT_STORED
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
-from treadle.capture.symbolic.numbers import Number, is_exact
+from treadle.capture.symbolic.numbers import is_exact
 from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.distributed.sharded_tensors import (
     ShardedLayout,
@@ -316,16 +316,18 @@ class Held:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class RunTimeNumber:
-    """A Python number that scales tensors: what it is at a call."""
+    """A Python number that scales tensors: what ``compute`` gives at a call. ``is_whole``: it was a
+    whole number."""
 
-    number: Number
+    compute: Callable[[], object]
+    is_whole: bool
     device: torch.device
 
     def value(self) -> float:
         """The number now. ``NotExpected`` for one of another kind than the graph was made for (a
         whole number to a negative power is a float), or that no float64 is equal to."""
-        computed = self.number.compute()
-        if not is_real(computed) or (is_whole(self.number.value) and not is_whole(computed)):
+        computed = self.compute()
+        if not is_real(computed) or (self.is_whole and not is_whole(computed)):
             raise NotExpected("what is computed of a number became another kind of number")
         if not is_exact(computed):
             raise NotExpected("a whole number became larger than 2**53")

@@ -11,6 +11,7 @@ from treadle.capture.captured import (
     OptimizerEffects,
     StepDependencies,
 )
+from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 from treadle.capture.sources import Inputs, ParamGroups, Pending, Scalars, Source
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
@@ -18,6 +19,7 @@ from treadle.capture.stored.names import NotStored
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.stored.reads import Data, StoredReads
 from treadle.capture.symbolic.branches.decisions import Path
+from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.host_draws import HostDraws
 from treadle.capture.symbolic.numbers import Uses
 from treadle.capture.tensors.gradient_effects import GradientEffects
@@ -54,6 +56,8 @@ def captured_data(captured: Captured, step: StepObjects) -> Data:
                 ("gradients", captured.gradients),
                 ("stepped", captured.optimizers.stepped),
                 ("free", dependencies.free),
+                ("counters", dependencies.counters),
+                ("decisions", dependencies.decisions),
                 ("unread modes", dependencies.unread_modes),
                 ("conditions", dependencies.conditions),
             )
@@ -68,7 +72,7 @@ def captured_again(data: Data, reads: ReadsGuard, step: StepObjects) -> Captured
         name: decoder.value(data[name])
         for name in (
             "signature", "param groups", "sources", "pending", "result", "gradients", "stepped",
-            "free", "unread modes", "conditions",
+            "free", "counters", "decisions", "unread modes", "conditions",
         )
     }  # fmt: skip
     sources = cast("tuple[Source, ...]", values["sources"])
@@ -90,9 +94,9 @@ def captured_again(data: Data, reads: ReadsGuard, step: StepObjects) -> Captured
         dependencies=StepDependencies(
             reads,
             cast("frozenset[int]", values["free"]),
-            (),  # refused above, as are decisions, draws and paths
-            (),
-            HostDraws(Uses()),
+            cast("tuple[Location, ...]", values["counters"]),
+            cast("tuple[NumberDecision, ...]", values["decisions"]),
+            HostDraws(Uses()),  # refused above, as are paths
             cast("frozenset[int]", values["unread modes"]),
             cast("tuple[str, ...]", values["conditions"]),
             Path(),
@@ -107,10 +111,8 @@ def _refuse(captured: Captured) -> None:
     for reason, holds in (
         ("generators of random numbers of the user's", captured.generators),
         ("optimizers that step outside of the graph", captured.optimizers.eager),
-        ("decisions on numbers", dependencies.decisions),
         ("numbers that Python draws", dependencies.host_draws),
         ("decisions on values of tensors", dependencies.path.decisions),
-        ("numbers that change from call to call", dependencies.counters),
     ):
         if holds:
             raise NotStored(reason)

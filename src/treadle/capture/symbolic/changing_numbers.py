@@ -12,7 +12,7 @@ there, also one that is computed of others, is computed again at each call, exac
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from treadle.capture.python_state.changes import Change, LateError, look_at
@@ -20,6 +20,7 @@ from treadle.capture.python_state.plain_values import RealNumber, is_real
 from treadle.capture.python_state.reads.object_graph import Location, Node, Watched, first_of_each
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
+from treadle.capture.stored.names import NOT_STORED
 from treadle.capture.symbolic.arrays.arrays import (
     ArrayLeaf,
     NdArray,
@@ -37,8 +38,8 @@ class _InPlace:
     """What a place has at a call. ``owner``: the object that has it."""
 
     place: Location
-    owner: object
-    key: tuple[int, object]
+    owner: object = field(default=None, metadata=NOT_STORED)
+    key: tuple[int, object] = field(default=(0, None), metadata=NOT_STORED)
 
     def __call__(self) -> Any:
         return self.place.get()

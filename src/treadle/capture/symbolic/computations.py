@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from treadle.capture.explain_errors import here
+from treadle.capture.stored.names import NOT_STORED
 
 Key = Hashable
 
@@ -45,9 +46,9 @@ class NumberDecision:
 
     compute: Callable[[], object]
     outcome: object
-    roots: frozenset[Key]
     label: str
     where: str
+    roots: frozenset[Key] = field(default=frozenset(), metadata=NOT_STORED)
 
     def holds(self) -> bool:
         """Whether it comes out the same now; an exception of Python's is another outcome."""
@@ -87,7 +88,7 @@ class Decisions:
         again."""
         if key not in self._made:
             label = ", ".join(sorted(self.labels.get(root, "a number") for root in roots))
-            self._made[key] = NumberDecision(compute, outcome, roots, label, here())
+            self._made[key] = NumberDecision(compute, outcome, label, here(), roots)
 
     def roots(self) -> set[Key]:
         """What they are decided by."""

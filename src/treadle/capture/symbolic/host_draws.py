@@ -107,9 +107,9 @@ class HostDraws:
             NumberDecision(
                 functools.partial(values.__getitem__, at),
                 values[at],
-                frozenset({self._root(at)}),
                 _LABEL,
                 self._draws[at].where,
+                frozenset({self._root(at)}),
             )
             for at in self._needed()
         ]

@@ -1,8 +1,9 @@
 """Numbers, texts and arrays of Python's that may be others at a later call."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import final
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast, final
 
 from torch import Tensor
 
@@ -65,13 +66,14 @@ class NumberInputs:
         key, call = ("argument", at), self._request.call
         self.uses.decisions.labels[key] = f"argument {self._paths[at]}"
         roots = frozenset({key})
+        find = cast("Callable[[], Any]", functools.partial(call.leaf, at))
         if is_real(leaf):
             scales = f"argument {at}" in self._scaling
-            return Number(leaf, lambda: call.leaves[at], roots, self.uses, scales=scales)
+            return Number(leaf, find, roots, self.uses, scales=scales)
         if is_numeric(leaf):
-            return ArrayLeaf(leaf, lambda: call.leaves[at], roots, self.uses)
+            return ArrayLeaf(leaf, find, roots, self.uses)
         if type(leaf) is str:
-            return Text(leaf, lambda: call.leaves[at], roots, self.uses)
+            return Text(leaf, find, roots, self.uses)
         return leaf
 
     def settle_sizes(self) -> tuple[str, ...]:

@@ -135,6 +135,7 @@ class SideEffects:
         roots = [DeferredValue(root) for root in changes.roots()]
         arguments = tuple(0 for _ in roots), changes.args()
         leaves, tree = self._outgoing.taken_apart(arguments, changes.label)
+        changes.forget_args()
         again = [
             leaf
             if self._outgoing.is_of_call(leaf)

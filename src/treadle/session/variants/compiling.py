@@ -72,7 +72,7 @@ class VariantCompiler:
     def compiled(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled:
         """The variant for ``call``, compiled, and kept for other processes."""
         compiled = self.compile(call, known)
-        if not call.path and not self._numbers:
+        if not call.path:
             clock = Clock(seconds=compiled.seconds)
             with clock.stage("keep"):
                 self._starts.keep(key, compiled)
@@ -80,17 +80,18 @@ class VariantCompiler:
 
     def stored(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
         """The variant for ``call`` as another process captured and compiled it, if one did."""
-        if call.path or self._numbers:
+        if call.path:
             return None
         with _without_inference_mode():
             compiled = self._starts.find(key, call, tuple(known))
         if compiled is not None:
+            self.note_numbers(compiled.captured.dependencies.counters)
             self._tell(compiled)
         return compiled
 
     def stored_sizes(self, key: GuardKey, call: NewCall) -> "list[SeenDims]":
         """Dims that calls like this one had in other processes, which compiled it for them."""
-        return [] if call.path or self._numbers else self._starts.sizes(key)
+        return [] if call.path else self._starts.sizes(key)
 
     def keep_sizes(self, key: GuardKey, dims: "SeenDims", compiled: Compiled) -> None:
         """The inverse: ``compiled`` is for these dims."""

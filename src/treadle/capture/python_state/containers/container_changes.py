@@ -7,7 +7,7 @@ that note it (``container_recorders``) in all the places where those stand.
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from treadle.capture.python_state.containers.container_recorders import (
@@ -128,6 +128,13 @@ class ContainerChanges:
         """What the operations are given in this run."""
         return [
             operation.args[:1] if operation.name == TOUCH else operation.args
+            for operation in self.log.operations
+        ]
+
+    def forget_args(self) -> None:
+        """Once ``args`` are taken: what was given in this run is of no call."""
+        self.log.operations[:] = [
+            operation if operation.name == TOUCH else replace(operation, args=())
             for operation in self.log.operations
         ]
 

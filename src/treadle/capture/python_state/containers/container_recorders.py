@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 
 from treadle.capture.python_state.parts import MISSING, member
+from treadle.capture.stored.names import NOT_STORED
 
 T = TypeVar("T")
 Contents = list[object] | dict[object, object] | set[object] | deque[object]
@@ -49,14 +50,16 @@ class ContainerRecorder:
 
     log: "OperationLog"
     at: int
-    real: Contents
     label: str
     parent: tuple["ContainerRecorder", object] | None = None
-    reads: set[object] = field(default_factory=set[object])  # keys of a dict, members of a set
+    real: Contents = field(default_factory=list[object], metadata=NOT_STORED)
+    # keys of a dict, members of a set
+    reads: set[object] = field(default_factory=set[object], metadata=NOT_STORED)
     reads_all: bool = False
     reads_length: bool = False
     tail: int = 0  # how many entries at the end of a sequence the run has put there
-    written: set[object] = field(default_factory=set[object])  # keys that the run has set
+    # keys that the run has set
+    written: set[object] = field(default_factory=set[object], metadata=NOT_STORED)
     is_own: bool = False  # whether all that is in it was put there by the run
     is_made: bool = False  # whether the parent made it during the run
     current: Callable[[], object] | None = None
@@ -97,14 +100,16 @@ class OperationLog:
 
     operations: list[Operation] = field(default_factory=list[Operation])
     recorders: list[ContainerRecorder] = field(default_factory=list[ContainerRecorder])
-    _stand_ins: list["RecordedContainer"] = field(default_factory=list["RecordedContainer"])
-    _before: list[Contents] = field(default_factory=list[Contents])
+    _stand_ins: list["RecordedContainer"] = field(
+        default_factory=list["RecordedContainer"], metadata=NOT_STORED
+    )
+    _before: list[Contents] = field(default_factory=list[Contents], metadata=NOT_STORED)
 
     def stand_in(
         self, real: Contents, label: str, parent: tuple[ContainerRecorder, object] | None = None
     ) -> "RecordedContainer":
         """What stands for ``real`` from now on; ``settle`` says what is in it."""
-        recorder = ContainerRecorder(self, len(self.recorders), real, label, parent)
+        recorder = ContainerRecorder(self, len(self.recorders), label, parent, real)
         self.recorders.append(recorder)
         stand_in = RECORDED[type(real)](recorder)
         self._stand_ins.append(stand_in)
