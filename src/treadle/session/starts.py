@@ -89,14 +89,18 @@ class Starts:
         variants that may run for it."""
         self._differs = ""
         try:
-            start = self._start_key(key)
+            starts = [self._start_key(each) for each in dict.fromkeys((key, key.of_any_values()))]
         except NotStored:
             return None
-        records = records_of(self._cache.get(start)) if start else []
+        records = [
+            (start, record)
+            for start in filter(None, starts)
+            for record in records_of(self._cache.get(start))
+        ]
         inputs: list[InputText] = []
         if records:
             inputs = input_texts_of(self._objects(), call.args, call.kwargs, call.dims)
-        for record in records:
+        for start, record in records:
             try:
                 compiled = self._again(start, record, inputs, known)
             except NotStored as error:
@@ -104,16 +108,19 @@ class Starts:
                 continue
             if compiled is None or not compiled.artifact.fits(call.sizes):
                 continue
-            if compiled.captured.optimizers.agrees():
+            captured = compiled.captured
+            if captured.optimizers.agrees() and captured.dependencies.hold():
                 return compiled
         return None
 
     def keep(self, key: GuardKey, compiled: Compiled) -> None:
         """For other processes, if that can be: also for calls that find other gradients where it
         makes no difference, such as the first ones."""
-        others = key.without_grads(Ignored.of(compiled.captured))
+        ignored = Ignored.of(compiled.captured)
+        others = key.without_grads(ignored)
+        keys = {key, others, key.without_values(ignored), others.without_values(ignored)}
         try:
-            starts = [start for each in {key, others} if (start := self._start_key(each))]
+            starts = [start for each in keys if (start := self._start_key(each))]
             record = self._record(compiled) if starts else {}
         except NotStored as error:
             compiled.start = StartRecord(reason=str(error), differs=self._differs)
@@ -125,7 +132,7 @@ class Starts:
     def sizes(self, key: GuardKey) -> list[SeenDims]:
         """Dims that calls like this one had in other processes, the newest first."""
         try:
-            place = self._start_key(without_sizes(key), "sizes")
+            place = self._start_key(without_sizes(key).of_any_values(), "sizes")
         except NotStored:
             return []
         records = records_of(self._cache.get(place)) if place else []
@@ -133,7 +140,7 @@ class Starts:
 
     def keep_sizes(self, key: GuardKey, dims: SeenDims, compiled: Compiled) -> None:
         """Say to other processes that ``compiled``, which is kept, is for these dims."""
-        alike = without_sizes(key)
+        alike = without_sizes(key).of_any_values()
         places = {
             self._start_key(each, "sizes")
             for each in (alike, alike.without_grads(Ignored.of(compiled.captured)))

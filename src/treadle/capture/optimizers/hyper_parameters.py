@@ -41,7 +41,8 @@ def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Us
     roots = frozenset({(owner, key)})
     uses.decisions.labels[owner, key] = f"a parameter group's {key}"
     if is_real(value):
-        return Number(value, lambda: optimizer.param_groups[at][key], roots, uses, scales=True)
+        find = functools.partial(_of_group, optimizer, at, key)
+        return Number(value, find, roots, uses, scales=True)
     if type(value) is tuple and all(map(is_real, cast("tuple[object, ...]", value))):
         return tuple(
             Number(
@@ -55,6 +56,10 @@ def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Us
             for n, number in enumerate(cast("tuple[RealNumber, ...]", value))
         )
     return value
+
+
+def _of_group(optimizer: Optimizer, at: int, key: str) -> object:
+    return optimizer.param_groups[at][key]
 
 
 def _nth(optimizer: Optimizer, at: int, key: str, n: int) -> object:

@@ -24,7 +24,6 @@ from treadle.capture.python_state.code.frames import (
     CodeOwner,
     ExecutionRecord,
     FrameRecorder,
-    code_owner,
 )
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.external_state.kept_state import KeptState
@@ -320,11 +319,7 @@ class ExternalState:
 
     def executed_codes(self) -> list[CodeType]:
         """Code of users and of what they installed that the run executed."""
-        return [
-            code
-            for code in self._executed.codes.values()
-            if code_owner(code.co_filename) >= CodeOwner.INSTALLED
-        ]
+        return list(self._executed.their_codes.values())
 
     def before(self, owner: object, at: int) -> Reading | None:
         """What a part of an object held before the run."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +56,12 @@ _COMPUTES: frozenset[object] = frozenset(
     }
 )
 """Modules, and functions of others, that data may name: what only computes or prints."""
+
+
+_NUMPY = frozenset({"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8))}) | {
+    *("f2", "f4", "f8")
+}
+"""Kinds of NumPy's numbers and answers."""
 
 
 @final
@@ -105,6 +112,10 @@ class Encoder:
                 return ["formula", to_data(value.formula)]
             case float() | complex() if type(value) in (float, complex):
                 return [type(value).__name__, repr(value)]
+            case np.generic() if value.dtype.str[1:] in _NUMPY:
+                return ["numpy", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
+            case np.ufunc() if getattr(np, value.__name__, None) is value:
+                return ["ufunc", value.__name__]
             case bytes():
                 return ["bytes", base64.b64encode(value).decode()]
             case torch.dtype():
@@ -360,6 +371,10 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
     "again": lambda decoder, rest: decoder.again(rest[0]),
     "float": lambda decoder, rest: float(cast("str", rest[0])),
     "complex": lambda decoder, rest: complex(cast("str", rest[0])),
+    "numpy": lambda decoder, rest: np.frombuffer(
+        base64.b64decode(cast("str", rest[1])), np.dtype(cast("str", rest[0]))
+    )[0],
+    "ufunc": lambda decoder, rest: _ufunc(cast("str", rest[0])),
     "bytes": lambda decoder, rest: base64.b64decode(cast("str", rest[0])),
     "dtype": lambda decoder, rest: _DTYPES[cast("str", rest[0])],
     "device": lambda decoder, rest: torch.device(cast("str", rest[0])),
@@ -383,3 +398,10 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
     "tensor": lambda decoder, rest: decoder.kept(decoder.tensor(rest)),
     "record": lambda decoder, rest: decoder.record(rest),
 }
+
+
+def _ufunc(name: str) -> object:
+    found = getattr(np, name, None)
+    if not isinstance(found, np.ufunc):
+        raise NotStored(f"{name}, which is no function of this NumPy")
+    return found

@@ -78,7 +78,7 @@ class ChangingNumbers:
                 place.put(value)
 
     def _standing_in(self, place: Location, value: RealNumber | NdArray) -> "Number | ArrayLeaf":
-        in_place = _InPlace(place, place.holder, (place.owner, place.name))
+        in_place = _InPlace(place, place.keeper, (place.owner, place.name))
         self._found.append(in_place)
         self._uses.decisions.labels[in_place.key] = place.label
         if is_numeric(value):

@@ -10,6 +10,7 @@ That ``i`` is within bounds, and how long a slice is, are decisions. In eager th
 views; here they are copies, so that writing to one is refused.
 """
 
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, object]:
     if not whole or type(size) is not int:
         return None, entry
     if is_number(entry):
-        inside = entry.decided(lambda at: -size <= at < size, (entry,))
+        inside = entry.decided(functools.partial(_is_inside, size), (entry,))
         position = Number.of(operator.mod, (entry, size)) if inside else None
         return (None, entry) if position is None else (_tensor(position, x), 0)
     return _of_slice(entry, numbers, size, x)
@@ -175,17 +176,35 @@ def _of_slice(
     if is_number(step):
         return None, entry
 
-    def places(*values: int) -> range:
-        remaining = iter(values)
-        ends = [next(remaining) if is_number(end) else end for end in (start, stop)]
-        return range(*slice(ends[0], ends[1], step).indices(size))
-
-    count = lead_of(numbers).decided(lambda *values: len(places(*values)), numbers)
+    ends = tuple(None if is_number(end) else (end,) for end in (start, stop))
+    count = lead_of(numbers).decided(functools.partial(_count, ends, step, size), numbers)
     if not is_number(start) or not isinstance(count, int) or not count:
         return None, slice(value_now(start), value_now(stop), step)
-    first = Number.of(lambda *values: places(*values).start, numbers)
+    first = Number.of(functools.partial(_first, ends, step, size), numbers)
     span = torch.arange(count, device=x.device) * (step or 1)
     return _tensor(first, x) + span, slice(None)
+
+
+Ends = tuple[tuple[int | None] | None, ...]
+"""Of a slice; ``None`` for one that is a number of the call."""
+
+
+def _is_inside(size: int, at: int) -> bool:
+    return -size <= at < size
+
+
+def _count(ends: Ends, step: int | None, size: int, *numbers: int) -> int:
+    return len(_places(ends, step, size, numbers))
+
+
+def _first(ends: Ends, step: int | None, size: int, *numbers: int) -> int:
+    return _places(ends, step, size, numbers).start
+
+
+def _places(ends: Ends, step: int | None, size: int, numbers: Sequence[int]) -> range:
+    remaining = iter(numbers)
+    start, stop = (next(remaining) if end is None else end[0] for end in ends)
+    return range(*slice(start, stop, step).indices(size))
 
 
 def _tensor(number: Number, x: Tensor) -> Any:

@@ -38,6 +38,7 @@ ArgumentFact = tuple[Any, ...]
 """What of an argument decides the graph: a ``TensorFact``, or its type's name and what it is."""
 _NUMBERS = frozenset(number_type.__name__ for number_type in NUMBERS)
 ANY = object()
+_ANY_VALUE = ("any value",)
 """In the place of a value on which nothing depends."""
 
 
@@ -107,6 +108,22 @@ class GuardKey:
         """Without the gradients that make no difference."""
         there = zip(self.grads, self.identity, strict=True)
         return replace(self, grads=tuple(grad and at not in ignored.grads for grad, at in there))
+
+    def without_values(self, ignored: Ignored) -> "GuardKey":
+        """Without the plain values among the arguments, if none of them makes a difference; else
+        itself."""
+        plain = [at for at, (_, fact) in enumerate(self.arguments) if len(fact) == 2]
+        if not plain or not ignored.values.issuperset(plain):
+            return self
+        return self.of_any_values()
+
+    def of_any_values(self) -> "GuardKey":
+        """With the kinds of the plain values among the arguments alone."""
+        arguments = tuple(
+            (path, (fact[0], _ANY_VALUE) if len(fact) == 2 else fact)
+            for path, fact in self.arguments
+        )
+        return replace(self, arguments=arguments)
 
     def as_seen_by(self, other: "GuardKey") -> "GuardKey":
         """This key as that of the variant that ``other`` is the key of."""

@@ -2,7 +2,9 @@
 uses. Nothing that Python executes in the thread of the run is missed: a profile hook sees it all.
 """
 
+import collections
 import cProfile
+import dataclasses
 import dis
 import functools
 import sysconfig
@@ -81,6 +83,7 @@ class ExecutionRecord:
     codes: dict[tuple[int, int], CodeType] = field(
         default_factory=dict[tuple[int, int], CodeType]
     )  # by their ids and those of globals: a code's own hash goes through all of it
+    their_codes: dict[int, CodeType] = field(default_factory=dict[int, CodeType])  # by their ids
     spaces: dict[int, tuple[dict[str, object], set[str], CodeOwner]] = field(
         default_factory=dict[int, tuple[dict[str, object], set[str], CodeOwner]]
     )
@@ -111,8 +114,8 @@ class ExecutionRecord:
         references = references_in(code)
         self.names |= references.names
         if owner >= CodeOwner.INSTALLED:
+            self.their_codes[id(code)] = code
             self.theirs |= references.names
-        if owner >= CodeOwner.INSTALLED:
             self.modules |= references.modules
         _, known, _ = self.spaces.setdefault(id(space), (space, set(), owner))
         known |= references.reads - frozenset(code.co_freevars)
@@ -243,7 +246,7 @@ class FrameRecorder:
             if references.sites:
                 self._reflection.looks(frame, references.sites, owner)
             return True
-        if not known:
+        if not known and not _is_executed_text(code):
             self.executed.note(code, frame.f_globals, owner)
         if not imports and not resumable:
             self._told.add(key)
@@ -340,12 +343,25 @@ def _named_tuple_code(fields: tuple[str, ...]) -> bytes:
 
 
 def file_of(frame: FrameType) -> str:
-    """The file of the code; of a text that was executed, that of the module which has it."""
+    """The file of the code; of a text that was executed, that of the module which has it, or of
+    what makes classes of texts."""
     name = frame.f_code.co_filename
     if not name.startswith("<") or name.startswith("<frozen"):
         return name
+    caller = frame.f_back
+    if caller is not None and caller.f_code.co_filename in _MAKE_CLASSES:
+        return caller.f_code.co_filename
     file = frame.f_globals.get("__file__")
     return file if type(file) is str else name
+
+
+def _is_executed_text(code: CodeType) -> bool:
+    """Whether it is a text that PyTorch or the library executes, such as a signature."""
+    return code.co_name == "<module>" and code.co_filename == "<string>"
+
+
+_MAKE_CLASSES = frozenset({dataclasses.__file__, collections.__file__})
+"""They execute texts when a class is made, as when a module is imported."""
 
 
 def is_of_logs(frame: FrameType) -> bool:

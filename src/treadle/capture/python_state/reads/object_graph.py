@@ -71,9 +71,14 @@ class Location:
     rooted: bool = False
 
     @property
+    def keeper(self) -> object:
+        """The object that has it; of variables a ``Space``."""
+        return self.node.from_root() if self.rooted else self.node.current()
+
+    @property
     def holder(self) -> object:
-        """The object that has it; of variables the dict they are in."""
-        owner = self.node.from_root() if self.rooted else self.node.current()
+        """Likewise; of variables the dict they are in."""
+        owner = self.keeper
         return owner.__dict__ if type(owner) is Space else owner
 
     @property

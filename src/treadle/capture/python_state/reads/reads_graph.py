@@ -16,6 +16,7 @@ from treadle.capture.python_state.reads.object_graph import (
     Location,
     Node,
     ObjectReads,
+    Space,
     Watched,
 )
 from treadle.capture.python_state.reads.object_match import comes_and_goes
@@ -44,6 +45,7 @@ class ReadsGraph:
         self.by_identity: dict[int, Node] = {}
         self.tensors = ReadTensors(bound)
         self.of_objects: list[ObjectReads] = []
+        self.spaces: dict[int, Node] = {}  # by the id of a module's globals, those of it
         self._holders: dict[int, list[tuple[Node, int]]] = {}  # by a node's id, where it is
 
     # -- making
@@ -73,7 +75,8 @@ class ReadsGraph:
 
     def place_of(self, owner: object, at: int, name: object, label: str) -> Location | None:
         """A place of an object that is part of it."""
-        node = self.node_of(owner)
+        is_space = type(owner) is Space
+        node = self.spaces.get(id(owner.__dict__)) if is_space else self.node_of(owner)
         if node is None or at >= max(1, len(node.watched)):
             return None
         return Location(node, at, name, label)

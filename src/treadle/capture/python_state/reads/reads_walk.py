@@ -122,6 +122,7 @@ class ReadsWalk:
         module = Space(values)
         node = Node(Space, label, module, read=self._read_of(values))
         self.graph.enter(node, module)
+        self.graph.spaces.setdefault(id(values), node)
         part = parts_of(module, label).parts[0]
         self._watch(node, 0, part, frozenset(names), deep=deep)
         self._drain()
