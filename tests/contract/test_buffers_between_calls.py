@@ -2,6 +2,7 @@
 beside them may not."""
 
 import copy
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -91,11 +92,12 @@ OF_BUFFERS = {
 }
 
 
-def made(kind: type[nn.Module] = Tables) -> tuple[Any, treadle.Step]:
+def made(kind: type[nn.Module] = Tables, **chosen: Any) -> tuple[Any, treadle.Step]:
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     step = training(lambda x: model(x).square().sum(), optimizer)
-    return model, treadle.compile(step, model=model, optimizer=optimizer, options=OPTIONS)
+    options = dataclasses.replace(OPTIONS, **chosen)
+    return model, treadle.compile(step, model=model, optimizer=optimizer, options=options)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -128,8 +130,8 @@ def test_where_only_such_tensors_change_one_look_at_everything_is_enough(name):
     assert not step.recompiles
 
 
-def test_buffers_that_the_models_watch_sees_are_asked_nothing():
-    model, step = made(Buffers)
+def test_buffers_that_the_models_watch_sees_are_asked_nothing(tmp_path):
+    model, step = made(Buffers, cache_dir=tmp_path)
     for _ in range(3):
         step(torch.randn(3, 4))
     with (

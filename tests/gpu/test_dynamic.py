@@ -175,7 +175,7 @@ def test_a_budget_holds_for_every_size():
     free = treadle.compile(train, model=model, optimizer=optimizer, shapes=kind)
     batch = [torch.randint(WORDS, (8, 256), device="cuda") for _ in range(2)]
     free(*batch)
-    wanted = int(free.summary().peak_of_any_call_bytes * 0.9)
+    wanted = int(free.summary().peak_of_any_call_bytes * 0.95)
     model, optimizer, train = language(torch.bfloat16)
     step = treadle.compile(train, model=model, optimizer=optimizer, shapes=kind, memory=wanted)
     for rows, length in [(8, 256), (4, 16), (5, 31)]:

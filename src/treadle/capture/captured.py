@@ -11,7 +11,15 @@ from treadle.capture.argument_containers import ServedCall
 from treadle.capture.eager import EagerStep
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_guard import ReadsGuard
-from treadle.capture.sources import Inputs, ParamGroup, ParamGroups, Pending, Scalars, Source
+from treadle.capture.sources import (
+    Inputs,
+    ParamGroup,
+    ParamGroups,
+    Pending,
+    RunTimeNumber,
+    Scalars,
+    Source,
+)
 from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.branches.decisions import Path
 from treadle.capture.symbolic.computations import NumberDecision
@@ -43,6 +51,10 @@ class CallInputs:
     scalars: Scalars
     values: Inputs
     pending: Pending
+
+    def run_time_numbers(self) -> int:
+        """How many of Python's numbers it takes."""
+        return sum(isinstance(source, RunTimeNumber) for source in self.sources)
 
 
 @final

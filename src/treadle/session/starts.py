@@ -85,8 +85,8 @@ class Starts:
         self._differs = ""  # of the newest record that did not serve
 
     def find(self, key: GuardKey, call: NewCall, known: Iterable[Compiled]) -> Compiled | None:
-        """What serves a call with this key, if another process captured and compiled it. ``known``:
-        variants that may run for it."""
+        """What serves a call with this key, if another process captured and compiled it: with few
+        numbers that change, the newest. ``known``: variants that may run for it."""
         self._differs = ""
         try:
             starts = [self._start_key(each) for each in dict.fromkeys((key, key.of_any_values()))]
@@ -97,6 +97,7 @@ class Starts:
             for start in filter(None, starts)
             for record in records_of(self._cache.get(start))
         ]
+        records.sort(key=lambda each: cast("int", each[1]["numbers"]))
         inputs: list[InputText] = []
         if records:
             inputs = input_texts_of(self._objects(), call.args, call.kwargs, call.dims)
@@ -207,6 +208,7 @@ class Starts:
         of_parameters = enumerate(objects.parameters)
         return {
             "reads": captured.stored.data,
+            "numbers": len(captured.dependencies.counters) + captured.inputs.run_time_numbers(),
             "ignored": [at for at, each in of_parameters if id(each) in ignored],
             "captured": captured_data(captured, objects),
             "build": Encoder(UserObjects(objects)).data(compiled.stored()),

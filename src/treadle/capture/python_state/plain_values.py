@@ -58,3 +58,30 @@ def plain_fact(value: object) -> PlainFact:
 def is_same_value(one: object, other: object) -> bool:
     """Whether two plain values are the same."""
     return is_plain(one) and is_plain(other) and plain_fact(one) == plain_fact(other)
+
+
+def scalar_data(value: object) -> tuple[str, bytes] | None:
+    """The dtype and the bytes of a number or an answer of NumPy's; ``None`` for anything else."""
+    if type(value) is not np.bool_ and not (is_real(value) and isinstance(value, _GENERIC)):
+        return None
+    scalar: Any = value
+    return str(scalar.dtype), scalar.tobytes()
+
+
+def scalar_of(dtype: str, data: bytes) -> object:
+    """The inverse."""
+    return np.frombuffer(data, np.dtype(dtype))[0]
+
+
+def ufunc_name(value: object) -> str:
+    """The name of one of NumPy's own functions of elements; empty for anything else."""
+    name = value.__name__ if isinstance(value, np.ufunc) else ""
+    return name if name and getattr(np, name, None) is value else ""
+
+
+def ufunc_of(name: str) -> object:
+    """The inverse. ``TypeError`` for a name that is of none."""
+    found = getattr(np, name, None)
+    if not isinstance(found, np.ufunc):
+        raise TypeError(f"{name} is no function of elements in this NumPy")
+    return found

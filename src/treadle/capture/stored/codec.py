@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import cast, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +31,12 @@ from treadle.algebra.polynomial import from_data, to_data
 from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.ownership import is_machinery, owner_of
 from treadle.capture.python_state.parts import MISSING
+from treadle.capture.python_state.plain_values import (
+    scalar_data,
+    scalar_of,
+    ufunc_name,
+    ufunc_of,
+)
 from treadle.capture.python_state.reads.object_graph import Node
 from treadle.capture.stored.names import NotStored, kind_text
 from treadle.capture.stored.origin import StepObjects
@@ -56,12 +61,6 @@ _COMPUTES: frozenset[object] = frozenset(
     }
 )
 """Modules, and functions of others, that data may name: what only computes or prints."""
-
-
-_NUMPY = frozenset({"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8))}) | {
-    *("f2", "f4", "f8")
-}
-"""Kinds of NumPy's numbers and answers."""
 
 
 @final
@@ -112,10 +111,10 @@ class Encoder:
                 return ["formula", to_data(value.formula)]
             case float() | complex() if type(value) in (float, complex):
                 return [type(value).__name__, repr(value)]
-            case np.generic() if value.dtype.str[1:] in _NUMPY:
-                return ["numpy", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
-            case np.ufunc() if getattr(np, value.__name__, None) is value:
-                return ["ufunc", value.__name__]
+            case _ if (scalar := scalar_data(value)) is not None:
+                return ["scalar", scalar[0], base64.b64encode(scalar[1]).decode()]
+            case _ if name := ufunc_name(value):
+                return ["elementwise", name]
             case bytes():
                 return ["bytes", base64.b64encode(value).decode()]
             case torch.dtype():
@@ -371,10 +370,10 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
     "again": lambda decoder, rest: decoder.again(rest[0]),
     "float": lambda decoder, rest: float(cast("str", rest[0])),
     "complex": lambda decoder, rest: complex(cast("str", rest[0])),
-    "numpy": lambda decoder, rest: np.frombuffer(
-        base64.b64decode(cast("str", rest[1])), np.dtype(cast("str", rest[0]))
-    )[0],
-    "ufunc": lambda decoder, rest: _ufunc(cast("str", rest[0])),
+    "scalar": lambda decoder, rest: scalar_of(
+        cast("str", rest[0]), base64.b64decode(cast("str", rest[1]))
+    ),
+    "elementwise": lambda decoder, rest: ufunc_of(cast("str", rest[0])),
     "bytes": lambda decoder, rest: base64.b64decode(cast("str", rest[0])),
     "dtype": lambda decoder, rest: _DTYPES[cast("str", rest[0])],
     "device": lambda decoder, rest: torch.device(cast("str", rest[0])),
@@ -398,10 +397,3 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
     "tensor": lambda decoder, rest: decoder.kept(decoder.tensor(rest)),
     "record": lambda decoder, rest: decoder.record(rest),
 }
-
-
-def _ufunc(name: str) -> object:
-    found = getattr(np, name, None)
-    if not isinstance(found, np.ufunc):
-        raise NotStored(f"{name}, which is no function of this NumPy")
-    return found

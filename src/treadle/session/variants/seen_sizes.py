@@ -150,8 +150,8 @@ def _name(path: str, dim: int) -> str:
 def _is_sized(fact: tuple[object, ...]) -> bool:
     """Whether an argument is a tensor, whose sizes may change."""
     match fact:
-        case (_, tuple(), tuple(), _, _):
-            return True
+        case (_, tuple() as shape, tuple() as strides, _, _):
+            return all(type(number) is int for number in (*shape, *strides))
         case _:
             return False
 
