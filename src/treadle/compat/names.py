@@ -60,6 +60,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.fx._lazy_graph_module._use_lazy_graph_module": ALL,
     "torch.fx.experimental.proxy_tensor.HANDLED_TYPES": ALL,
     "torch.fx.experimental.sym_node.SymNode.guard_bool": ALL,
+    "torch.fx.experimental.sym_node.SymNode.guard_float": ALL,
     "torch.fx.experimental.sym_node.SymNode.guard_int": ALL,
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ALL,
     "torch.fx.experimental.symbolic_shapes.statically_known_true": ALL,

@@ -200,7 +200,12 @@ def _likely(condition: SymBool) -> bool:
 
 def _asker() -> FrameType:
     """The frame that asks a method of a size: behind it and what knows whose thread it is."""
-    return sys._getframe(3)  # pyright: ignore
+    frame = inspect.currentframe()
+    for _ in range(3):
+        assert frame is not None
+        frame = frame.f_back
+    assert frame is not None
+    return frame
 
 
 def _asking() -> FrameType | None:
