@@ -9,7 +9,7 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ _ARRAYS = tuple(table_of(lambda integration: integration.arrays))
 @dataclass(frozen=True, slots=True)
 class _Kept:
     generator: Generator
-    state: Tensor  # before the run
+    state: Tensor | None  # before the run, until it is over
     marked: bytes  # during the run
     own: bool  # the user's
 
@@ -60,8 +60,10 @@ class RngGuard:
         try:
             yield
         finally:
-            for kept in self._kept.values():
-                kept.generator.set_state(kept.state)
+            for at, kept in self._kept.items():
+                if kept.state is not None:
+                    kept.generator.set_state(kept.state)
+                self._kept[at] = replace(kept, state=None)
 
     def meet(self, value: object, depth: int = 0) -> None:
         """A value that the step can reach: if generators are in it, they may be drawn from."""
