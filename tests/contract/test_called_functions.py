@@ -117,3 +117,24 @@ def test_functions_of_numbers_wherever_they_are(name):
         assert model.acts == {"cos": math.cos, "all": [math.sin, math.tanh]}
     decides = name == "named"  # what every call decides alike
     assert len(ours.recompiles) + len(ours.recaptures) == (0 if decides else 1)
+
+
+def test_what_a_method_reads_that_the_library_calls_counts():
+    """Also where the method is that of a text, as a notebook's are: it is no code of the
+    library's."""
+    text = (
+        "import collections\nscale = 2.0\nclass Table(collections.UserDict):\n"
+        "    def __missing__(self, key):\n        return scale\n"
+    )
+    space = {"__name__": "cells"}
+    exec(compile(text, "<cell 1>", "exec"), space)
+    layer, table = nn.Linear(2, 2), space["Table"]()
+
+    def step(x):
+        return layer(x) * table["factor"]
+
+    compiled = treadle.compile(step, model=layer)
+    for scale in (2.0, 3.0, 3.0, 5.0):
+        space["scale"] = scale
+        x = torch.randn(3, 2)
+        torch.testing.assert_close(compiled(x), step(x))

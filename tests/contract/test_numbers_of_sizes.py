@@ -17,6 +17,9 @@ SIZES = (6, 5, 3, 6, 4, 5, 3)
 """None is larger than the first: one compile serves the others."""
 
 
+ROWS = "%d rows"
+
+
 class Notes:
     """What a step leaves outside."""
 
@@ -91,8 +94,7 @@ def results(notes, *given):
 def texts(notes, *given):
     loss = plain(*given)
     notes.last = f"{len(given[0])} rows of {given[0].shape[0]:>4}"
-    rows = "%d" % len(given[1])  # noqa: UP031
-    notes.all.append(f"{given[0].shape} " + rows + str(given[0].size(0) / 4))
+    notes.all.append(f"{given[0].shape} " + ROWS % len(given[1]) + str(given[0].size(0) / 4))
     return loss.detach()
 
 
@@ -154,8 +156,8 @@ def equal(a, b):
     return type(a) is type(b) and a == b
 
 
-def run(function, sizes=SIZES, shapes=None):
-    """The compiled step after calls that were eager's."""
+def run(function, sizes=SIZES, shapes=None, after=lambda step: None, **options):
+    """The compiled step after calls that were eager's; ``after`` looks at it after each."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     twin, notes, others = copy.deepcopy(model), Notes(), Notes()
@@ -164,13 +166,17 @@ def run(function, sizes=SIZES, shapes=None):
     def step(x, y):
         return function(notes, x, y, model, optimizer)
 
-    compiled = treadle.compile(step, model=model, optimizer=optimizer, shapes=shapes)
+    chosen = treadle.Options(**options)
+    compiled = treadle.compile(
+        step, model=model, optimizer=optimizer, shapes=shapes, options=chosen
+    )
     for n in sizes:
         x, y = torch.randn(n, 4), torch.randint(3, (n,))
         result, expected = compiled(x, y), function(others, x, y, twin, other)
         assert equal(result, expected), (n, result, expected)
         assert equal(vars(notes), vars(others)), (n, vars(notes), vars(others))
         assert equal(model.weight, twin.weight)
+        after(compiled)
     return compiled
 
 

@@ -1,7 +1,6 @@
 """Numbers that change, in a second process: what the first one captured serves it, with its own
 numbers, and nothing is traced."""
 
-import copy
 import importlib.util
 import itertools
 import sys
@@ -13,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import treadle
 from contract.test_numbers_generator import KINDS, PLACES, USES, WHOLE, programs, together
-from contract.test_numbers_of_sizes import STEPS, Notes, equal
+from contract.test_numbers_of_sizes import STEPS, run
 
 HEAD = """
 import math
@@ -117,20 +116,9 @@ def test_numbers_of_a_second_process_are_its_own(names, processes):
 @pytest.mark.parametrize("function", STEPS, ids=lambda function: function.__name__)
 def test_what_a_step_makes_of_numbers_is_that_of_its_process(function, tmp_path):
     """Sums, counts, growing lists, texts and factors, of values and of sizes."""
-    for sizes, is_traced in [((6, 5, 3), True), ((4, 6, 3, 5), False)]:
-        torch.manual_seed(0)
-        model, notes, others = nn.Linear(4, 3), Notes(), Notes()
-        twin = copy.deepcopy(model)
-        optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
 
-        def step(x, y, notes=notes, model=model, optimizer=optimizer):
-            return function(notes, x, y, model, optimizer)
+    def is_untraced(step):
+        assert step.compiled.untraced, step.compiled.start
 
-        options = treadle.Options(cache_dir=tmp_path)
-        compiled = treadle.compile(step, model=model, optimizer=optimizer, options=options)
-        for n in sizes:
-            x, y = torch.randn(n, 4), torch.randint(3, (n,))
-            result, expected = compiled(x, y), function(others, x, y, twin, other)
-            assert equal(result, expected), (n, result, expected)
-            assert equal(vars(notes), vars(others)), (n, vars(notes), vars(others))
-            assert compiled.compiled.untraced or is_traced, compiled.compiled.start
+    run(function, (6, 5, 3), cache_dir=tmp_path)
+    run(function, (4, 6, 3, 5), after=is_untraced, cache_dir=tmp_path)

@@ -79,9 +79,7 @@ def ufunc_name(value: object) -> str:
     return name if name and getattr(np, name, None) is value else ""
 
 
-def ufunc_of(name: str) -> object:
-    """The inverse. ``TypeError`` for a name that is of none."""
+def ufunc_of(name: str) -> object | None:
+    """The inverse; ``None`` for a name that this NumPy has for none."""
     found = getattr(np, name, None)
-    if not isinstance(found, np.ufunc):
-        raise TypeError(f"{name} is no function of elements in this NumPy")
-    return found
+    return found if isinstance(found, np.ufunc) else None

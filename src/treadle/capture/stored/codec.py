@@ -373,7 +373,7 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
     "scalar": lambda decoder, rest: scalar_of(
         cast("str", rest[0]), base64.b64decode(cast("str", rest[1]))
     ),
-    "elementwise": lambda decoder, rest: ufunc_of(cast("str", rest[0])),
+    "elementwise": lambda decoder, rest: _elementwise(cast("str", rest[0])),
     "bytes": lambda decoder, rest: base64.b64decode(cast("str", rest[0])),
     "dtype": lambda decoder, rest: _DTYPES[cast("str", rest[0])],
     "device": lambda decoder, rest: torch.device(cast("str", rest[0])),
@@ -397,3 +397,10 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
     "tensor": lambda decoder, rest: decoder.kept(decoder.tensor(rest)),
     "record": lambda decoder, rest: decoder.record(rest),
 }
+
+
+def _elementwise(name: str) -> object:
+    found = ufunc_of(name)
+    if found is None:
+        raise NotStored(f"{name}, which is no function of elements in this NumPy")
+    return found

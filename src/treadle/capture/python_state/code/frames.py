@@ -349,14 +349,15 @@ def file_of(frame: FrameType) -> str:
     if not name.startswith("<") or name.startswith("<frozen"):
         return name
     caller = frame.f_back
-    if caller is not None and caller.f_code.co_filename in _MAKE_CLASSES:
+    makes_class = caller is not None and caller.f_code.co_filename in _MAKE_CLASSES
+    if caller is not None and makes_class and _is_executed_text(frame.f_code):
         return caller.f_code.co_filename
     file = frame.f_globals.get("__file__")
     return file if type(file) is str else name
 
 
 def _is_executed_text(code: CodeType) -> bool:
-    """Whether it is a text that PyTorch or the library executes, such as a signature."""
+    """Whether it is a text that somebody executes, such as a signature: no function made by it."""
     return code.co_name == "<module>" and code.co_filename == "<string>"
 
 
