@@ -109,4 +109,5 @@ def main() -> None:
         print(f"{name:20}{statistics.median(run.get(name, 0.0) for run in runs):8.3f} s")
 
 
-main()
+if __name__ == "__main__":
+    main()
