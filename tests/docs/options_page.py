@@ -21,7 +21,6 @@ the environment set the defaults.
 """
 OTHER_VARIABLES = {
     "CACHE_DIR": "folder of the cache. Default: `~/.cache/treadle`, or in `$XDG_CACHE_HOME`",
-    "DRIVER_LAUNCH": "`1`: one call of C launches Triton kernels that follow each other (off)",
 }
 ARGUMENTS = {
     "function": "the step: a function that runs forward, backward and update for one batch",

@@ -23,7 +23,6 @@ from treadle.runtime.replay.tables import Tables
 @pytest.fixture
 def by_triton(monkeypatch):
     """Which launches Triton makes where they could be joined."""
-    monkeypatch.setenv("TREADLE_DRIVER_LAUNCH", "1")
     made = []
     own = _Bound.by_triton
 

@@ -134,4 +134,6 @@ def test_parts_follow_a_parameter_that_is_replaced(tmp_path):
                 for parameter in each.parameters():
                     parameter.data = parameter.data.clone() * 0.5
         torch.testing.assert_close(step(*batch(number)), eager(*batch(number)), **CLOSE)
-    assert step.compiled.executable.replay.is_recorded
+    replay = step.compiled.executable.replay
+    assert replay is not None
+    assert replay.is_recorded, replay.note

@@ -11,7 +11,6 @@ them, at an address that does not change.
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -51,15 +50,11 @@ Class = tuple[object, ...]
 Storages = Sequence[Sequence[Tensor]]
 Sizes = Sequence[Sequence[int]]
 
-_BY_DRIVER = "TREADLE_DRIVER_LAUNCH"
-"""A variable of the environment; 1: kernels that follow each other are launched by one call of C.
-"""
-
 
 def launcher(cache: Cache) -> "TritonLauncher":
     """The launcher of this process; its module files lie in the cache directory."""
-    wanted = os.environ.get(_BY_DRIVER) == "1" and not knobs.runtime.interpret
-    runner = kernel_runner(str(cache.directory), cuda_library()) if wanted else None
+    library = None if knobs.runtime.interpret else cuda_library()
+    runner = kernel_runner(str(cache.directory), library)
     return TritonLauncher(cache.directory / "triton", runner)
 
 
@@ -371,6 +366,8 @@ class _Many:
             table = self._spare.pop()
             self._tables.fill_later(table, addresses)
             self._stage.launch((table, self._sizes, self._blocks), constants, once=True)
+            for row in self._rows:
+                row.waits()  # the next recording needs another table, which is made below
             return
         if not self._spare:  # not while recording: that memory is written by every replay
             self._spare.append(torch.empty(len(addresses), dtype=torch.int64, device=self._device))

@@ -78,6 +78,7 @@ class VariantCompiler:
                 self._starts.keep(key, compiled)
         return compiled
 
+    @without_collector()
     def stored(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
         """The variant for ``call`` as another process captured and compiled it, if one did."""
         if call.path:
