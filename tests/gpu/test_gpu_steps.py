@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import treadle
 from treadle.graph.core.node_info import info
 from treadle.runtime.store.artifact import CallStep
+from treadle.session.undo import copies_on_host
 
 FORMS = {
     "plain": lambda block, x: block(x),
@@ -110,3 +111,27 @@ def test_a_loss_in_chunks_adds_its_gradient_up_in_the_product(memory, tmp_path):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
     calls = [each for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
     assert sum(each.op == "aten.addmm.dtype" for each in calls) == 3
+
+
+def test_what_a_first_call_overwrites_is_kept_on_the_host():
+    """Tensors of every width and layout, and none at all."""
+    made = [
+        torch.randn(3, 5, device="cuda"),
+        torch.randn(4, 6, device="cuda").t(),
+        torch.randn(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last),
+        torch.randint(100, (7,), device="cuda", dtype=torch.uint8)[1:],
+        torch.tensor(3.0, device="cuda", dtype=torch.float64),
+        torch.randn(5, device="cuda", dtype=torch.complex128),
+        torch.empty(0, 4, device="cuda", dtype=torch.bfloat16),
+        torch.randn(9, device="cuda", dtype=torch.bfloat16).expand(2, 9),
+        torch.tensor(7),
+    ]
+    before = [tensor.cpu().clone() for tensor in made]
+    copies = copies_on_host(made)
+    for tensor in made:
+        if tensor.numel() and tensor.dim() != 2:
+            tensor.zero_()
+    for copy, value in zip(copies, before, strict=True):
+        assert copy.is_cpu
+        torch.testing.assert_close(copy, value, rtol=0, atol=0)
+    assert copies_on_host([]) == []

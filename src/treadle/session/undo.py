@@ -35,7 +35,8 @@ class Undo:
         )
         if compiled.has_run or not _has_room(compiled, inputs):
             return Undo((), random, own, cuda, complete=False)
-        copies = tuple((t, t.detach().to("cpu", copy=True)) for t in _written(compiled, inputs))
+        written = _written(compiled, inputs)
+        copies = tuple(zip(written, copies_on_host(written), strict=True))
         eager = tuple(optimizer.snapshot() for optimizer in compiled.captured.optimizers.eager)
         grads = tuple(
             (parameter, parameter.grad) for parameter in compiled.captured.gradients.fresh
@@ -60,7 +61,29 @@ class Undo:
         return self.complete
 
 
+_ALIGNMENT = 64
+"""Bytes; no dtype needs more."""
 _NOTHING = Undo((), None, (), (), complete=False)
+
+
+def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in host memory, those of a device's tensors in one block.
+
+    A copy from a device into memory that the system has not given out yet waits for it page by
+    page; filling the block first makes all threads ask for it.
+    """
+    copied = [tensor.detach() for tensor in tensors]
+    places, size = [], 0
+    for tensor in copied:
+        places.append(size)
+        size += 0 if tensor.is_cpu else -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    block = torch.empty(size, dtype=torch.uint8).zero_()
+    return [
+        tensor.clone()
+        if tensor.is_cpu
+        else block[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        for at, tensor in zip(places, copied, strict=True)
+    ]
 
 
 def _written(compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor]:

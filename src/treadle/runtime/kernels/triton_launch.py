@@ -26,6 +26,7 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 from treadle.algebra.extents import sample_of
+from treadle.runtime.kernels import triton_key
 from treadle.runtime.kernels.driver_launch import (
     ALIGNED,
     DriverLaunch,
@@ -415,6 +416,7 @@ class _Prepared:
         if kernel is not None:
             kernel[(self.programs, 1, 1)](*tensors, *self.sizes, *extra.values())
         else:
+            triton_key.wait()
             call = self.stage["jit"][(self.programs,)]
             kernel = call(*tensors, *self.sizes, **extra, **_options(self.stage))
             if kernel is None:  # the interpreter compiles nothing
