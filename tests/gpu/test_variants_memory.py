@@ -100,6 +100,34 @@ def test_shapes_that_come_while_others_are_recorded(seed):
     assert len(recorded(step)) == len(ROWS), step.explain()
 
 
+def test_first_calls_hold_no_gradients_of_the_call_before():
+    """Each shape's first call keeps what it overwrites, and gradients that the step clears, where
+    a failure finds them: not on the device. Memory of a smaller arena goes back to it."""
+    torch.manual_seed(0)
+    clear_workspaces()
+    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def train(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    options = treadle.Options(dynamic=False)
+    step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+    gc.collect()
+    torch.cuda.empty_cache()
+    for rows in (64, 1024, 8192, 256):
+        x = torch.randn(rows, 1024, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        step(x)
+        promised = step.summary().peak_of_any_call_bytes
+        assert torch.cuda.max_memory_allocated() <= 1.01 * promised, rows
+        assert torch.cuda.memory_reserved() <= 1.3 * promised, rows
+
+
 def workspace():
     """Bytes that cuBLAS takes once and for all, which no plan counts."""
     square = torch.ones(WIDTH, WIDTH, device="cuda")

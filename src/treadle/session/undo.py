@@ -38,9 +38,7 @@ class Undo:
         written = _written(compiled, inputs)
         copies = tuple(zip(written, copies_on_host(written), strict=True))
         eager = tuple(optimizer.snapshot() for optimizer in compiled.captured.optimizers.eager)
-        grads = tuple(
-            (parameter, parameter.grad) for parameter in compiled.captured.gradients.fresh
-        )
+        grads = _grads(compiled)
         return Undo(copies, random, own, cuda, complete=True, eager=eager, grads=grads)
 
     def restore(self) -> bool:
@@ -55,7 +53,7 @@ class Undo:
             for tensor, value in self.values:
                 tensor.copy_(value)
         for parameter, grad in self.grads:
-            parameter.grad = grad
+            parameter.grad = None if grad is None else grad.to(parameter.device)
         for snapshot in self.eager:
             snapshot.restore()
         return self.complete
@@ -81,9 +79,31 @@ def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [
         tensor.clone()
         if tensor.is_cpu
-        else block[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        else _laid_out(block[at : at + tensor.nbytes], tensor).copy_(tensor)
         for at, tensor in zip(places, copied, strict=True)
     ]
+
+
+def _laid_out(memory: Tensor, like: Tensor) -> Tensor:
+    """Bytes as a tensor of the same dtype, shape and, where it has no gaps, strides."""
+    strides = torch.empty_like(like, device="meta").stride()
+    return memory.view(like.dtype).as_strided(like.shape, strides)
+
+
+def _grads(compiled: Compiled) -> tuple[tuple[nn.Parameter, Tensor | None], ...]:
+    """Gradients that the step lets go of before it runs. Those of a device are copied: its memory
+    is for the step."""
+    kept = set(map(id, compiled.captured.gradients.kept))
+    held = [(parameter, parameter.grad) for parameter in compiled.captured.gradients.fresh]
+    moved = [
+        grad
+        for parameter, grad in held
+        if type(grad) is Tensor
+        and id(parameter) not in kept
+        and not target_for(grad.device).on_host
+    ]
+    copies = dict(zip(map(id, moved), copies_on_host(moved), strict=True))
+    return tuple((parameter, copies.get(id(grad), grad)) for parameter, grad in held)
 
 
 def _written(compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -98,5 +118,7 @@ def _has_room(compiled: Compiled, inputs: Sequence[Tensor]) -> bool:
         return True
     if budget.nbytes is None:  # a ratio leaves no room by its meaning
         return False
-    size = sum(t.untyped_storage().nbytes() for t in _written(compiled, inputs))
+    grads = (parameter.grad for parameter in compiled.captured.gradients.fresh)
+    held = [*_written(compiled, inputs), *(grad for grad in grads if grad is not None)]
+    size = sum(tensor.untyped_storage().nbytes() for tensor in held)
     return compiled.executable.promised_bytes + size <= budget.nbytes

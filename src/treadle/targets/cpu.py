@@ -30,6 +30,9 @@ class _Host:
     def generators(self, device: torch.device) -> list[int]:
         return []
 
+    def give_back(self) -> None:
+        return None
+
 
 HOST = _Host()
 CPU_MODEL = DeviceModel("cpu", _FLOPS, 1e10, 1e-9, 5056)

@@ -36,6 +36,9 @@ class _Cuda:
     def generators(self, device: torch.device) -> list[int]:
         return [torch.cuda.current_device()]
 
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
+
 
 def _rates(full: float, half: float, double: float) -> Mapping[torch.dtype, float]:
     rates = {torch.float32: full, torch.float64: double}

@@ -33,3 +33,7 @@ class Driver(Protocol):
     def generators(self, device: torch.device) -> list[int]:
         """The numbers of the devices whose generators a call may draw from, beside the host's."""
         ...
+
+    def give_back(self) -> None:
+        """Memory that nobody uses and that is kept for later goes back to the device."""
+        ...

@@ -17,6 +17,7 @@ from torch import Tensor
 from treadle.runtime.execute.bindings import laid_out, same_strides, spec_bytes
 from treadle.runtime.replay.shared_recordings import SharedRecordings
 from treadle.runtime.store.artifact import Artifact, BufferSpec
+from treadle.targets.registry import target_for
 
 _ALIGNMENT = 64
 
@@ -104,9 +105,11 @@ class Arena:
         if held is None or not self._suits(held.numel(), tenant.artifact):
             sizes = {other.artifact.arena_bytes for other in self._tenants}
             size = max(size for size in sizes if self._suits(size, tenant.artifact))
-            grows = held is None or size > held.numel()
+            is_first, grows = held is None, held is None or size > held.numel()
             del held
             self.free(again=grows)  # before there is the new one
+            if grows and not is_first:  # the new one does not fit where the old one was
+                target_for(device).driver.give_back()
             held = self.bytes = _aligned(size, device)
         return held
 
