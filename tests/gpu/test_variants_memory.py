@@ -124,7 +124,7 @@ def test_first_calls_hold_no_gradients_of_the_call_before():
         torch.cuda.reset_peak_memory_stats()
         step(x)
         promised = step.summary().peak_of_any_call_bytes
-        assert torch.cuda.max_memory_allocated() <= 1.01 * promised, rows
+        assert torch.cuda.max_memory_allocated() <= 1.02 * promised, rows
         assert torch.cuda.memory_reserved() <= 1.3 * promised, rows
 
 
