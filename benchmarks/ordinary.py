@@ -3,7 +3,7 @@
 ::
 
     python benchmarks/ordinary.py [--device cuda] [--small] [--only vit,gan] [--steps 3]
-        [--repeats 10] [--seconds 300] [--apart] [--json rows.json]
+        [--repeats 10] [--seconds 300] [--apart] [--backend] [--json rows.json]
 
 For each step of ``ordinary_steps`` two copies train on the same batches from the same random state.
 ``differ`` is the largest difference of any loss, parameter or buffer, relative to the largest
@@ -11,7 +11,9 @@ number of its tensor; ``noise`` the same between eager and eager whose parameter
 which is what rounding alone may do. A row is equal if it differs by less than 1e-4, or by less than
 30 times the noise. ``time`` and ``peak`` are treadle's over eager's: medians over alternating
 steps, and the peak of all tensor memory in a step. ``--apart`` runs each row in a process of its
-own, so that a crash takes one row with it. The exit status is 1 if a row is wrong or an error.
+own, so that a crash takes one row with it. ``--backend``: the models alone are compiled, by
+``torch.compile(backend="treadle")``; ``again`` counts graphs beside the first. The exit status is 1
+if a row is wrong or an error.
 """
 
 import argparse
@@ -35,6 +37,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import treadle
+from treadle.backend import compiled
+from treadle.backend import treadle as backend
 from treadle.compat.switches import clear_workspaces
 from treadle.runtime.meter import measure_peak
 
@@ -96,13 +100,31 @@ def _values(setup: Setup) -> Values:
     }
 
 
+def _compile_in_place(model: nn.Module) -> None:
+    """What the step calls: of lists and dicts of modules each. ``nn.Module.compile`` would pass a
+    ``Sequential`` over."""
+    if isinstance(model, nn.ModuleList | nn.ModuleDict):
+        for part in model.children():
+            _compile_in_place(part)
+        return
+    forward = model.forward
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    model.forward = torch.compile(called, backend=backend)
+
+
 def trained(name: str, kit: Kit, steps: int, how: str) -> tuple[Values, Setup, Any]:
-    """``steps`` steps ``how``: ``eager``, ``near`` (eager from 1e-7 off) or ``treadle``. Returns
-    copies of all values after each step, the setup and what runs."""
+    """``steps`` steps ``how``: ``eager``, ``near`` (eager from 1e-7 off), ``treadle`` or
+    ``backend``. Returns copies of all values after each step, the setup and what runs."""
     setup = made(name, kit)
     run: Any = setup.step
     if how == "treadle":
         run = treadle.compile(setup.step, model=setup.models, optimizer=setup.optimizers)
+    if how == "backend":
+        for model in _models(setup):
+            _compile_in_place(model)
     if how == "near":
         with torch.no_grad():
             for model in _models(setup):
@@ -166,19 +188,26 @@ def _peak(run: Callable[..., Any], setup: Setup, kit: Kit) -> float:
     return measure_peak(lambda: run(*batch), [each.detach() for each in held]).peak_bytes
 
 
-def compare(name: str, kit: Kit, steps: int, repeats: int) -> Result:
+def compare(name: str, kit: Kit, steps: int, repeats: int, how: str) -> Result:
     """One row. Errors of treadle are in it; those of eager are raised."""
     result = Result(name)
     eager, setup, run = trained(name, kit, steps, "eager")
     near, *_ = trained(name, kit, steps, "near")
     try:
-        ours, twin, step = trained(name, kit, steps, "treadle")
+        torch._dynamo.reset()
+        known = len(compiled())
+        ours, twin, step = trained(name, kit, steps, how)
         result.noise = difference(near, eager)[0]
         result.differ, result.worst = difference(ours, eager)
         good = result.differ <= max(1e-4, 30 * result.noise)
         result.status = "equal" if good else "wrong"
-        result.fallbacks = len(step.compiled.artifact.fallbacks)
-        result.recompiles = len(step.recompiles)
+        if how == "backend":
+            graphs = [each.summary() for each in compiled()[known:]]
+            result.fallbacks = sum(each.fallbacks for each in graphs)
+            result.recompiles = len(graphs) - 1
+        else:
+            result.fallbacks = len(step.compiled.artifact.fallbacks)
+            result.recompiles = len(step.recompiles)
         times: dict[str, list[float]] = {"eager": [], "treadle": []}
         for at in range(repeats + 2):
             for key, each, of in (("eager", run, setup), ("treadle", step, twin)):
@@ -189,8 +218,8 @@ def compare(name: str, kit: Kit, steps: int, repeats: int) -> Result:
         if medians:
             result.time = medians["treadle"] / medians["eager"]
             result.eager_ms = 1e3 * medians["eager"]
-        del twin
-        peak = _peak(step, made(name, kit), kit) if kit.device.type == "cpu" else 0.0
+        ended = twin if how == "backend" else made(name, kit)
+        peak = _peak(step, ended, kit) if kit.device.type == "cpu" else 0.0
         if kit.device.type == "cpu":
             result.peak = peak / max(_peak(run, setup, kit), 1)
     except TimeoutError:
@@ -201,16 +230,16 @@ def compare(name: str, kit: Kit, steps: int, repeats: int) -> Result:
     return result
 
 
-def peaks_on_gpu(name: str, kit: Kit, steps: int) -> float:
+def peaks_on_gpu(name: str, kit: Kit, steps: int, how: str) -> float:
     """Treadle's peak over eager's, each alone on the device."""
     found: list[float] = []
-    for how in ("eager", "treadle"):
+    for each in ("eager", how):
         gc.collect()
         torch.cuda.synchronize()
         clear_workspaces()  # of products that ran before
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
-        _, setup, run = trained(name, kit, max(steps, 2), how)
+        _, setup, run = trained(name, kit, max(steps, 2), each)
         batch = setup.batch()
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
@@ -252,8 +281,9 @@ def one(name: str, kit: Kit, options: argparse.Namespace) -> Result:
         with within(options.seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             on_gpu = kit.device.type == "cuda"
-            peak = _or_none(lambda: peaks_on_gpu(name, kit, options.steps)) if on_gpu else None
-            result = compare(name, kit, options.steps, options.repeats)
+            how = "backend" if options.backend else "treadle"
+            peak = _or_none(lambda: peaks_on_gpu(name, kit, options.steps, how)) if on_gpu else None
+            result = compare(name, kit, options.steps, options.repeats, how)
             result.peak = result.peak if peak is None else peak
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
@@ -267,6 +297,7 @@ def one_apart(name: str, options: argparse.Namespace) -> Result:
     command = [sys.executable, __file__, "--only", name, "--device", options.device, "--line"]
     command += ["--steps", str(options.steps), "--repeats", str(options.repeats)]
     command += ["--seconds", str(options.seconds)] + ["--small"] * options.small
+    command += ["--backend"] * options.backend
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=options.seconds + 120, check=False
@@ -309,6 +340,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=10, help="that are timed")
     parser.add_argument("--seconds", type=int, default=300, help="for a row")
     parser.add_argument("--apart", action="store_true", help="each row in its own process")
+    parser.add_argument("--backend", action="store_true", help="torch.compile with it, not steps")
     parser.add_argument("--json", default="", help="where to write the rows")
     parser.add_argument("--line", action="store_true", help="rows as JSON")
     options = parser.parse_args()
