@@ -27,7 +27,8 @@ import torch
 from loop.exact_text import exact_array
 from treadle.algebra.extents import Size
 from treadle.algebra.index import Axis, Index
-from treadle.algebra.polynomial import Dim, Polynomial
+from treadle.algebra.dims import Dim
+from treadle.algebra.polynomial import Polynomial
 from treadle.loop.expr import (
     BOOLEAN,
     COMPARE,

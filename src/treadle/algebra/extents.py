@@ -28,13 +28,12 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NoReturn, Self, final
 
+from treadle.algebra.dims import Dim, Sizes
 from treadle.algebra.polynomial import (
     Atom,
-    Dim,
     Polynomial,
     Quotient,
     Remainder,
-    Sizes,
     content,
     reduced,
 )
@@ -89,6 +88,11 @@ def formula_of(value: int) -> Polynomial:
     return value.formula if isinstance(value, Size) else Polynomial.of(value)
 
 
+def size_of(dim: Dim) -> "Size":
+    """The size that is a dim."""
+    return Size(Polynomial((((dim,), 1),)))
+
+
 @final
 class Size(int):
     """A size of a dynamic shape; as an ``int`` it is its sample."""
@@ -104,7 +108,7 @@ class Size(int):
     def dim(name: str, low: int, high: int, sample: int) -> "Size":
         """The size called ``name``."""
         require(0 <= low <= sample <= high, VerifyError, f"{name}: {sample} not in {low}..{high}")
-        return Size(Polynomial((((Dim(name, low, high, sample),), 1),)))
+        return size_of(Dim(name, low, high, sample))
 
     def __reduce__(self) -> tuple[type["Size"], tuple[Polynomial]]:
         return Size, (self.formula,)
@@ -391,7 +395,7 @@ def same_sizes(left: Sequence[int], right: Sequence[int]) -> bool:
 def dims_in(sizes: Iterable[int]) -> list[Size]:
     """The dims that change any of ``sizes``, by name: each as a size of its own."""
     found = {dim for size in sizes if isinstance(size, Size) for dim in size.formula.dims}
-    return [Size(Polynomial((((dim,), 1),))) for dim in sorted(found)]
+    return [size_of(dim) for dim in sorted(found)]
 
 
 def with_dims(size: int, dims: Mapping[str, Size]) -> int:
@@ -404,7 +408,7 @@ def with_dims(size: int, dims: Mapping[str, Size]) -> int:
 
 def _atom_with(atom: Atom, dims: Mapping[str, Size]) -> int:
     if isinstance(atom, Dim):
-        return dims[atom.name]
+        return dims.get(atom.name, size_of(atom))
     over, under = with_dims(as_int(atom.over), dims), with_dims(as_int(atom.under), dims)
     return over // under if isinstance(atom, Quotient) else over % under
 

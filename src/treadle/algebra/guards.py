@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import final
 
+from treadle.algebra.dims import Sizes
 from treadle.algebra.extents import Size, decided, difference, surely_less
-from treadle.algebra.polynomial import Polynomial, Sizes
+from treadle.algebra.polynomial import Polynomial
 
 
 @final

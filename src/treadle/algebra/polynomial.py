@@ -10,43 +10,13 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, final
 
+from treadle.algebra import dims
+from treadle.algebra.dims import Bounds, Computed, Dim, Operand, Sizes, sizes_of
 from treadle.util.errors import VerifyError, require
-
-Sizes = Mapping[str, int]
-Bounds = tuple[int, int]
-
-
-@final
-@dataclass(frozen=True, slots=True, order=True)
-class Dim:
-    """A named size with ``low <= value <= high``; ``sample`` is one value of it."""
-
-    name: str
-    low: int
-    high: int
-    sample: int
-
-    @property
-    def text(self) -> str:
-        """As generated code names it."""
-        return f"S_{self.name}"
-
-    def at(self, sizes: Sizes) -> int:
-        """Its size among ``sizes``."""
-        return sizes[self.name]
-
-    @property
-    def dims(self) -> "frozenset[Dim]":
-        """Itself alone."""
-        return frozenset((self,))
-
-    @property
-    def bounds(self) -> Bounds:
-        """Inclusive."""
-        return self.low, self.high
 
 
 @final
@@ -191,6 +161,11 @@ class Polynomial:
         return frozenset[Dim]().union(*(a.dims for atoms, _ in self.terms for a in atoms))
 
     @property
+    def roots(self) -> frozenset[Dim]:
+        """The dims of arguments that decide it."""
+        return frozenset[Dim]().union(*(dim.roots for dim in self.dims))
+
+    @property
     def text(self) -> str:
         """As C, C++ and Python write it. Divisions are of numbers that are not negative."""
         if not self.terms:
@@ -200,7 +175,12 @@ class Polynomial:
 
     @property
     def bounds(self) -> Bounds:
-        """Bounds over the ranges of the dims: sound, and tight for sums of one sign."""
+        """Bounds over the ranges of the dims: sound, and tight for sums of one sign, and where a
+        dim is computed of others."""
+        if any(dim.of is not None for dim in self.dims):
+            known = _bounds_of_all(self)
+            if known is not None:
+                return known
         low = high = 0
         for atoms, c in self.terms:
             least, most = _product([atom.bounds for atom in atoms])
@@ -268,6 +248,20 @@ class Polynomial:
         return whole, rest
 
 
+@lru_cache(maxsize=1 << 14)
+def _bounds_of_all(formula: Polynomial) -> Bounds | None:
+    """The least and the largest value of all; ``None`` where there are too many."""
+    every = sizes_of(formula.roots, _MOST)
+    if every is None:
+        return None
+    values = list(map(formula.at, every))
+    return min(values), max(values)
+
+
+_MOST = 1 << 14
+"""Sizes for which a formula is computed to know its bounds."""
+
+
 def _term_text(atoms: Monomial, coefficient: int) -> str:
     factors = [a.text for a in atoms]
     if coefficient != 1 or not factors:
@@ -312,10 +306,10 @@ def to_data(formula: Polynomial) -> list[object]:
     return [[[_atom_data(atom) for atom in atoms], c] for atoms, c in formula.terms]
 
 
-def _atom_data(atom: Atom) -> list[object]:
+def _atom_data(atom: Atom) -> object:
     match atom:
-        case Dim(name, low, high, sample):
-            return [name, low, high, sample]
+        case Dim():
+            return dims.to_data(atom)
         case Quotient(over, under):
             return ["/", to_data(over), to_data(under)]
         case Remainder(over, under):
@@ -334,5 +328,23 @@ def _atom_from(data: Sequence[Any]) -> Atom:
         case ["%", over, under]:
             return Remainder(from_data(over), from_data(under))
         case _:
-            name, low, high, sample = data
-            return Dim(str(name), int(low), int(high), int(sample))
+            return dims.from_data(data)
+
+
+def computed(formula: Polynomial) -> Operand:
+    """A formula as what a size is computed of."""
+    total: Operand = 0
+    for atoms, c in formula.terms:
+        term: Operand = c
+        for atom in atoms:
+            factor = _computed_atom(atom)
+            term = factor if term == 1 else Computed("operator.mul", (term, factor))
+        total = term if total == 0 else Computed("operator.add", (total, term))
+    return total
+
+
+def _computed_atom(atom: Atom) -> Operand:
+    if isinstance(atom, Dim):
+        return atom
+    function = "operator.floordiv" if isinstance(atom, Quotient) else "operator.mod"
+    return Computed(function, (computed(atom.over), computed(atom.under)))

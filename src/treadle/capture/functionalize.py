@@ -347,6 +347,7 @@ class Functionalizer:
         """The base whose ``view`` is ``value`` and whose other elements are ``base``'s."""
 
         def call(target: OpOverload, args: Args, kwargs: Kwargs) -> fx.Node:
+            args = map_nodes(lambda node: self._plain.get(node, node), args)  # sizes of the view
             return self._typed(self._emit(like, target, args, kwargs))
 
         if view.target is aten.as_strided.default:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental import proxy_tensor
 from torch.overrides import get_default_nowrap_functions
 
+from treadle.algebra.dims import Dim
 from treadle.algebra.extents import Size
 from treadle.compat.distributed.sharded_tensors import local_of
 from treadle.compat.late_modules import loading_late
@@ -279,28 +280,39 @@ def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""
     # late: Dynamo and sympy take a second to import
-    from torch._dynamo.source import ConstantSource
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
-    from torch.utils._sympy.value_ranges import ValueRanges
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env, static_shapes=True, allow_non_fake_inputs=True)
     known: dict[str, tuple[SymInt, Size]] = {}
     for size in dims:
         (dim,) = size.formula.dims
-        source = ConstantSource(dim.name)
-        bounds = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(dim.low, dim.high))
-        symbol = env.create_symbol(
-            dim.sample,
-            source,
-            dynamic_dim=DimDynamic.DYNAMIC,
-            constraint_dim=bounds,
-            do_not_specialize_zero_one=True,
-        )
-        number = env.create_symintnode(symbol, hint=dim.sample, source=source)
-        assert isinstance(number, SymInt), symbol
-        known[str(symbol)] = number, size
-    mode = FakeTensorMode(shape_env=env, static_shapes=True, allow_non_fake_inputs=True)
+        number, name = new_symbol(mode, dim)
+        known[name] = number, size
     return mode, known
+
+
+def new_symbol(mode: FakeTensorMode, dim: Dim) -> tuple[SymInt, str]:
+    """A symbol for a dim, in a mode that has symbols; and its name."""
+    # late: as above
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StrictMinMaxConstraint
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    env = mode.shape_env
+    assert env is not None, "a mode without symbols"
+    source = ConstantSource(dim.name)
+    bounds = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(dim.low, dim.high))
+    symbol = env.create_symbol(
+        dim.sample,
+        source,
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=bounds,
+        do_not_specialize_zero_one=True,
+    )
+    number = env.create_symintnode(symbol, hint=dim.sample, source=source)
+    assert isinstance(number, SymInt), symbol
+    return number, str(symbol)
 
 
 @contextmanager

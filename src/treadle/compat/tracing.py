@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import SymInt, Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
@@ -116,6 +116,17 @@ def held_input(tensor: Tensor) -> Tensor:
     found: Tensor = track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
     layout = layout_of(tensor)
     return found if layout is None else layout.around(found)
+
+
+def track_size(size: SymInt) -> SymInt:
+    """A size that nothing in the trace has: a node of its own, whose value it is."""
+    proxies = get_proxy_mode()
+    if proxies is None:
+        return size
+    tracer = proxies.tracer
+    proxy = tracer.create_proxy("call_function", torch.sym_int, (0,), {})
+    found: SymInt = track_tensor_tree(size, proxy, constant=None, tracer=tracer)
+    return found
 
 
 class TraceInProgress:

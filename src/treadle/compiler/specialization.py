@@ -5,9 +5,10 @@ program that is right for one size alone. Two samples of every dim are lowered; 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from treadle.algebra.extents import Size
-from treadle.algebra.polynomial import Dim
+from treadle.algebra.dims import Dim
+from treadle.algebra.extents import size_of
 from treadle.graph.analysis.dynamic import dims_of_graph, resampled, symbols_of_graph
 from treadle.graph.core.signature import StepGraph
 from treadle.loop.printing import show_program
@@ -24,7 +25,7 @@ def require_unspecialized(
     if symbols is None:
         return
     dims = dims_of_graph(step.graph)
-    others = {dim.name: Size.dim(dim.name, dim.low, dim.high, _other(dim)) for dim in dims}
+    others = {dim.name: size_of(replace(dim, sample=_other(dim))) for dim in dims}
     graph = resampled(step.graph, symbols, others)
     again = make(StepGraph(graph, step.signature, list(step.history)))
     for first, second in zip(

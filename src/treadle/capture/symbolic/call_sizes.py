@@ -4,22 +4,38 @@ Whole numbers are formulas of the dims. PyTorch rearranges floats, so what Pytho
 noted, and computed again as it was.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from torch import SymBool, SymInt
 
-from treadle.algebra.extents import Size
+from treadle.algebra.dims import Computed, Operand, name_of
+from treadle.algebra.extents import Size, formula_of
+from treadle.algebra.polynomial import computed as computed_of
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.input_sources import Dims
-from treadle.capture.symbolic.computations import Key
-from treadle.capture.symbolic.numbers import Number, Uses
+from treadle.capture.python_state.plain_values import is_whole
+from treadle.capture.stored.names import NOT_STORED
+from treadle.capture.symbolic.computations import Computation, Key
+from treadle.capture.symbolic.numbers import Number, Uses, constant_of
 from treadle.capture.symbolic.size_numbers import OF_TRACES, alone, computed
+from treadle.compat.tracing import track_size
 from treadle.compat.unsized import Symbol
 from treadle.graph.analysis.dynamic import Symbols
 from treadle.util.errors import LoweringError, VerifyError
 
+_MOST_PARTS = 1 << 8
+"""Of what a size is computed of: a number of many calls is no size."""
+_WHOLE: Mapping[Callable[..., object], Callable[..., Any]] = {
+    operator.add: operator.add,
+    operator.sub: operator.sub,
+    operator.mul: operator.mul,
+    operator.neg: operator.neg,
+    int: lambda whole: whole,
+}
+"""Functions of whole numbers that are formulas of them."""
 Operation = tuple[Callable[..., Any], tuple[object, ...]]
 
 
@@ -32,6 +48,7 @@ class SizeOfCall:
     formula: Size
     places: Mapping[str, tuple[int, int]]
     call: ServedCall
+    symbol: SymInt | None = field(default=None, metadata=NOT_STORED)  # while a trace runs
 
     def __call__(self) -> int:
         leaves: list[Any] = self.call.leaves
@@ -58,6 +75,7 @@ class CallSizes:
         self.lines: list[str] = []  # the user's, that needed a number
         self._known: set[Key] = set()
         self._made: dict[int, tuple[object, Operation]] = {}  # by the id of what it gave
+        self._symbols_of: dict[int, SymInt | None] = {}  # by the keys of numbers
         OF_TRACES[id(symbols.mode.shape_env)] = self
 
     def note(
@@ -86,10 +104,70 @@ class CallSizes:
         key: Key = ("size", formula.formula)
         self._known.add(key)
         self._uses.decisions.labels[key] = f"size {formula.formula.text}"
-        places = {dim.name: self._places[dim.name] for dim in formula.formula.dims}
-        compute = SizeOfCall(formula, places, self._call)
+        places = {dim.name: self._places[dim.name] for dim in formula.formula.roots}
+        compute = SizeOfCall(formula, places, self._call, value)
         # the call's, by which decisions are made; the sizes of the trace are other ones
         return Number(compute(), compute, frozenset({key}), self._uses, scales=True)
+
+    def symbol(self, number: Number) -> SymInt | None:
+        """A whole number that is computed of sizes alone, as a size; ``None`` for any other."""
+        if not self._stand_in or not is_whole(number.value) or not number.roots <= self._known:
+            return None
+        if number.key not in self._symbols_of:
+            self._symbols_of[number.key] = self._symbol(number.compute)
+        return self._symbols_of[number.key]
+
+    def _symbol(self, compute: Callable[[], object]) -> SymInt | None:
+        known: dict[int, Operand | SymInt | None] = {}
+        made = [compute]
+        for part in made:  # what others are computed of comes behind them
+            made += part.parts if isinstance(part, Computation) else ()
+            if len(made) > _MOST_PARTS:
+                return None
+        for part in reversed(made):
+            known[id(part)] = self._operand(part, known)
+        result = known[id(compute)]
+        return result if isinstance(result, SymInt) else None
+
+    def _operand(
+        self, part: Callable[[], object], known: Mapping[int, "Operand | SymInt | None"]
+    ) -> "Operand | SymInt | None":
+        """A part of what is computed: a symbol, or what a symbol can be made of."""
+        match part:
+            case SizeOfCall():
+                return part.symbol
+            case Computation():
+                return self._applied(part.function, [known[id(each)] for each in part.parts])
+            case _:
+                value = constant_of(part)
+                return value if type(value) in (int, float) else None
+
+    def _applied(
+        self, function: Callable[..., object], operands: Sequence["Operand | SymInt | None"]
+    ) -> "Operand | SymInt | None":
+        whole = all(isinstance(operand, int | SymInt) for operand in operands)
+        if whole and function in _WHOLE:
+            return _WHOLE[function](*operands)
+        parts = [self._plain(operand) for operand in operands]
+        name = name_of(function)
+        known = [part for part in parts if part is not None]
+        if name is None or len(known) < len(parts):
+            return None
+        result = Computed(name, tuple(known))
+        size = self._tracked(result) if isinstance(result.sample, int) else None
+        return result if size is None else size
+
+    def _plain(self, operand: "Operand | SymInt | None") -> Operand | None:
+        if not isinstance(operand, SymInt):
+            return operand
+        try:
+            return computed_of(formula_of(self._symbols.size(operand)))
+        except (LoweringError, VerifyError):
+            return None
+
+    def _tracked(self, function: Computed) -> SymInt | None:
+        number = self._symbols.computed(function)
+        return None if number is None else track_size(number)
 
     def check(self) -> None:
         """``LoweringError`` TR-305 if a number that stands in for a size is in the graph."""

@@ -80,7 +80,7 @@ def _parts(entry: object) -> tuple[object, ...]:
 def number_index(x: Tensor, entries: Sequence[object]) -> NumberIndex:
     """What stands in becomes tensors where it can; else what it stands for, on which the graph then
     depends."""
-    entries = [_of_array(entry) for entry in entries]
+    entries = [_with_sizes(_of_array(entry)) for entry in entries]
     key = tuple(part.key if is_number(part) else id(part) for e in entries for part in _parts(e))
     fixed: list[object] = []
     moved: dict[int, Tensor] = {}
@@ -103,6 +103,18 @@ def _of_array(entry: object) -> object:
         return leaf.plain()
     tensor = leaf.tensor()
     return tensor if tensor.dtype is torch.bool else tensor.to(torch.int64)
+
+
+def _with_sizes(entry: object) -> object:
+    """With sizes in the place of numbers that are some."""
+    if type(entry) is slice:
+        return slice(*map(_size_or_itself, (entry.start, entry.stop, entry.step)))
+    return _size_or_itself(entry)
+
+
+def _size_or_itself(value: object) -> object:
+    size = value.uses.as_size(value) if is_number(value) else None
+    return value if size is None else size
 
 
 def _literal(entry: object) -> object:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Protocol, TypeGuard, TypeVar, cast, overload
+from typing import Any, Protocol, TypeGuard, TypeVar, cast, final, overload
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from treadle.capture.explain_errors import users_frames
 from treadle.capture.python_state.plain_values import RealNumber, is_real, is_whole
@@ -33,6 +33,29 @@ SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
 """Where an expression stands: its file, first and last line, first and last column."""
 _LARGEST = 1 << 53
 """Up to this every whole number is a float64."""
+
+
+def no_size(number: "Number") -> SymInt | None:
+    """No number is a size."""
+    return None
+
+
+@final
+@dataclass(slots=True)
+class _AskedIndex:
+    """Numbers that are sizes were asked for themselves, by what ``frame`` called at ``at``."""
+
+    frame: FrameType
+    at: int
+    codes: tuple[CodeType, ...]
+    roots: set[Key]
+
+    def is_running(self) -> bool:
+        """Whether that call is not over."""
+        frame: FrameType | None = sys._getframe(1)  # pyright: ignore
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is not None and frame.f_lasti == self.at
 
 
 @dataclass
@@ -64,7 +87,9 @@ class Uses:
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
     of_size: Callable[[Symbol], object] | None = None  # what stands in for a size
+    as_size: Callable[["Number"], SymInt | None] = no_size  # the inverse, if it is one
     mode: Callable[[], AbstractContextManager[object]] | None = None  # in which tensors are traced
+    _asked_index: _AskedIndex | None = None
     membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
         None
     )  # whether a frame asks if a number is in a set
@@ -74,6 +99,30 @@ class Uses:
         if not self.ours:
             codes = tuple(frame.f_code for frame in users_frames())
             self.asked.setdefault(codes[0], codes)
+
+    def ask_index(self, number: "Number", frame: FrameType) -> None:
+        """Something in C, which ``frame`` calls, asks for the number that a size is. PyTorch asks
+        before it calls the mode, which then gives the size instead."""
+        if self.ours:
+            return
+        asked = self._asked_index
+        if asked is None or asked.frame is not frame or asked.at != frame.f_lasti:
+            self.settle_index()
+            codes = tuple(each.f_code for each in users_frames())
+            self._asked_index = asked = _AskedIndex(frame, frame.f_lasti, codes, set())
+        asked.roots |= number.roots
+
+    def answer_index(self) -> None:
+        """A function of PyTorch's is given a size."""
+        if self._asked_index is not None and self._asked_index.is_running():
+            self._asked_index = None
+
+    def settle_index(self) -> None:
+        """What asked last has taken the numbers, on which the graph then depends."""
+        asked, self._asked_index = self._asked_index, None
+        if asked is not None:
+            self.needed |= asked.roots
+            self.asked.setdefault(asked.codes[0], asked.codes)
 
     def note_place(self, frame: FrameType) -> None:
         """Python asks for a number itself, in ``frame``."""
@@ -138,6 +187,14 @@ class Number:
         if not self._uses.ours:
             self._uses.needed |= self.roots
         return self.value
+
+    def sized(self) -> PlainNumber | SymInt:
+        """The value, or the size that it is: for a function of tensors that takes sizes."""
+        size = self._uses.as_size(self)
+        if size is None:
+            return self.plain()
+        self._uses.answer_index()
+        return size
 
     def real(self) -> PlainNumber:
         """The value, for a function that takes nothing else."""
@@ -257,7 +314,11 @@ class Number:
         return int(self.real())
 
     def __index__(self) -> int:
-        self._uses.note_place(sys._getframe(1))  # pyright: ignore
+        frame = sys._getframe(1)  # pyright: ignore
+        if self._uses.as_size(self) is not None and self._uses.place_asked(frame) is None:
+            self._uses.ask_index(self, frame)
+            return operator.index(cast("int", self.value))
+        self._uses.note_place(frame)
         value: Any = self.real()  # of one that is no whole number, an error of Python's
         return operator.index(value)
 
@@ -577,6 +638,12 @@ def _key(operand: object) -> Key:
     return operand.key if is_number(operand) else (type(operand), repr(operand))
 
 
+def constant_of(part: Callable[[], object]) -> object:
+    """What a part of a computation always is; ``None`` where it is computed."""
+    is_constant = isinstance(part, functools.partial) and part.func is _itself
+    return part.args[0] if is_constant else None
+
+
 def _always(value: T) -> Callable[[], T]:
     return functools.partial(_itself, value)
 
@@ -604,6 +671,17 @@ def plain(tree: object) -> object:
     if type(tree) is dict:
         return {key: plain(value) for key, value in tree.items()}
     return tree
+
+
+def sized(tree: object) -> Any:
+    """Likewise, with sizes in the places of numbers that are some."""
+    if is_number(tree):
+        return tree.sized()
+    if type(tree) is list or type(tree) is tuple:
+        return type(tree)(map(sized, tree))
+    if type(tree) is dict:
+        return {key: sized(value) for key, value in tree.items()}
+    return plain(tree)
 
 
 def _first(tree: object) -> Number | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.symbolic.arrays.array_functions import array_of
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
-from treadle.capture.symbolic.numbers import PlainNumber, is_number, plain, value_now
+from treadle.capture.symbolic.numbers import PlainNumber, is_number, sized, value_now
 from treadle.capture.symbolic.scaled_forms import ELEMENTWISE, OTHERS, ScaledFunction, beside, fill
 from treadle.compat.tracing import outside_modes
 
@@ -58,13 +58,36 @@ def scaled(
     return _as_it_is(func, args, kwargs)
 
 
+def functions_of_sizes() -> list[tuple[object, str, Callable[..., object]]]:
+    """In the places of functions that take sizes one by one, of which PyTorch takes no object that
+    is heard of functions."""
+    places = [(torch, name) for name in _MAKE_BY_SIZES] + [(Tensor, name) for name in _BY_SIZES]
+    return [(owner, name, _of_sizes(getattr(owner, name))) for owner, name in places]
+
+
+_MAKE_BY_SIZES = ("empty", "ones", "rand", "randn", "zeros")
+_BY_SIZES = (
+    *("expand", "new_empty", "new_ones", "new_zeros", "repeat", "reshape", "tile", "unflatten"),
+    *("view",),
+)
+
+
+def _of_sizes(original: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
+        if any(map(is_number, args)):
+            args = sized(args)
+        return original(*args, **kwargs)
+
+    return call
+
+
 def _as_index(x: object, dim: object, start: object, length: object) -> tuple[object, ...] | None:
     """Of ``narrow`` the tensor and an index, where only the place is a number that stands in."""
     if not isinstance(x, Tensor) or type(dim) is not int or not 0 <= dim < x.ndim:
         return None
     if type(length) is not int or not is_number(start) or not is_whole(start.value):
         return None
-    if start.decided(operator.lt, (start, 0)):
+    if start.uses.as_size(start) is not None or start.decided(operator.lt, (start, 0)):
         return None
     return x, (slice(None),) * dim + (slice(start, start.derived(operator.add, length)),)
 
@@ -82,7 +105,7 @@ def _unless_whole(value: object) -> object:
     """Whole numbers are sizes, dims and counts there."""
     if is_number(value) and not is_whole(value.value):
         return value
-    return plain(value)
+    return sized(value)
 
 
 def _promoted(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -123,7 +146,7 @@ def _keeps_dtype(operands: tuple[object, ...]) -> bool:
 def _as_it_is(
     func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Call:
-    return func, plain(args), plain(dict(kwargs))
+    return func, sized(args), sized(dict(kwargs))
 
 
 def _computed(form: ScaledFunction, *, in_place: bool) -> Callable[..., Tensor]:
@@ -193,8 +216,8 @@ def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[st
     at = _MAKERS[func.__name__]
     name = next((name for name in _NAMES if name in kwargs), None)
     number = args[at] if at < len(args) else kwargs.get(name or "")
-    rest = plain(args[:at] + args[at + 1 :])
-    named = plain({key: value for key, value in kwargs.items() if key != name})
+    rest = sized(args[:at] + args[at + 1 :])
+    named = sized({key: value for key, value in kwargs.items() if key != name})
     is_data = func.__name__ in _TAKE_DATA and not named.keys() - {"dtype", "device"}
     array = array_of(number) if is_data else None
     if array is not None:

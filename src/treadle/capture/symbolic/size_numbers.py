@@ -97,8 +97,9 @@ def truncated(value: Symbol) -> object:
     """``int(value)``, which may be a size again."""
     if not isinstance(value, SymFloat):
         return value if isinstance(value, SymInt) else int(bool(value))
-    return made_of_sizes(math.trunc, (value,), lambda: torch.sym_int(value))
+    return made_of_sizes(_TRUNC, (value,), lambda: torch.sym_int(value))
 
 
+_TRUNC = math.trunc  # while a trace runs, ours is in its place
 ROUND = frozenset({math.ceil, math.floor, math.trunc})
 """What makes a whole number of a size or a fraction of one."""

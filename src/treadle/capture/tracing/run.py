@@ -24,6 +24,7 @@ from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import Part
 from treadle.capture.symbolic.deferred import AsksNumber, asks_size
+from treadle.capture.symbolic.numbers import no_size
 from treadle.capture.symbolic.size_numbers import as_number
 from treadle.capture.tensors.gradient_effects import GradientEffects
 from treadle.capture.tensors.sparse_gradients import SparseGradients
@@ -99,6 +100,8 @@ class Run:
         for table in (uses, recorder.numbers.uses):
             table.mode = lambda: recorder.mode()
             table.of_size = self._number_of
+        if self.numbers.sizes is not None:
+            uses.as_size = self.numbers.sizes.symbol
         recorder.conditions.path = self.request.path
         recorder.memory = self.tensors.memory
         recorder.masks.inputs = self.updates.constants, uses.inputs, uses.arrays
@@ -152,7 +155,9 @@ class Run:
             finally:
                 self.recorder.ends()
                 for table in (self.numbers.uses, self.recorder.numbers.uses):
+                    table.settle_index()
                     table.mode = table.of_size = None  # which know the run
+                    table.as_size = no_size
         return self._return(result, outgoing, effects)
 
     @contextmanager

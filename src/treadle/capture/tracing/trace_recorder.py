@@ -29,6 +29,7 @@ from treadle.capture.symbolic.branches.expected import Conditions, constraint_ch
 from treadle.capture.symbolic.branches.known_masks import KnownMasks
 from treadle.capture.symbolic.deferred import AsksNumber, DeferredNumbers, functions_of_numbers
 from treadle.capture.symbolic.scalar_index import ScalarIndices
+from treadle.capture.symbolic.scaled import functions_of_sizes
 from treadle.capture.symbolic.size_numbers import alone, as_number, made_of_sizes
 from treadle.capture.tensors.held_tensors import HeldTensors
 from treadle.capture.tensors.rng_guard import RngGuard
@@ -129,6 +130,7 @@ class TraceRecorder:
         yield from size_arithmetic(self._made_of_sizes, self._asks_for_size, alone, as_number)
         yield from functions_of_numbers()
         yield from makers()
+        yield from functions_of_sizes()
 
     def record_backward(self, original: Callable[..., object]) -> Callable[..., object]:
         """``backward`` or ``grad`` of ``torch.autograd``."""

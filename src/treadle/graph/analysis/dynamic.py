@@ -19,10 +19,11 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from treadle.algebra.extents import Size, as_int, ceil_div, dims_in, sample_of, with_dims
+from treadle.algebra.dims import Computed, Dim
+from treadle.algebra.extents import Size, as_int, ceil_div, dims_in, sample_of, size_of, with_dims
 from treadle.algebra.guards import GuardSet
-from treadle.algebra.polynomial import Atom, Dim, Quotient
-from treadle.compat.fake import FakeTensor, FakeTensorMode
+from treadle.algebra.polynomial import Atom, Quotient
+from treadle.compat.fake import FakeTensor, FakeTensorMode, new_symbol
 from treadle.graph.core.arguments import (
     Argument,
     given_of,
@@ -50,7 +51,7 @@ class Symbols:
     def __init__(self, mode: FakeTensorMode, known: KnownSymbols) -> None:
         self.mode = mode
         self.guards = GuardSet()
-        self._known = known
+        self._known = dict(known)
         self._sizes = {name: size for name, (_, size) in known.items()}
         self._ints = {dim: symint for symint, size in known.values() for dim in size.formula.dims}
         self._noted = 0
@@ -68,6 +69,18 @@ class Symbols:
     def size(self, value: int | SymInt) -> int:
         """A number of the trace as one of ours."""
         return value if isinstance(value, int) else self._from(value.node.expr)
+
+    def computed(self, function: Computed) -> SymInt | None:
+        """What Python computes of sizes, as a symbol of its own; ``None`` where it is no size."""
+        dim = function.dim()
+        if dim is None:
+            return None
+        if dim not in self._ints:
+            number, name = new_symbol(self.mode, dim)
+            size = size_of(dim)
+            self._known[name] = number, size
+            self._sizes[name], self._ints[dim] = size, number
+        return self._ints[dim]
 
     def symint(self, value: int) -> int | SymInt:
         """One of our numbers as the trace writes it."""

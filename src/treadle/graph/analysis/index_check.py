@@ -11,8 +11,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, fx
 
+from treadle.algebra.dims import Sizes
 from treadle.algebra.extents import Size, at
-from treadle.algebra.polynomial import Sizes
 from treadle.graph.analysis.index_bounds import (
     IndexBound,
     asked_before,

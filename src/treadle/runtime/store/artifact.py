@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import torch
 
+from treadle.algebra.dims import Sizes
 from treadle.algebra.extents import Size, all_at, at
 from treadle.algebra.guards import Guard
-from treadle.algebra.polynomial import Sizes
 from treadle.util.nested import Nested, Plain, leaves, map_leaves
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from treadle.algebra.polynomial import Sizes
+from treadle.algebra.dims import Sizes
 from treadle.capture.input_sources import Dims
 from treadle.capture.symbolic.branches.decisions import Answers
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from treadle.algebra.dims import Sizes
 from treadle.algebra.extents import Size
 from treadle.algebra.guards import Guard
-from treadle.algebra.polynomial import Sizes
 from treadle.algebra.strides import SizedLayout, StrideForm, stride_forms
 from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.capture.python_state.flatten import flatten_with_paths

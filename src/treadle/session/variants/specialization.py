@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from treadle.algebra.dims import Sizes
 from treadle.algebra.extents import Size
 from treadle.algebra.guards import Guard
-from treadle.algebra.polynomial import Sizes
 from treadle.capture.input_sources import Dims
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.execute.executable import Executable
@@ -75,14 +75,16 @@ class Specializations:
             for pattern, guards in zip(patterns, broken, strict=True):
                 if not guards:
                     return _instance(pattern, dynamic_dims)
-            fixed |= {dim.name for guard in broken[-1] for dim in guard.formula.dims}
+            fixed |= {dim.name for guard in broken[-1] for dim in guard.formula.roots}
             words = _words_of(broken[-1], patterns[-1].captured.sized)
             self.alone = f"compiled for these sizes alone, {words}"
         return None
 
     def _tell_why(self, broken: Sequence[Sequence[Guard]]) -> None:
         """Why a range that has a pattern needs another one."""
-        deciding = {dim.name for guards in broken for guard in guards for dim in guard.formula.dims}
+        deciding = {
+            dim.name for guards in broken for guard in guards for dim in guard.formula.roots
+        }
         if deciding:
             self.notes[-1] += f", once more: what runs depends on {', '.join(sorted(deciding))}"
 
@@ -119,7 +121,7 @@ class Specializations:
     def _said(self, compiled: Compiled, dynamic_dims: Found, fixed: frozenset[str]) -> str:
         """For which sizes it is."""
         pins = list(filter(_is_pin, compiled.artifact.guards))
-        alone = {dim.name for guard in pins for dim in guard.formula.dims} - fixed
+        alone = {dim.name for guard in pins for dim in guard.formula.roots} - fixed
         kept = ", ".join(f"{name}={dynamic_dims.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
             "{} in {}..{}".format(name, *self.spec.bucket(name, size))
@@ -139,7 +141,7 @@ def _broken(pattern: Compiled, sizes: Sizes) -> list[Guard]:
 
 def _words_of(broken: Sequence[Guard], lines: Sequence[str]) -> str:
     """That a step asks for the numbers of sizes, and where."""
-    names = ", ".join(sorted({dim.name for guard in broken for dim in guard.formula.dims}))
+    names = ", ".join(sorted({dim.name for guard in broken for dim in guard.formula.roots}))
     where = f": {'; '.join(lines[:3])}" if lines else ""
     return f"as what runs depends on the number {names}{where}"
 
