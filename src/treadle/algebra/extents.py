@@ -34,6 +34,7 @@ from treadle.algebra.polynomial import (
     Polynomial,
     Quotient,
     Remainder,
+    Undecided,
     content,
     reduced,
 )
@@ -61,7 +62,7 @@ def _known(formula: Polynomial, sign: str) -> bool:
     ``same`` or ``surely_less``."""
     answer = decided(formula, sign)
     if answer is None:
-        raise VerifyError(f"{formula.text} {sign} 0 has no answer for all sizes")
+        raise Undecided(formula, sign)
     return answer
 
 
@@ -91,6 +92,12 @@ def formula_of(value: int) -> Polynomial:
 def size_of(dim: Dim) -> "Size":
     """The size that is a dim."""
     return Size(Polynomial((((dim,), 1),)))
+
+
+def dim_of(size: "Size") -> Dim:
+    """The inverse, of a size that is a dim alone."""
+    (dim,) = size.formula.dims
+    return dim
 
 
 @final
@@ -217,9 +224,7 @@ class Size(int):
 @lru_cache(maxsize=1 << 14)
 def _divmod(over: Polynomial, under: Polynomial) -> tuple[int, int]:
     """``over // under`` and ``over % under``: even parts taken out, the rest an atom."""
-    require(
-        under.bounds[0] > 0, VerifyError, f"division by {under.text}, which may not be positive"
-    )
+    require(under.bounds[0] > 0, Undecided(under.plus(Polynomial.of(-1)), "<"))
     whole, rest = over.divided(under)
     low, high = rest.bounds
     if low >= 0 and rest.plus(under, -1).bounds[1] < 0:
@@ -231,7 +236,7 @@ def _divmod(over: Polynomial, under: Polynomial) -> tuple[int, int]:
     elif low < 0:  # -1 // S and the like: add multiples until it cannot be negative
         times = formula_of(-(low // under.bounds[0]))
         whole, rest = whole.plus(times, -1), rest.plus(times.times(under))
-    require(rest.bounds[0] >= 0, VerifyError, f"{rest.text} // {under.text} may be of either sign")
+    require(rest.bounds[0] >= 0, Undecided(rest, "<"))
     common = content(rest, under)
     small_over, small_under = reduced(rest, common), reduced(under, common)
     quotient = Polynomial((((Quotient(small_over, small_under),), 1),))
@@ -274,7 +279,7 @@ def lesser(left: int, right: int) -> int:
     """The one that is never more than the other. ``VerifyError`` where it depends."""
     if surely_less(left, right + 1):
         return left
-    require(surely_less(right, left + 1), VerifyError, f"{left} < {right} depends on sizes")
+    require(surely_less(right, left + 1), Undecided(difference(left, right), "<"))
     return right
 
 
@@ -300,7 +305,7 @@ def is_negative(size: int) -> bool:
     if type(size) is int:
         return size < 0
     answer = decided(formula_of(size), "<")
-    require(answer is not None, VerifyError, f"{size} has no sign")
+    require(answer is not None, Undecided(formula_of(size), "<"))
     return answer is True
 
 

@@ -20,6 +20,15 @@ from treadle.util.errors import VerifyError, require
 
 
 @final
+class Undecided(VerifyError):
+    """Whether ``formula < 0`` or ``formula == 0`` has no answer for all sizes."""
+
+    def __init__(self, formula: "Polynomial", sign: str) -> None:
+        super().__init__(f"{formula.text} {sign} 0 has no answer for all sizes")
+        self.formula, self.sign = formula, sign
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Quotient:
     """``over // under``, rounded down, of sizes that do not divide evenly."""
@@ -50,7 +59,8 @@ class Quotient:
     def bounds(self) -> Bounds:
         """Inclusive. ``VerifyError`` where it may be negative."""
         (a, b), (c, d) = self.over.bounds, self.under.bounds
-        require(a >= 0 and c > 0, VerifyError, f"{self.text} may be negative")
+        wrong = Undecided(self.over if a < 0 else self.under.plus(Polynomial.of(-1)), "<")
+        require(a >= 0 and c > 0, wrong)
         return a // d, b // c
 
 
@@ -84,7 +94,7 @@ class Remainder:
     @property
     def bounds(self) -> Bounds:
         """Inclusive. ``VerifyError`` where it may be negative."""
-        require(self.over.bounds[0] >= 0, VerifyError, f"{self.text} of a negative size")
+        require(self.over.bounds[0] >= 0, Undecided(self.over, "<"))
         return 0, max(self.under.bounds[1] - 1, 0)
 
 

@@ -1,10 +1,11 @@
 """Strides of shapes, whose sizes and strides may be decided by the call."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, final
 
-from treadle.algebra.extents import Size, same, sample_of
+from treadle.algebra.extents import Size, same, sample_of, with_dims
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -92,8 +93,15 @@ class SizedLayout(NamedTuple):
 
     shape: tuple[int, ...]
     forms: tuple[StrideForm, ...]
+    part: Mapping[str, Size] = MappingProxyType({})
+    """By name the dims whose sizes are but a part of what calls may have, as that part."""
+
+    @property
+    def traced(self) -> tuple[int, ...]:
+        """The shape in that part."""
+        return tuple(with_dims(size, self.part) for size in self.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """With a ``Size`` as well."""
-        return strides_of_forms(self.forms, self.shape)
+        """Of ``traced``."""
+        return strides_of_forms(self.forms, self.traced)

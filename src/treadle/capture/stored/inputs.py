@@ -65,7 +65,7 @@ def _type_text(source: Source, leaves: list[object], dims: Dims) -> str:
         case Batch() if source.at in dims:
             value = source.read(leaves, {})
             dtype, *_, wants_gradient = tensor_fact(value)
-            shape, forms = dims[source.at]
+            shape, forms, _ = dims[source.at]
             sizes = tuple(map(_size_fact, shape))
             return value_text((dtype, sizes, forms, value.device, wants_gradient))
         case Scalar():

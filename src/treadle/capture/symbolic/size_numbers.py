@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeGuard
 from weakref import WeakValueDictionary
 
-import torch
 from torch import SymFloat, SymInt
 
 from treadle.capture.python_state.plain_values import is_real
@@ -97,7 +96,7 @@ def truncated(value: Symbol) -> object:
     """``int(value)``, which may be a size again."""
     if not isinstance(value, SymFloat):
         return value if isinstance(value, SymInt) else int(bool(value))
-    return made_of_sizes(_TRUNC, (value,), lambda: torch.sym_int(value))
+    return made_of_sizes(_TRUNC, (value,), lambda: _TRUNC(value))
 
 
 _TRUNC = math.trunc  # while a trace runs, ours is in its place

@@ -13,12 +13,17 @@ from treadle.compiler.compiled import Compiled
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
 from treadle.session.variants.guards import GuardKey, Ignored
-from treadle.session.variants.shapes import Dynamic, Found, sampled_dims
+from treadle.session.variants.narrowing import narrowed, ranges
+from treadle.session.variants.shapes import SMALLEST, Dynamic, Found, sampled_dims
 from treadle.util.errors import LoweringError, VerifyError
 
 _MOST = 3
 """Patterns for one range of sizes. PyTorch chooses libraries by size: oneDNN's convolution is for
 16 images or more."""
+
+
+_MOST_PARTS = 8
+"""Questions about sizes of which each leaves a part of a range."""
 
 
 @dataclass(slots=True)
@@ -106,25 +111,33 @@ class Specializations:
     ) -> Compiled | None:
         if general in self._failed:
             return None
-        try:
-            compiled = make(general, dims)
-        except (VerifyError, LoweringError) as error:
-            self._failed.add(general)
-            self.notes.append(f"each size is compiled by itself: {error.message}")
-            return None
+        compiled: Compiled | None = None
+        for _ in range(_MOST_PARTS):
+            try:
+                compiled = make(general, dims)
+                break
+            except (VerifyError, LoweringError) as error:
+                part = narrowed(dims, error)
+                if part is None:
+                    self._failed.add(general)
+                    self.notes.append(f"each size is compiled by itself: {error.message}")
+                    return None
+                dims = part
         if compiled is None:
             return None
         self._known.append((general.of(None, Ignored.of(compiled.captured)), compiled))
-        self.notes.append(self._said(compiled, dynamic_dims, fixed))
+        self.notes.append(self._said(compiled, dynamic_dims, fixed, dims))
         return compiled
 
-    def _said(self, compiled: Compiled, dynamic_dims: Found, fixed: frozenset[str]) -> str:
+    def _said(
+        self, compiled: Compiled, dynamic_dims: Found, fixed: frozenset[str], dims: Dims
+    ) -> str:
         """For which sizes it is."""
         pins = list(filter(_is_pin, compiled.artifact.guards))
         alone = {dim.name for guard in pins for dim in guard.formula.roots} - fixed
         kept = ", ".join(f"{name}={dynamic_dims.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
-            "{} in {}..{}".format(name, *self.spec.bucket(name, size))
+            "{} in {}..{}".format(name, *self._range(name, size, dims))
             for name, size in dynamic_dims.sizes.items()
             if name not in fixed | alone
         )
@@ -132,6 +145,12 @@ class Specializations:
             return f"each size is compiled by itself, {_words_of(pins, compiled.captured.sized)}"
         by = "another process compiled" if compiled.untraced else "compiled"
         return f"{by} for {open_}" + (f", with {kept}" if kept else "")
+
+    def _range(self, name: str, size: int, dims: Dims) -> tuple[int, int]:
+        """That of the bucket, or the part of it that is compiled together."""
+        low, high = self.spec.bucket(name, size)
+        least, most = ranges(dims).get(name, (low, high))
+        return (low if least == SMALLEST else least), most
 
 
 def _broken(pattern: Compiled, sizes: Sizes) -> list[Guard]:
