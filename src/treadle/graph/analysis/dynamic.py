@@ -24,6 +24,7 @@ from treadle.algebra.extents import Size, as_int, ceil_div, dims_in, sample_of, 
 from treadle.algebra.guards import GuardSet
 from treadle.algebra.polynomial import Atom, Quotient
 from treadle.compat.fake import FakeTensor, FakeTensorMode, new_symbol
+from treadle.graph.analysis.size_floats import SizeFloats
 from treadle.graph.core.arguments import (
     Argument,
     given_of,
@@ -33,7 +34,7 @@ from treadle.graph.core.arguments import (
 )
 from treadle.graph.core.copying import copied
 from treadle.graph.core.node_info import Value, info, known_value, set_value, value_of
-from treadle.util.errors import LoweringError
+from treadle.util.errors import LoweringError, VerifyError
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -56,6 +57,7 @@ class Symbols:
         self._ints = {dim: symint for symint, size in known.values() for dim in size.formula.dims}
         self._noted = 0
         self._replayed: dict[object, object] = {}
+        self._computed: dict[object, Size] = {}  # by PyTorch's expressions, which have no form
 
     def with_samples(self, sizes: Mapping[str, Size]) -> "Symbols":
         """The same dims with other samples, by name. Nothing is guarded yet."""
@@ -81,6 +83,13 @@ class Symbols:
             self._known[name] = number, size
             self._sizes[name], self._ints[dim] = size, number
         return self._ints[dim]
+
+    def note_computed(self, number: SymInt, function: Computed) -> None:
+        """``number``, an expression without a form, is what Python computes of sizes."""
+        dim = function.dim()
+        if dim is not None:
+            self._computed[number.node.expr] = size_of(dim)
+            self._ints.setdefault(dim, number)
 
     def symint(self, value: int) -> int | SymInt:
         """One of our numbers as the trace writes it."""
@@ -114,6 +123,8 @@ class Symbols:
 
     def _from(self, expr: Any) -> int:
         """A sympy expression over the symbols as a number of ours."""
+        if expr in self._computed:
+            return self._computed[expr]
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
@@ -355,6 +366,22 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     numbers: dict[fx.Node, int | SymInt] = {}
     others: set[fx.Node] = set()  # floats and answers: a whole number may be made of them
 
+    def size(number: fx.Node | SymInt) -> int:
+        return symbols.size(numbers[number] if isinstance(number, fx.Node) else number)
+
+    def evaluate(node: fx.Node) -> None:
+        args, kwargs = given_of(node, lambda operand: twin_of(value_of(operand)), in_trace)
+        with in_mode(symbols.mode):
+            twin = node.target(*args, **kwargs)  # type: ignore[operator]
+        set_value(node, twin)
+        set_value(node, _sample(node, mode))
+        pair(value_of(node), twin)
+
+    def in_trace(leaf: object) -> object:
+        return symbols.symint(leaf) if isinstance(leaf, Size) else leaf
+
+    floats = SizeFloats(size, evaluate)
+
     def plain(leaf: Argument) -> Argument:
         if isinstance(leaf, fx.Node):
             if leaf in others:
@@ -376,7 +403,13 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
             continue
         if isinstance(twin, SymInt | int) and node.op == "call_function":
             numbers[node] = twin
+            if isinstance(twin, SymInt) and not _has_form(symbols, twin):
+                made = floats.computed(node)
+                if made is not None:
+                    symbols.note_computed(twin, made)
             continue
+        if any(operand in others for operand in node.all_input_nodes):
+            floats.take(node)
         node.args = map_argument(plain, node.args)
         node.kwargs = map_argument(plain, node.kwargs)
         set_value(node, _sample(node, mode))
@@ -384,6 +417,14 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     gone = {*numbers, *others}
     for node in reversed([node for node in graph.nodes if node in gone]):
         graph.erase_node(node)
+
+
+def _has_form(symbols: Symbols, number: SymInt) -> bool:
+    try:
+        symbols.size(number)
+    except (LoweringError, VerifyError, KeyError):
+        return False
+    return True
 
 
 def _sample(node: fx.Node, mode: SampleMode) -> Any:

@@ -14,7 +14,7 @@ from treadle.loop.expr import Array, Position, Reduce, ReduceKind, identity
 from treadle.lower.context import LoweringContext, element
 from treadle.lower.operators.indexing import masked
 from treadle.lower.operators.resize import spread
-from treadle.lower.operators.sparse_maps import Row, SparseMap, within
+from treadle.lower.operators.sparse_maps import Row, SparseMap, require_known, within
 from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.scalars import ScalarExpr, cast, compute_dtype
 
@@ -99,6 +99,7 @@ def _strided(
 
 def _adaptive(shape: Sequence[int], out: Sequence[int], rank: int) -> list[_Window]:
     windows: list[_Window] = []
+    require_known(*shape[-rank:], *out[-rank:])
     for n, m in zip(shape[-rank:], out[-rank:], strict=True):
         sizes = [-(-(j + 1) * n // m) - j * n // m for j in range(m)]
         windows.append(_Window(n, m, max(sizes, default=1), n, 0, max(m, 1), adaptive=True))

@@ -10,7 +10,7 @@ import torch
 from treadle.loop.expr import Array
 from treadle.lower.context import LoweringContext
 from treadle.lower.operators.reductions import mean
-from treadle.lower.operators.sparse_maps import Row, SparseMap, resampled
+from treadle.lower.operators.sparse_maps import Row, SparseMap, require_known, resampled
 from treadle.lower.registry import Value, aten_op, lowers
 
 aten = torch.ops.aten
@@ -30,6 +30,7 @@ def _averages(
     extent: int, out: int, size: int, stride: int, pad: int, include_pad: bool, override: bool
 ) -> SparseMap:
     """Output ``j`` is the mean of ``x[j * stride - pad ...]``; ``override``: the sum of it."""
+    require_known(extent, out)
     rows: list[Row] = []
     for j in range(out):
         start = j * stride - pad
@@ -98,6 +99,7 @@ def _register_average(rank: int) -> None:
 
 def _adaptive(extent: int, out: int) -> SparseMap:
     """Output ``j`` is the mean of ``x[j * n // m ... ceil((j + 1) * n / m)]``."""
+    require_known(extent, out)
     rows: list[Row] = []
     for j in range(out):
         inside = range(j * extent // out, -(-(j + 1) * extent // out))
@@ -204,6 +206,7 @@ def _register_resizing(name: str, rank: int, make: Make, *, aligns: bool) -> Non
     ) -> list[SparseMap]:
         align, *scales = options if aligns else (False, *options)
         precise = dtype if dtype is torch.float64 else torch.float32
+        require_known(*small[-rank:], *large[-rank:])
         parts = zip(small[-rank:], large[-rank:], scales or [None] * rank, strict=True)
         return [make(n, m, scale, align, precise) for n, m, scale in parts]
 
@@ -230,6 +233,7 @@ def _register_resizing(name: str, rank: int, make: Make, *, aligns: bool) -> Non
 
 def _replicated(extent: int, before: int, after: int) -> SparseMap:
     """Padded place ``j`` is ``x[min(max(j - before, 0), n - 1)]``."""
+    require_known(extent)
     out = extent + before + after
     rows = [{min(max(j - before, 0), extent - 1): 1.0} for j in range(out)]
     return SparseMap.of(extent, rows)

@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from treadle.algebra.extents import surely_less
+from treadle.algebra.extents import Size, surely_less
 from treadle.algebra.index import Axis, Index, unflatten
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
 from treadle.lower.context import LoweringContext, element
@@ -28,6 +28,12 @@ UNROLLED = 8
 _WIDEST = 1 << 16
 
 Row = dict[int, float]
+
+
+def require_known(*extents: int) -> None:
+    """``Unsupported`` where a call decides one of them, and so which inputs an output reads."""
+    if any(isinstance(extent, Size) for extent in extents):
+        raise Unsupported("sizes that each call decides say which inputs an output reads")
 
 
 @final
