@@ -20,7 +20,16 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.algebra.dims import Computed, Dim
-from treadle.algebra.extents import Size, as_int, ceil_div, dims_in, sample_of, size_of, with_dims
+from treadle.algebra.extents import (
+    Size,
+    as_int,
+    ceil_div,
+    dim_of,
+    dims_in,
+    sample_of,
+    size_of,
+    with_dims,
+)
 from treadle.algebra.guards import GuardSet
 from treadle.algebra.polynomial import Atom, Quotient
 from treadle.compat.fake import FakeTensor, FakeTensorMode, new_symbol
@@ -66,7 +75,16 @@ class Symbols:
             for symbol, (symint, size) in self._known.items()
             for dim in size.formula.dims
         }
-        return Symbols(self.mode, known)
+        others = Symbols(self.mode, known)
+        others._computed = {
+            expr: sizes.get(dim_of(size).name, size) for expr, size in self._computed.items()
+        }
+        others._ints |= {
+            dim: self._ints[dim_of(self._computed[expr])]
+            for expr, size in others._computed.items()
+            for dim in size.formula.dims
+        }
+        return others
 
     def size(self, value: int | SymInt) -> int:
         """A number of the trace as one of ours."""

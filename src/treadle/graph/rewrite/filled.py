@@ -3,6 +3,7 @@
 import torch
 from torch import fx
 
+from treadle.algebra.extents import Size
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.types import is_tensor, type_of
 
@@ -30,17 +31,22 @@ def number_everywhere(value: object) -> complex | None:
         return None
     match value.target:
         case aten.full.default | aten.full_like.default:
-            return as_element(arguments(value)["fill_value"], type_of(value).dtype)
+            return _element(arguments(value)["fill_value"], type_of(value).dtype)
         case aten.ones.default | aten.ones_like.default:
             return as_element(1, type_of(value).dtype)
         case aten.zeros.default | aten.zeros_like.default:
             return as_element(0, type_of(value).dtype)
         case aten.scalar_tensor.default:
-            return as_element(arguments(value)["s"], type_of(value).dtype)
+            return _element(arguments(value)["s"], type_of(value).dtype)
         case aten.expand.default | aten.view.default:
             return number_everywhere(value.args[0])
         case _:
             return None
+
+
+def _element(number: complex, dtype: torch.dtype) -> complex | None:
+    """``None`` for a size, which each call decides."""
+    return None if isinstance(number, Size) else as_element(number, dtype)
 
 
 def as_element(number: complex, dtype: torch.dtype) -> complex:
