@@ -68,6 +68,9 @@ def serve(
     except CallsClosure:
         if closures is None:
             raise
+    except Exception:
+        dispatcher.failed()
+        raise
     flush_all()
     return _with_closures(call, closures)
 

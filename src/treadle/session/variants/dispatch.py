@@ -49,6 +49,10 @@ class Dispatcher:
         """The variants of ``step``, a part of this one: told about with it."""
         return Dispatcher(self._compiler.beside(step), None)
 
+    def failed(self) -> None:
+        """The call that was served last has raised an error."""
+        self._sizes.failed()
+
     def forget_closure(self) -> None:
         """A call that was to call a closure has called none: the next one is captured again."""
         self._closure = None
@@ -58,6 +62,7 @@ class Dispatcher:
     ) -> Compiled:
         """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
         self._step.start()
+        self._sizes.begin()
         args, kwargs = self._arguments.of(args, kwargs)
         called, inputs = self._keys.called(args, kwargs, update=update)
         self.call.serve(inputs)

@@ -31,6 +31,11 @@ class History:
                 "outside of the step"
             )
 
+    def forget(self, reason: str) -> None:
+        """Of a call that has failed."""
+        if reason in self.recompiles:
+            self.recompiles.remove(reason)
+
     def recaptured(self, reasons: Sequence[str]) -> None:
         """Likewise; what changed made no difference to what runs."""
         before = len(self.recaptures)

@@ -25,13 +25,26 @@ itself, which takes a third of the time, and the next other size makes the dims 
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Seen:
     """Calls of several sizes, and what was made for all of them."""
 
     calls: AlikeCalls
     is_dynamic: bool = False
     special: Specializations | None = None
+
+    def undo(self) -> Callable[[], None]:
+        """What forgets the calls that are seen from now on."""
+        forget_calls, dynamic, special = self.calls.undo(), self.is_dynamic, self.special
+        forget_ranges = None if special is None else special.undo()
+
+        def forget() -> None:
+            forget_calls()
+            self.is_dynamic, self.special = dynamic, special
+            if forget_ranges is not None:
+                forget_ranges()
+
+        return forget
 
 
 @final
@@ -43,6 +56,18 @@ class ManySizes:
         self._declared = declared
         self._special: Specializations | None = None
         self._seen: list[_Seen] = []
+        self._undo: list[Callable[[], None]] = []  # of the call that is served
+
+    def begin(self) -> None:
+        """A call begins."""
+        self._undo.clear()
+
+    def failed(self) -> None:
+        """The call has raised an error. Its sizes may be none that the step takes, and say nothing
+        of which may come."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
 
     @property
     def are_declared(self) -> bool:
@@ -63,7 +88,7 @@ class ManySizes:
         if self._may_find_sizes(compiled) and not any(seen.calls.is_of(key) for seen in self._seen):
             captured = compiled.captured
             whole = key.of(captured.dependencies.reads, Ignored.of(captured))
-            self._seen.append(_Seen(AlikeCalls(whole)))
+            self._saw(_Seen(AlikeCalls(whole)))
 
     def variant(
         self, key: GuardKey, call: NewCall, known: Variants, in_a_row: int
@@ -95,6 +120,7 @@ class ManySizes:
     def _of_seen(
         self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants, in_a_row: int
     ) -> Compiled | None:
+        self._undo.append(seen.undo())
         sizes = seen.calls.see(key)
         is_settled = not seen.is_dynamic and in_a_row >= _SETTLED
         seen.is_dynamic = bool(sizes.sizes)
@@ -137,8 +163,13 @@ class ManySizes:
             captured = compiled.captured
             seen.calls.key = key.of(captured.dependencies.reads, Ignored.of(captured))
             seen.special.notes.clear()  # a first call is no recompile
-            self._seen.append(seen)
+            self._saw(seen)
         return compiled
+
+    def _saw(self, seen: _Seen) -> None:
+        """Calls of a new kind."""
+        self._seen.append(seen)
+        self._undo.append(lambda: self._seen.remove(seen) if seen in self._seen else None)
 
     def _stored(
         self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants
@@ -212,6 +243,7 @@ class ManySizes:
             declared = {argument: dict(dims) for argument, dims in special.spec.arguments.items()}
             told += f", as treadle.dynamic({declared}{ranges}) declares"
         history.recompiled([told], len(history.recompiles))
+        self._undo.append(lambda: history.forget(told))
 
     def _may_find_sizes(self, compiled: Compiled) -> bool:
         """Whether calls may decide which dims of this one's arguments change: nothing else does,

@@ -9,7 +9,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -77,6 +77,15 @@ class AlikeCalls:
     def is_of(self, key: GuardKey) -> bool:
         """Whether a call with this key is one of them."""
         return without_sizes(key.as_seen_by(self.key)) == without_sizes(self.key)
+
+    def undo(self) -> Callable[[], None]:
+        """What forgets the calls that are seen from now on."""
+        spec, groups = self.spec, self._groups
+
+        def forget() -> None:
+            self.spec, self._groups = spec, groups
+
+        return forget
 
     def adopt(self, spec: SeenDims) -> None:
         """Take dims that calls of another process had, and these have as well."""

@@ -193,9 +193,12 @@ def sampled_dims(
             continue
         low, high = spec.bucket(name, size)
         low = max(low, SMALLEST)
-        near = spec.largest(name, size) if of_largest else size
+        most = spec.largest(name, size)
+        near = most if of_largest else size
         fits = functools.partial(_is_as_asked, broken, {**dynamic_dims.sizes, **chosen}, name)
-        sample = _strange(near, low, near if of_largest else high, taken, fits)
+        sample = _strange(near, low, most, taken, fits)
+        if (sample in taken or not fits(sample)) and not of_largest:
+            sample = _strange(near, low, high, taken, fits)
         chosen[name] = sample
         taken.add(sample)
         samples[name] = Size.dim(name, low, high, sample)

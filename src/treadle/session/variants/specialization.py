@@ -42,6 +42,15 @@ class Specializations:
         """Whether nothing could be compiled for many sizes, though it was tried."""
         return bool(self._failed) and not self._known
 
+    def undo(self) -> Callable[[], None]:
+        """What forgets which ranges are found to have no pattern from now on."""
+        spec, failed = self.spec, set(self._failed)
+
+        def forget() -> None:
+            self.spec, self._failed = spec, failed
+
+        return forget
+
     def variant(
         self,
         key: GuardKey,
