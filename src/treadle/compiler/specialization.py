@@ -4,11 +4,12 @@ A size that leaves its formula behind on the way, in a call that takes plain num
 program that is right for one size alone. Two samples of every dim are lowered; they must agree.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from treadle.algebra.dims import Dim
 from treadle.algebra.extents import size_of
+from treadle.algebra.guards import GuardSet
 from treadle.graph.analysis.dynamic import dims_of_graph, resampled, symbols_of_graph
 from treadle.graph.core.signature import StepGraph
 from treadle.loop.printing import show_program
@@ -25,7 +26,7 @@ def require_unspecialized(
     if symbols is None:
         return
     dims = dims_of_graph(step.graph)
-    others = {dim.name: size_of(replace(dim, sample=_other(dim))) for dim in dims}
+    others = {dim.name: size_of(dim) for dim in _others(dims, symbols.guards)}
     graph = resampled(step.graph, symbols, others)
     again = make(StepGraph(graph, step.signature, list(step.history)))
     for first, second in zip(
@@ -39,5 +40,21 @@ def require_unspecialized(
             )
 
 
-def _other(dim: Dim) -> int:
-    return dim.sample + 1 if dim.sample < dim.high else max(dim.sample - 1, dim.low)
+def _others(dims: Iterable[Dim], guards: GuardSet) -> Iterator[Dim]:
+    """Other samples, with which the guards hold where there are such."""
+    known = sorted(dims)
+    roots = sorted({root for dim in known for root in dim.roots})
+    sizes = {dim.name: dim.sample for dim in roots}
+    for dim in roots:
+        near = [n for d in range(1, _FAR) for n in (dim.sample + d, dim.sample - d)]
+        inside = [n for n in near if dim.low <= n <= dim.high] or [dim.sample]
+        fitting = (n for n in inside if guards.holds({**sizes, dim.name: n}))
+        sizes[dim.name] = next(fitting, inside[0])
+    for dim in known:
+        sample = dim.at(sizes)
+        if sample == dim.sample:  # computed of others
+            sample = dim.sample + 1 if dim.sample < dim.high else max(dim.sample - 1, dim.low)
+        yield replace(dim, sample=sample)
+
+
+_FAR = 64

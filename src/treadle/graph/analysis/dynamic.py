@@ -10,7 +10,7 @@ Whoever has a value or the graph has these; two graphs share nothing, however eq
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -108,6 +108,10 @@ class Symbols:
         if dim is not None:
             self._computed[number.node.expr] = size_of(dim)
             self._ints.setdefault(dim, number)
+
+    def symbols_in(self, values: Iterable[int]) -> list[SymInt]:
+        """The symbols of all dims that change any of these numbers."""
+        return [self._ints[dim_of(size)] for size in dims_in(values)]
 
     def symint(self, value: int) -> int | SymInt:
         """One of our numbers as the trace writes it."""

@@ -9,7 +9,7 @@ from torch import fx
 
 from treadle.algebra.extents import Size
 from treadle.compat.operators.schemas import OpOverload
-from treadle.compat.tracing import traced
+from treadle.compat.tracing import traced, track_size
 from treadle.graph.analysis.dynamic import sample_mode_of, sampled, symbols_of, twin_of
 from treadle.graph.core.arguments import Argument, map_argument, map_nodes, without_generator
 from treadle.graph.core.node_info import forget, value_of
@@ -36,6 +36,8 @@ def traced_program(
     """``function`` with these arguments, in which nodes stand for their values, as a graph of the
     ``operands``, the nodes among them."""
     symbols = symbols_of([value_of(operand) for operand in operands])
+    numbers: list[int] = []
+    map_argument(lambda leaf: numbers.append(leaf) if isinstance(leaf, Size) else None, args)
 
     def run(*tensors: torch.Tensor) -> object:
         values: dict[fx.Node, object] = dict(zip(operands, tensors, strict=True))
@@ -47,6 +49,8 @@ def traced_program(
                 return symbols.symint(leaf)
             return without_generator(leaf)
 
+        for size in symbols.symbols_in(numbers) if symbols is not None else ():
+            track_size(size)  # which no operand may have
         given = map_argument(plain, (args, kwargs))
         return function(*given[0], **given[1])
 

@@ -16,7 +16,7 @@ not checked.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
-from torch import Tensor, fx
+from torch import SymInt, Tensor, fx
 from torch.nn import functional as F
 
 from treadle.graph.analysis.index_bounds import IndexBound, unchecked_index_bounds, unmoved
@@ -79,6 +79,9 @@ def _of_operands(node: fx.Node) -> Iterator[Requirement]:
             yield (value, 0, 1), lambda to, x=value: to.inside(x, 0, 1)
     elif packet in _DIVIDES and _is_whole(node):
         divisor = operands["other"]
+        size = _value(divisor)
+        if isinstance(size, SymInt):  # asked of the sample, and guarded
+            divisor = 1 if size != 0 else 0
         if isinstance(divisor, fx.Node):
             yield (divisor, "no zero"), lambda to: to.all(to.call(aten.ne.Scalar, divisor, 0))
         elif divisor == 0:
