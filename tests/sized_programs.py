@@ -1,13 +1,19 @@
 """Ordinary steps over batches whose rows and length change from call to call.
 
-Each is a function of tokens ``[rows, time]`` and features ``[rows, time, WIDTH]`` that gives a loss.
+Each is a function of tokens ``[rows, time]`` and features ``[rows, time, WIDTH]``: a loss.
+``python tests/sized_programs.py`` runs all of them beside eager, and says how often each compiles.
 """
 
+import copy
 import math
+import sys
+import time
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import treadle
 
 WIDTH, WORDS, MOST = 8, 23, 32
 SIZES = ((6, 14), (5, 11), (4, 14), (6, 9), (3, 12), (5, 13))
@@ -35,6 +41,31 @@ class Parts(nn.Module):
         self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True)
         self.score = nn.Parameter(torch.randn(WIDTH))
         self.register_buffer("causal", torch.tril(torch.ones(MOST, MOST, dtype=torch.bool)))
+
+
+def trained(name: str) -> list[str]:
+    """Why a program is compiled again, after calls of all ``SIZES`` that were eager's."""
+    function = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = Parts()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.05) for each in (model, twin))
+
+    def step(tokens, x, m=model, update=optimizer):
+        update.zero_grad()
+        loss = function(m, tokens, x)
+        loss.backward()
+        update.step()
+        return loss.detach()
+
+    compiled = treadle.compile(lambda tokens, x: step(tokens, x), model=model, optimizer=optimizer)
+    for rows, length in SIZES:
+        tokens, x = torch.randint(WORDS, (rows, length)), torch.randn(rows, length, WIDTH)
+        expected = step(tokens, x, twin, other)
+        torch.testing.assert_close(compiled(tokens, x), expected, rtol=1e-4, atol=1e-5)
+        for mine, own in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine, own, rtol=1e-3, atol=1e-5)
+    return compiled.recompiles
 
 
 PROGRAMS = {}
@@ -170,7 +201,7 @@ def layer_norm(m, tokens, x):
 
 @program
 def batch_norm(m, tokens, x):
-    return mean_square(m.batch_norm(m.linear(x).flatten(0, 1)).cumsum(0))
+    return mean_square(m.batch_norm(m.linear(x).flatten(0, 1)).view_as(x) * x)
 
 
 @program
@@ -258,7 +289,9 @@ def shifted(m, tokens, x):
 @program
 def joined(m, tokens, x):
     first = m.score.expand(len(x), 1, -1)
-    return mean_square(m.linear(torch.cat([first, x], 1))) + mean_square(torch.stack([x, m.linear(x)]))
+    return mean_square(m.linear(torch.cat([first, x], 1))) + mean_square(
+        torch.stack([x, m.linear(x)])
+    )
 
 
 @program
@@ -270,7 +303,9 @@ def classes(m, tokens, x):
 @program
 def gathered(m, tokens, x):
     logs = m.head(x).log_softmax(-1)
-    return -(logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) * (tokens != 0)).sum() / tokens.numel()
+    return (
+        -(logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) * (tokens != 0)).sum() / tokens.numel()
+    )
 
 
 @program
@@ -374,3 +409,11 @@ def meshes(m, tokens, x):
     rows, time = x.shape[:2]
     a, b = torch.meshgrid(torch.arange(rows), torch.arange(time), indexing="ij")
     return mean_square(m.linear(x) * (a + b)[..., None] / (rows + time))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PROGRAMS:
+        begin = time.perf_counter()
+        reasons = trained(name)
+        print(f"{name:20} {len(reasons)} {time.perf_counter() - begin:5.1f} s")
+        print("\n".join(f"    {reason}" for reason in reasons[1:]))

@@ -1,12 +1,15 @@
 """Sizes as formulas: the sample's arithmetic, the formula's at other sizes, guards in the open."""
 
+import json
 import math
+import operator
 import pickle
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from treadle.algebra.dims import Computed, name_of
 from treadle.algebra.extents import (
     Size,
     at,
@@ -18,6 +21,7 @@ from treadle.algebra.extents import (
     same,
     sample_of,
     size_key,
+    size_of,
     split_off,
     surely_less,
     with_dims,
@@ -187,3 +191,45 @@ def test_divisors_and_pieces():
 def test_division_by_what_may_be_zero_is_refused():
     with pytest.raises(VerifyError, match="may not be positive"):
         _ = 5 // (B - 1)
+
+
+def part_of(size, factor):
+    """``int(factor * size)`` as a dim."""
+    (dim,) = size.formula.dims
+    scaled = Computed(name_of(operator.mul), (factor, dim))
+    return Computed(name_of(int), (scaled,)).dim()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0.0, 4.0), st.integers(1, 64))
+def test_a_computed_dim_is_what_python_computes(factor, b):
+    dim = part_of(B, factor)
+    size = size_of(dim)
+    assert at(size, {"b": b}) == int(factor * b)
+    assert (dim.low, dim.high) == (int(factor), int(factor * 64))
+    assert dim.sample == int(factor * 7)
+    assert from_data(json.loads(json.dumps(to_data(size.formula)))) == size.formula
+    assert size.formula.roots == B.formula.dims
+    assert pickle.loads(pickle.dumps(size)).formula.at({"b": b}) == int(factor * b)
+
+
+def test_what_holds_of_a_computed_dim_and_its_root_is_known():
+    part = size_of(part_of(B, 0.7))
+    assert surely_less(part, B)
+    assert not surely_less(0, part)  # int(0.7 * 1)
+    guards = GuardSet()
+    assert guards.less(part, B)
+    assert guards.less(0, part)
+    assert [str(guard) for guard in guards.guards] == [f"{-1 * part} < 0"]
+    assert guards.holds({"b": 2})
+    assert not guards.holds({"b": 1})
+
+
+def test_what_is_no_size_is_no_dim():
+    (dim,) = B.formula.dims
+    minus = Computed(name_of(operator.sub), (dim, 3))
+    half = Computed(name_of(operator.mul), (0.5, dim))
+    assert minus.dim() is None  # negative for some
+    assert half.dim() is None  # no whole number
+    assert Computed(name_of(math.log), (minus,)).dim() is None  # an error for some
+    assert name_of(len) is None

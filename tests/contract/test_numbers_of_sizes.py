@@ -286,3 +286,63 @@ def late(notes, x, y, model, optimizer):
 def test_answers_are_those_of_the_call(function):
     """Not of the size that stands in for it in the trace."""
     assert len(run(function, (6, 5, 3, 6, 4, 5, 3, 2, 5)).recompiles) <= 3
+
+
+BOUNDS = {
+    "half": "x[: int(0.5 * len(x))]",
+    "rounded": "x[: round(0.3 * len(x)) + 1]",
+    "root": "x[: int(len(x) ** 0.5)]",
+    "integer_root": "x[: math.isqrt(x.shape[0])]",
+    "floor": "x[: math.floor(0.7 * len(x))]",
+    "ceiling": "x[math.ceil(0.3 * len(x)) :]",
+    "logarithm": "x[: int(math.log2(len(x))) + 1]",
+    "whole": "x[: len(x) * 3 // 4]",
+    "fraction": "x[: int(len(x) * 2 / 3)]",
+    "of_numpy": "x[: int(np.floor(0.6 * x.shape[0]))]",
+    "both_ends": "x[int(0.2 * len(x)) : -int(0.3 * len(x)) or None]",
+    "narrow": "x.narrow(0, 1, int(0.5 * len(x)))",
+    "narrow_from": "torch.narrow(x, 0, int(0.4 * len(x)), int(0.5 * len(x)))",
+    "split": "x.split([int(0.8 * len(x)), len(x) - int(0.8 * len(x))])[1]",
+    "view": "x[: 2 * int(0.5 * len(x))].view(int(0.5 * len(x)), 8)[:, :4]",
+    "arange": "x[torch.arange(int(0.5 * len(x)))]",
+    "mask": "x * (torch.arange(len(x)) < int(0.5 * len(x)))[:, None]",
+    "zeros": "torch.cat([torch.zeros(int(0.5 * len(x)), 4), x])",
+    "ones": "x[:1] * torch.ones((int(0.5 * len(x)), 1))",
+    "expand": "x[:1].expand(int(0.5 * len(x)), -1)",
+    "repeat": "x[:1].repeat(int(0.5 * len(x)), 1)",
+    "roll": "x.roll(int(0.5 * len(x)), 0)",
+    "pad": "nn.functional.pad(x, (0, 0, int(0.5 * len(x)), 0))",
+    "largest": "x.topk(max(1, int(0.5 * len(x))), 0).values",
+    "written": "written(x.clone(), int(0.5 * len(x)))",
+}
+
+
+def written(x, count):
+    x[:count] = 0
+    return x
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_that_are_computed_of_a_size_do_not_fix_it(name, tmp_path):
+    """Of numbers that PyTorch rounds as Python does or otherwise, such as 0.7 * 10."""
+    path = tmp_path / f"bounds_{name}.py"
+    path.write_text(
+        "import math\n\nimport numpy as np\nimport torch\nfrom torch import nn\n\n\n"
+        f"def part(x):\n    return {BOUNDS[name]}\n"
+    )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.written = written
+    model = nn.Linear(4, 4)
+    weights = torch.arange(1.0, 40.0)[:, None]
+
+    def evaluate(x):
+        rows = module.part(model(x))
+        return (rows * weights[: len(rows)]).sum(), rows
+
+    step = treadle.compile(evaluate, model=model)
+    for n in (23, 20, 10, 17, 22, 13, 7):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(step(x), evaluate(x), rtol=1e-4, atol=1e-4)
+    assert len(step.recompiles) <= 2, step.recompiles

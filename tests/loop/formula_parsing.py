@@ -25,9 +25,9 @@ from typing import TypeVar
 import torch
 
 from loop.exact_text import exact_array
+from treadle.algebra.dims import Dim
 from treadle.algebra.extents import Size
 from treadle.algebra.index import Axis, Index
-from treadle.algebra.dims import Dim
 from treadle.algebra.polynomial import Polynomial
 from treadle.loop.expr import (
     BOOLEAN,

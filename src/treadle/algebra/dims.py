@@ -177,7 +177,7 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
 
 
 FUNCTIONS = _functions()
-_NAMES = {id(function): name for name, function in reversed(FUNCTIONS.items())}
+_NAMES = {id(function): name for name, function in reversed(list(FUNCTIONS.items()))}
 
 
 def name_of(function: Callable[..., Any]) -> str | None:

@@ -224,7 +224,9 @@ class Size(int):
 @lru_cache(maxsize=1 << 14)
 def _divmod(over: Polynomial, under: Polynomial) -> tuple[int, int]:
     """``over // under`` and ``over % under``: even parts taken out, the rest an atom."""
-    require(under.bounds[0] > 0, Undecided(under.plus(Polynomial.of(-1)), "<"))
+    if under.bounds[0] <= 0:
+        said = f"division by {under.text}, which may not be positive"
+        raise Undecided(under.plus(Polynomial.of(-1)), "<", said)
     whole, rest = over.divided(under)
     low, high = rest.bounds
     if low >= 0 and rest.plus(under, -1).bounds[1] < 0:

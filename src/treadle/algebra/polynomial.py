@@ -23,8 +23,9 @@ from treadle.util.errors import VerifyError, require
 class Undecided(VerifyError):
     """Whether ``formula < 0`` or ``formula == 0`` has no answer for all sizes."""
 
-    def __init__(self, formula: "Polynomial", sign: str) -> None:
-        super().__init__(f"{formula.text} {sign} 0 has no answer for all sizes")
+    def __init__(self, formula: "Polynomial", sign: str, said: str = "") -> None:
+        """``said``: what depends on it."""
+        super().__init__(said or f"{formula.text} {sign} 0 has no answer for all sizes")
         self.formula, self.sign = formula, sign
 
 

@@ -133,14 +133,12 @@ class CallSizes:
         self, part: Callable[[], object], known: Mapping[int, "Operand | SymInt | None"]
     ) -> "Operand | SymInt | None":
         """A part of what is computed: a symbol, or what a symbol can be made of."""
-        match part:
-            case SizeOfCall():
-                return part.symbol
-            case Computation():
-                return self._applied(part.function, [known[id(each)] for each in part.parts])
-            case _:
-                value = constant_of(part)
-                return value if type(value) in (int, float) else None
+        if isinstance(part, SizeOfCall):
+            return part.symbol
+        if isinstance(part, Computation):
+            return self._applied(part.function, [known[id(each)] for each in part.parts])
+        value: Any = constant_of(part)
+        return value if type(value) in (int, float) else None
 
     def _applied(
         self, function: Callable[..., object], operands: Sequence["Operand | SymInt | None"]

@@ -640,8 +640,10 @@ def _key(operand: object) -> Key:
 
 def constant_of(part: Callable[[], object]) -> object:
     """What a part of a computation always is; ``None`` where it is computed."""
-    is_constant = isinstance(part, functools.partial) and part.func is _itself
-    return part.args[0] if is_constant else None
+    if not isinstance(part, functools.partial):
+        return None
+    always = cast("functools.partial[object]", part)
+    return always.args[0] if always.func is _itself else None
 
 
 def _always(value: T) -> Callable[[], T]:

@@ -175,8 +175,10 @@ def _words_of(broken: Sequence[Guard], lines: Sequence[str]) -> str:
 
 
 def _is_pin(guard: Guard) -> bool:
-    """Whether it holds for one size: what is made with another holds for that one."""
-    return guard.sign == "==" and guard.answer
+    """Whether it holds for one size: what is made with another holds for that one. Of a dim that
+    is computed it may come of the sample, and hold for several."""
+    computed = any(dim.of is not None for dim in guard.formula.dims)
+    return guard.sign == "==" and guard.answer and not computed
 
 
 def _are_new(dims: Dims, broken: Sequence[Sequence[Guard]], sizes: Sizes) -> bool:
