@@ -52,8 +52,10 @@ def _others(dims: Iterable[Dim], guards: GuardSet) -> Iterator[Dim]:
         sizes[dim.name] = next(fitting, inside[0])
     for dim in known:
         sample = dim.at(sizes)
-        if sample == dim.sample:  # computed of others
-            sample = dim.sample + 1 if dim.sample < dim.high else max(dim.sample - 1, dim.low)
+        if sample == dim.sample and dim.of is not None:  # another, though no size gives it
+            near = [n for n in (sample + 1, sample - 1) if dim.low <= n <= dim.high]
+            fitting = (n for n in near if guards.holds({**sizes, dim.name: n}))
+            sample = next(fitting, sample)
         yield replace(dim, sample=sample)
 
 
