@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from treadle.algebra.dims import Computed, name_of
+from treadle.algebra.dims import SizeExpression, name_of
 from treadle.algebra.extents import (
     Size,
     at,
@@ -196,8 +196,8 @@ def test_division_by_what_may_be_zero_is_refused():
 def part_of(size, factor):
     """``int(factor * size)`` as a dim."""
     (dim,) = size.formula.dims
-    scaled = Computed(name_of(operator.mul), (factor, dim))
-    return Computed(name_of(int), (scaled,)).dim()
+    scaled = SizeExpression(name_of(operator.mul), (factor, dim))
+    return SizeExpression(name_of(int), (scaled,)).dim()
 
 
 @settings(max_examples=100, deadline=None)
@@ -227,9 +227,9 @@ def test_what_holds_of_a_computed_dim_and_its_root_is_known():
 
 def test_what_is_no_size_is_no_dim():
     (dim,) = B.formula.dims
-    minus = Computed(name_of(operator.sub), (dim, 3))
-    half = Computed(name_of(operator.mul), (0.5, dim))
+    minus = SizeExpression(name_of(operator.sub), (dim, 3))
+    half = SizeExpression(name_of(operator.mul), (0.5, dim))
     assert minus.dim() is None  # negative for some
     assert half.dim() is None  # no whole number
-    assert Computed(name_of(math.log), (minus,)).dim() is None  # an error for some
+    assert SizeExpression(name_of(math.log), (minus,)).dim() is None  # an error for some
     assert name_of(len) is None

@@ -29,12 +29,12 @@ _LARGEST = 1 << 53
 
 @final
 @dataclass(frozen=True, slots=True)
-class Computed:
+class SizeExpression:
     """``function`` of what the operands are for the sizes of a call, as Python computes it: with
     its own rounding of floats. ``function``: its name in ``FUNCTIONS``."""
 
     function: str
-    operands: "tuple[Computed | Dim | int | float, ...]"
+    operands: "tuple[SizeExpression | Dim | int | float, ...]"
 
     def at(self, sizes: Sizes) -> Any:
         """Its value for these sizes."""
@@ -49,7 +49,7 @@ class Computed:
     @property
     def roots(self) -> "frozenset[Dim]":
         """The dims of arguments that it is computed of."""
-        parts = (e.roots for e in self.operands if isinstance(e, Computed | Dim))
+        parts = (e.roots for e in self.operands if isinstance(e, SizeExpression | Dim))
         return frozenset[Dim]().union(*parts)
 
     @property
@@ -88,7 +88,7 @@ class Dim:
     low: int
     high: int
     sample: int
-    of: Computed | None = field(default=None, compare=False)  # the name says it
+    of: SizeExpression | None = field(default=None, compare=False)  # the name says it
 
     @property
     def text(self) -> str:
@@ -118,7 +118,7 @@ class Dim:
         return self.low, self.high
 
 
-Operand = Computed | Dim | int | float
+Operand = SizeExpression | Dim | int | float
 
 
 def sizes_of(dims: Iterable[Dim], most: int) -> Iterator[Sizes] | None:
@@ -130,11 +130,11 @@ def sizes_of(dims: Iterable[Dim], most: int) -> Iterator[Sizes] | None:
 
 
 def _at(operand: Operand, sizes: Sizes) -> int | float:
-    return operand.at(sizes) if isinstance(operand, Computed | Dim) else operand
+    return operand.at(sizes) if isinstance(operand, SizeExpression | Dim) else operand
 
 
 def _text(operand: Operand) -> str:
-    if isinstance(operand, Computed | Dim):
+    if isinstance(operand, SizeExpression | Dim):
         return operand.text
     return repr(operand)
 
@@ -142,7 +142,7 @@ def _text(operand: Operand) -> str:
 def to_data(operand: Operand) -> object:
     """As JSON has it."""
     match operand:
-        case Computed(function, operands):
+        case SizeExpression(function, operands):
             return ["=", function, *map(to_data, operands)]
         case Dim(name, low, high, sample, of):
             return [name, low, high, sample] + ([] if of is None else [to_data(of)])
@@ -154,7 +154,7 @@ def from_data(data: Any) -> Any:
     """The inverse."""
     match data:
         case ["=", function, *operands]:
-            return Computed(str(function), tuple(map(from_data, operands)))
+            return SizeExpression(str(function), tuple(map(from_data, operands)))
         case [name, low, high, sample, *of]:
             source = from_data(of[0]) if of else None
             return Dim(str(name), int(low), int(high), int(sample), source)

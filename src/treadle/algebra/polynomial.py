@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, final
 
 from treadle.algebra import dims
-from treadle.algebra.dims import Bounds, Computed, Dim, Operand, Sizes, sizes_of
+from treadle.algebra.dims import Bounds, Dim, Operand, SizeExpression, Sizes, sizes_of
 from treadle.util.errors import VerifyError, require
 
 
@@ -349,8 +349,8 @@ def computed(formula: Polynomial) -> Operand:
         term: Operand = c
         for atom in atoms:
             factor = _computed_atom(atom)
-            term = factor if term == 1 else Computed("operator.mul", (term, factor))
-        total = term if total == 0 else Computed("operator.add", (total, term))
+            term = factor if term == 1 else SizeExpression("operator.mul", (term, factor))
+        total = term if total == 0 else SizeExpression("operator.add", (total, term))
     return total
 
 
@@ -358,4 +358,4 @@ def _computed_atom(atom: Atom) -> Operand:
     if isinstance(atom, Dim):
         return atom
     function = "operator.floordiv" if isinstance(atom, Quotient) else "operator.mod"
-    return Computed(function, (computed(atom.over), computed(atom.under)))
+    return SizeExpression(function, (computed(atom.over), computed(atom.under)))

@@ -7,9 +7,9 @@ program that is right for one size alone. Two samples of every dim are lowered; 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from treadle.algebra.dims import Dim
+from treadle.algebra.dims import Dim, Sizes
 from treadle.algebra.extents import size_of
-from treadle.algebra.guards import GuardSet
+from treadle.algebra.guards import Guard, GuardSet
 from treadle.graph.analysis.dynamic import dims_of_graph, resampled, symbols_of_graph
 from treadle.graph.core.signature import StepGraph
 from treadle.loop.printing import show_program
@@ -44,19 +44,27 @@ def _others(dims: Iterable[Dim], guards: GuardSet) -> Iterator[Dim]:
     """Other samples, with which the guards hold where there are such."""
     known = sorted(dims)
     roots = sorted({root for dim in known for root in dim.roots})
-    sizes = {dim.name: dim.sample for dim in roots}
+    asked = {guard: {dim.name: dim for dim in guard.formula.roots} for guard in guards.guards}
+    sizes = {dim.name: dim.sample for named in asked.values() for dim in named.values()}
+    sizes |= {dim.name: dim.sample for dim in roots}
     for dim in roots:
+        mine = [guard for guard, named in asked.items() if dim.name in named]
         near = [n for d in range(1, _FAR) for n in (dim.sample + d, dim.sample - d)]
         inside = [n for n in near if dim.low <= n <= dim.high] or [dim.sample]
-        fitting = (n for n in inside if guards.holds({**sizes, dim.name: n}))
+        fitting = (n for n in inside if _hold(mine, {**sizes, dim.name: n}))
         sizes[dim.name] = next(fitting, inside[0])
     for dim in known:
         sample = dim.at(sizes)
         if sample == dim.sample and dim.of is not None:  # another, though no size gives it
             near = [n for n in (sample + 1, sample - 1) if dim.low <= n <= dim.high]
-            fitting = (n for n in near if guards.holds({**sizes, dim.name: n}))
+            mine = [guard for guard in asked if dim in guard.formula.dims]
+            fitting = (n for n in near if _hold(mine, {**sizes, dim.name: n}))
             sample = next(fitting, sample)
         yield replace(dim, sample=sample)
+
+
+def _hold(guards: Iterable[Guard], sizes: Sizes) -> bool:
+    return all(guard.holds(sizes) for guard in guards)
 
 
 _FAR = 64

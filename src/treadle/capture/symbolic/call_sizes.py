@@ -11,7 +11,7 @@ from typing import Any, final
 
 from torch import SymBool, SymInt
 
-from treadle.algebra.dims import Computed, Operand, name_of
+from treadle.algebra.dims import Operand, SizeExpression, name_of
 from treadle.algebra.extents import Size, formula_of
 from treadle.algebra.polynomial import computed as computed_of
 from treadle.capture.argument_containers import ServedCall
@@ -151,7 +151,7 @@ class CallSizes:
         known = [part for part in parts if part is not None]
         if name is None or len(known) < len(parts):
             return None
-        result = Computed(name, tuple(known))
+        result = SizeExpression(name, tuple(known))
         size = self._tracked(result) if isinstance(result.sample, int) else None
         return result if size is None else size
 
@@ -163,7 +163,7 @@ class CallSizes:
         except (LoweringError, VerifyError):
             return None
 
-    def _tracked(self, function: Computed) -> SymInt | None:
+    def _tracked(self, function: SizeExpression) -> SymInt | None:
         number = self._symbols.computed(function)
         return None if number is None else track_size(number)
 

@@ -22,6 +22,7 @@ from treadle.capture.python_state.containers.container_recorders import as_plain
 from treadle.capture.python_state.containers.copies import deep_copied, shallow_copied
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.capture.symbolic import deferred, entries, number_calls, scaled_forms
+from treadle.capture.symbolic import scaled as scaled_functions
 from treadle.capture.symbolic.arrays import legacy_tensors
 from treadle.capture.symbolic.arrays.arrays import CONVERSIONS, converted, is_array
 from treadle.capture.symbolic.arrays.deferred_arrays import array_of
@@ -35,6 +36,7 @@ from treadle.capture.symbolic.texts import texts
 from treadle.capture.tensors.sparse_gradients import embedding
 from treadle.capture.tensors.tensor_effects import SET_DATA
 from treadle.capture.tensors.tensor_uses import TensorUses
+from treadle.capture.tracing import patches
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.compat.dynamo import has_saved_tensor_hooks
 from treadle.compat.fake import is_traced, stand_in_for
@@ -89,6 +91,9 @@ _FOR_USERS = frozenset(
     for module in (averaging, deferred, entries, legacy_tensors, number_calls, scaled_forms, texts)
 )
 """Modules whose functions stand in for Python's and PyTorch's: they ask for the user's code."""
+
+_BETWEEN = METHOD_FILES | {str(module.__file__) for module in (patches, scaled_functions)}
+"""Likewise, of functions that call others for their caller."""
 
 _LEAVES = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, Generator})
 
@@ -361,10 +366,10 @@ def _note_gradient(uses: TensorUses, function: Function, args: Args) -> None:
 
 
 def _users_ask() -> bool:
-    """Whether a function of torch's is called for code that is not ours; methods written in Python
-    call for their caller."""
+    """Whether a function of torch's is called for code that is not ours; methods written in Python,
+    and what stands in their places, call for their caller."""
     frame = sys._getframe(4)  # of who called what our mode hears of
-    while frame.f_code.co_filename in METHOD_FILES and frame.f_back is not None:
+    while frame.f_code.co_filename in _BETWEEN and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename
     return file in _FOR_USERS or code_owner(file) is not CodeOwner.OURS

@@ -19,7 +19,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from treadle.algebra.dims import Computed, Dim
+from treadle.algebra.dims import Dim, SizeExpression
 from treadle.algebra.extents import (
     Size,
     as_int,
@@ -90,7 +90,7 @@ class Symbols:
         """A number of the trace as one of ours."""
         return value if isinstance(value, int) else self._from(value.node.expr)
 
-    def computed(self, function: Computed) -> SymInt | None:
+    def computed(self, function: SizeExpression) -> SymInt | None:
         """What Python computes of sizes, as a symbol of its own; ``None`` where it is no size."""
         dim = function.dim()
         if dim is None:
@@ -102,7 +102,7 @@ class Symbols:
             self._sizes[name], self._ints[dim] = size, number
         return self._ints[dim]
 
-    def note_computed(self, number: SymInt, function: Computed) -> None:
+    def note_computed(self, number: SymInt, function: SizeExpression) -> None:
         """``number``, an expression without a form, is what Python computes of sizes."""
         dim = function.dim()
         if dim is not None:

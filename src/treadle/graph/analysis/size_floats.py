@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import SymFloat, SymInt, fx
 
-from treadle.algebra.dims import Computed, Operand, name_of
+from treadle.algebra.dims import Operand, SizeExpression, name_of
 from treadle.algebra.extents import formula_of
 from treadle.algebra.polynomial import computed
 from treadle.graph.core.node_info import copy_notes, known_value
@@ -114,10 +114,10 @@ class SizeFloats:
         self._evaluate(node)
         return node
 
-    def computed(self, number: fx.Node) -> Computed | None:
+    def computed(self, number: fx.Node) -> SizeExpression | None:
         """A whole number that is made of floats of sizes, as Python computes it."""
         made = self._computed(number)
-        return made if isinstance(made, Computed) else None
+        return made if isinstance(made, SizeExpression) else None
 
     def _computed(self, operand: object) -> Operand | None:
         if isinstance(operand, fx.Node):
@@ -135,7 +135,7 @@ class SizeFloats:
             known = [part for part in parts if part is not None]
             if name is None or operand.kwargs or len(known) < len(parts):
                 return None
-            return Computed(name, tuple(known))
+            return SizeExpression(name, tuple(known))
         return operand if type(operand) in (int, float) else None  # type: ignore[return-value]
 
 
