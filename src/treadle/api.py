@@ -187,7 +187,9 @@ class Step:
         from treadle.compiler.memory import frontier_points
 
         captured = compiled.captured
-        return frontier_points(compiled.step, captured.device, self.options, self._cache)
+        return frontier_points(
+            compiled.step, captured.device, self.options, self._cache, captured.kept_bytes
+        )
 
     def _variants(self) -> list[Compiled]:
         return [*self._dispatcher.variants, *self._closures.variants()]

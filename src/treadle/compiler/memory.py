@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from treadle.compiler.chunks import versions_of
-from treadle.compiler.cleaning import cleaned, rewritten
+from treadle.compiler.cleaning import cleaned, cleaning_of, rewritten
+from treadle.compiler.communication import timed
 from treadle.compiler.loops import bodies_in, with_rounds
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import request_of
@@ -22,13 +23,15 @@ from treadle.lower.graph import lower
 from treadle.lower.reuse import LoweredNodes
 from treadle.options import Options
 from treadle.passes.memory.apply import require_same
-from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
-from treadle.passes.memory.search import frontier
+from treadle.passes.memory.choose import MemoryPlan, Plans, fastest_plan, plan_memory
 from treadle.report.stages import Watcher
 from treadle.runtime.store.cache import Cache
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import workers_for
+
+SHOWN = 6
+"""Budgets whose plans a frontier shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +165,30 @@ def applied(step: StepGraph, memory: MemoryPlan, watcher: Watcher | None = None)
 
 
 def frontier_points(
-    step: StepGraph, device: str, options: Options, cache: Cache
+    step: StepGraph, device: str, options: Options, cache: Cache, kept: int
 ) -> tuple[tuple[int, float], ...]:
-    """Predicted peak and estimated seconds of plans from the fastest to the smallest. Peaks are
-    exact at both ends; between them those of the simulator are moved onto the line of the two."""
+    """Exact peak and estimated seconds of what budgets choose, from the fastest plan to the
+    smallest; ``kept``: bytes beside the step's own."""
     budgeted = replace(options, memory=1.0)
     build_ = build_for(device, options, cache)
     step = with_regions(step, device, options)
-    target = request_of(step, device, budgeted, build_, cache=cache).target
-    versions = versions_of(cleaned(step, budgeted), target)
-    candidates = frontier([version.step for version in versions], target.hardware)
-    known = known_of(step)
-    ends = (candidates[0], candidates[-1])
-    first, last = (planned(end.step, target, known).plan.peak_bytes for end in ends)
-    high, low = candidates[0].predicted_peak, candidates[-1].predicted_peak
-    slope = (first - last) / max(high - low, 1)
-    points = [
-        (round(last + (candidate.predicted_peak - low) * slope), candidate.seconds)
-        for candidate in candidates
-    ]
-    return tuple(dict.fromkeys([(max(first, last), candidates[0].seconds), *points[1:]]))
+    request = request_of(step, device, budgeted, build_, cache=cache, kept=kept)
+    plans = plans_of(prepared(request.step, request.target), request.target)
+    return tuple((plans.exact(i), plans.points[i].seconds) for i in plans.spread(SHOWN))
+
+
+def prepared(step: StepGraph, target: Target, watcher: Watcher | None = None) -> StepGraph:
+    """The step as its memory is planned: cleaned, with its collectives where they are hidden.
+    Changes ``step``."""
+    watcher = watcher or Watcher()
+    run_passes(step, cleaning_of(target.options), watcher)
+    if target.communication is None:
+        return step
+    return timed(step, target.options, target.communication, target.hardware, watcher)
+
+
+def plans_of(step: StepGraph, target: Target) -> Plans:
+    """The plans of a step, which is ``prepared``, for whatever budget."""
+    budgeted = replace(target, options=replace(target.options, memory=1.0))
+    evaluator = ScheduledPeaks(budgeted, known_of(step))
+    return Plans.of(versions_of(step, budgeted), target.hardware, evaluator)

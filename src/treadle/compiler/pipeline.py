@@ -27,11 +27,17 @@ from treadle.capture.captured import Captured
 from treadle.codegen.host import artifact_of
 from treadle.compiler.carrying import carried_steps
 from treadle.compiler.chunks import without_chunks
-from treadle.compiler.cleaning import cleaning_of, extending
-from treadle.compiler.communication import timed
+from treadle.compiler.cleaning import extending
 from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
 from treadle.compiler.loops import name_of, with_bodies
-from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
+from treadle.compiler.memory import (
+    Scheduled,
+    applied,
+    lowered,
+    plan_within,
+    planned,
+    prepared,
+)
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import CompileRequest, request_of
 from treadle.compiler.saved_log import saved_bytes
@@ -50,7 +56,6 @@ from treadle.graph.analysis.dynamic import guards_of, symbols_of_graph
 from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
-from treadle.graph.rewrite.passes import run_passes
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
@@ -256,9 +261,7 @@ def _graph_to_graph(
     watcher = clock.watcher
     with clock.stage("clean"):
         watcher.produced("captured", step)
-        run_passes(step, cleaning_of(target.options), watcher)
-        if target.communication is not None:
-            step = timed(step, target.options, target.communication, target.hardware, watcher)
+        step = prepared(step, target, watcher)
         watcher.produced("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)

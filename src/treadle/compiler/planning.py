@@ -1,7 +1,6 @@
 """``treadle.plan``: does a step fit, and in how much, before anything runs."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,16 +9,13 @@ from torch import nn
 from treadle.capture.refuse import device_of, named_models, named_optimizers, with_loose
 from treadle.capture.step import capture
 from treadle.compat.fake import is_fake
-from treadle.compat.switches import switches
-from treadle.compiler.chunks import versions_of
-from treadle.compiler.cleaning import cleaned, extended
-from treadle.compiler.memory import known_of, planned
-from treadle.compiler.target import Target, build_for
+from treadle.compiler.memory import SHOWN, plans_of, prepared
+from treadle.compiler.regions import with_regions
+from treadle.compiler.target import Target, build_for, target_of
+from treadle.graph.text.canonical import canonical
 from treadle.options import from_environment
-from treadle.passes.memory.search import frontier
-from treadle.runtime.machine import machine
+from treadle.passes.memory.choose import Plans
 from treadle.runtime.store.cache import Cache
-from treadle.runtime.workspace import Workspaces
 from treadle.targets.cpu import CPU, CPU_MODEL
 from treadle.targets.cuda import CUDA
 from treadle.targets.model import DeviceModel
@@ -95,44 +91,34 @@ def plan(
     )
     at = _device_of(hardware, captured.device)
     options = from_environment()
-    chosen = options.target if at == captured.device else ""  # one for this machine's device
-    target = Target(at, replace(options, memory=None, target=chosen), like=name)
-    target = replace(target, kept=captured.kept_bytes)
     is_here = at == captured.device and here.type == place.type
     if is_here and not any(_is_described(module) for module in models.values()):
-        cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
-        build_ = build_for(captured.device, target.options, cache)
-        here = machine(torch.device(captured.device), switches(), build_.identity)
-        target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
-    budgeted = replace(target.options, memory=1.0)
-    step = cleaned(extended(captured.step, target.options), budgeted)
-    versions = versions_of(step, replace(target, options=budgeted))
-    known = known_of(step)
-    points = [
-        Point(planned(candidate.step, target, known).plan.peak_bytes, 1e3 * candidate.seconds)
-        for candidate in frontier([version.step for version in versions], hardware)
-    ]
-    useful = _useful(points)
-    return _chosen(useful, hardware, budget)
-
-
-def _useful(points: Sequence[Point]) -> tuple[Point, ...]:
-    """From fastest to slowest, each with a smaller peak than all before it."""
-    kept: list[Point] = []
-    for candidate in sorted(points, key=lambda point: (point.step_ms, point.peak_bytes)):
-        if not kept or candidate.peak_bytes < kept[-1].peak_bytes:
-            kept.append(candidate)
-    return tuple(kept)
-
-
-def _chosen(points: tuple[Point, ...], hardware: DeviceModel, budget: Budget | None) -> Plan:
-    if budget is None:
-        limit = hardware.memory or None
+        cache = Cache(options.cache_dir)  # the step could run here: what it would be
+        build_ = build_for(at, options, cache)
+        target, _ = target_of(at, options, build_, cache=cache, kept=captured.kept_bytes)
+        target = replace(target, like=device or "")
     else:
-        limit = budget.between(points[-1].peak_bytes, points[0].peak_bytes)
-    fitting = [point for point in points if point.peak_bytes <= (limit or math.inf)]
-    best = fitting[0] if fitting else points[-1]
-    return Plan(bool(fitting), best.peak_bytes, best.step_ms, hardware.name, limit, points)
+        chosen = options.target if at == captured.device else ""  # one for this machine's device
+        target = Target(at, replace(options, target=chosen), like=name, kept=captured.kept_bytes)
+    budgeted = replace(target, options=replace(target.options, memory=1.0))
+    step = canonical(with_regions(captured.step, at, options)).step
+    plans = plans_of(prepared(step, budgeted), budgeted)
+    return _chosen(plans, hardware, budget)
+
+
+def _chosen(plans: Plans, hardware: DeviceModel, budget: Budget | None) -> Plan:
+    shown = plans.spread(SHOWN)
+    limit = (hardware.memory or None) if budget is None else plans.as_bytes(budget)
+    fitting = shown[0] if limit is None else plans.within(limit)
+    best = shown[-1] if fitting is None else fitting
+    points = tuple(_point(plans, i) for i in sorted({*shown, best}))
+    at_best = _point(plans, best)
+    fits = fitting is not None
+    return Plan(fits, at_best.peak_bytes, at_best.step_ms, hardware.name, limit, points)
+
+
+def _point(plans: Plans, i: int) -> Point:
+    return Point(plans.exact(i), 1e3 * plans.points[i].seconds)
 
 
 def _place(hardware: DeviceModel) -> torch.device:

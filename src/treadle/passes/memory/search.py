@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from treadle.graph.core.signature import StepGraph
@@ -21,8 +21,8 @@ from treadle.targets.model import DeviceModel
 _LAMBDAS = (*(2.0 ** (-half / 2) for half in range(9)), *(2.0**-whole for whole in range(5, 9)))
 """Bytes kept rather than to move one when computing again, from 1, which is the fastest; closer to
 each other where budgets usually are."""
-_SHOWN = 6  # points that ``frontier`` gives
-_GAP = 0.03  # frontier points closer than this share of the peak are not told apart
+_GAP = 0.03  # frontier points further apart than this share of the peak are mixed
+_NEAR = 0.02  # and closer than this they are not told apart, since each is scheduled to be judged
 _WORK = 150_000  # operations simulated by the local search, which bounds its time
 
 
@@ -180,7 +180,7 @@ def candidates(step: StepGraph, device: DeviceModel) -> Iterator[Candidate]:
     for fast, small in itertools.pairwise(convex(points)):
         if fast.predicted_peak - small.predicted_peak > _GAP * first.predicted_peak:
             points = [*points, *planner.between(fast, small)]
-    yield from _thinned(pareto(points), _GAP / 3 * first.predicted_peak)
+    yield from _thinned(pareto(points), _NEAR * first.predicted_peak)
 
 
 def _thinned(points: list[Candidate], gap: float) -> list[Candidate]:
@@ -197,18 +197,3 @@ def fastest(step: StepGraph, device: DeviceModel) -> Candidate:
     """The plan that is estimated to be the fastest; of equal ones, the smaller."""
     planner = _Planner(step, device)
     return pareto([planner.keep_all(), planner.fastest()])[0]
-
-
-def frontier(step: StepGraph | Sequence[StepGraph], device: DeviceModel) -> list[Candidate]:
-    """A few points of the frontier of a step, or of several versions of one, both ends included,
-    evenly spaced in peak."""
-    steps = [step] if isinstance(step, StepGraph) else step
-    points = [candidate for version in steps for candidate in candidates(version, device)]
-    points = pareto(points) if len(steps) > 1 else points
-    first, last = points[0].predicted_peak, points[-1].predicted_peak
-    wanted = [first + (last - first) * k / (_SHOWN - 1) for k in range(_SHOWN)]
-    nearest = (
-        min(range(len(points)), key=lambda i: abs(points[i].predicted_peak - peak))
-        for peak in wanted
-    )
-    return [points[i] for i in sorted({0, len(points) - 1, *nearest})]
