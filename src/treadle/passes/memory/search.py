@@ -22,6 +22,7 @@ _LAMBDAS = (*(2.0 ** (-half / 2) for half in range(9)), *(2.0**-whole for whole 
 """Bytes kept rather than to move one when computing again, from 1, which is the fastest; closer to
 each other where budgets usually are."""
 _GAP = 0.03  # frontier points further apart than this share of the peak are mixed
+_WIDE = 0.05  # and further apart than this, after that, one value at a time is dropped between them
 _NEAR = 0.02  # and closer than this they are not told apart, since each is scheduled to be judged
 _WORK = 150_000  # operations simulated by the local search, which bounds its time
 
@@ -116,6 +117,13 @@ class _Planner:
             current = max(better, key=lambda trial: _gain(current, trial))
             yield current
 
+    def down_to(self, peak: int, start: Candidate, trials: int) -> Iterator[Candidate]:
+        """Less and less than ``start`` keeps, up to the first that has no more than ``peak``."""
+        for plan in self.improved(start, trials):
+            yield plan
+            if plan.predicted_peak <= peak:
+                return
+
     def _droppable(self, plan: Candidate) -> list[int]:
         origin = plan.order.origin
         at_peak = [origin[k] for _, k in timeline(plan.order).peak_table]
@@ -180,6 +188,10 @@ def candidates(step: StepGraph, device: DeviceModel) -> Iterator[Candidate]:
     for fast, small in itertools.pairwise(convex(points)):
         if fast.predicted_peak - small.predicted_peak > _GAP * first.predicted_peak:
             points = [*points, *planner.between(fast, small)]
+    points = pareto(points)
+    for fast, small in itertools.pairwise(points):
+        if fast.predicted_peak - small.predicted_peak > _WIDE * first.predicted_peak:
+            points = [*points, *planner.down_to(small.predicted_peak, fast, trials // 4)]
     yield from _thinned(pareto(points), _NEAR * first.predicted_peak)
 
 
