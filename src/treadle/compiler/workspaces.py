@@ -69,6 +69,8 @@ def _may_measure(call: Call) -> bool:
     masks = any(ref.dtype in _MASKS for ref in call.refs)
     if (facts.cost is CostClass.POINTWISE and whole) or (facts.counts_masks and masks):
         return False
+    if facts.invented:  # draws are put back, those of the process' generators
+        return not any(isinstance(x, torch.Generator) for x in arguments.values())
     return facts.measurable and not follows_seed(op, arguments)
 
 

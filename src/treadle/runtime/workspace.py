@@ -1,8 +1,8 @@
 """What library calls allocate beside their results: measured, so that a budget can be kept.
 
 A convolution reorders its operands, attention's backward and products of 16 bits sum in another
-dtype: none of it is in the graph. Each distinct call runs once on zeros when a step is compiled,
-and the answer is kept in the cache on disk.
+dtype: none of it is in the graph. Each distinct call runs on zeros when a step is compiled, or on
+other numbers where its operator refuses those, and the answer is kept in the cache on disk.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from treadle.compat.operators.operator_facts import facts_by_name
 from treadle.runtime.execute.bindings import spec_bytes
 from treadle.runtime.execute.halves import widened
 from treadle.runtime.execute.library_calls import resolve
@@ -19,6 +20,9 @@ from treadle.runtime.store.artifact import BufferSpec, CallStep, View
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.registry import target_for
 from treadle.util.nested import Plain, map_leaves
+
+_SCALES = (0.01, 1.0, 30.0)
+"""Of invented matrices."""
 
 
 class KernelRefuses(Exception):
@@ -63,12 +67,15 @@ class Workspaces:
     def _measure(self, steps: Mapping[str, CallStep], buffers: Mapping[str, BufferSpec]) -> None:
         """All of them in one session of the meter, each with arguments that are gone before the
         next but one has its own. The generators stay as they were."""
+        scaled = [(key, step, scale) for key, step in steps.items() for scale in _scales_of(step)]
         with torch.random.fork_rng(devices=self._generators()), torch.no_grad():
-            runs = (_Run(step, self._device) for step in steps.values())
+            runs = (_Run(step, self._device, scale) for _, step, scale in scaled)
             peaks = measure_each(runs, self._device)
-        for (key, step), peak in zip(steps.items(), peaks, strict=True):
+        largest: dict[str, int] = {}
+        for (key, step, _), peak in zip(scaled, peaks, strict=True):
             results = sum(spec_bytes(buffers[name]) for name in step.outputs if name)
-            extra = max(0, peak - results)
+            largest[key] = max(0, peak - results, largest.get(key, 0))
+        for key, extra in largest.items():
             self._known[key] = extra
             self._cache.put(key, str(extra).encode())
 
@@ -79,7 +86,7 @@ class Workspaces:
         outputs = [buffers[name] for name in step.outputs if name]
         shapes = [(spec.shape, spec.strides, str(spec.dtype)) for spec in outputs]
         facts = (
-            "workspace",
+            "workspace 2",  # of several scales
             step.op,
             repr(map_leaves(_signature, (step.args, dict(sorted(step.kwargs.items()))))),
             repr(shapes),
@@ -88,24 +95,52 @@ class Workspaces:
         return content_key(*facts)
 
 
-class _Run:
-    """One call on zeros, its result dropped. Arguments exist before the measurement begins."""
+def _scales_of(step: CallStep) -> tuple[float, ...]:
+    """Sizes of the numbers that a call is run on: how many terms an exponential of a matrix has
+    depends on them, and what they are kept in."""
+    return _SCALES if facts_by_name(step.op).invented == "matrices" else (1.0,)
 
-    def __init__(self, step: CallStep, device: torch.device) -> None:
+
+class _Run:
+    """One call on zeros, or on what else its operator may be given, its result dropped. Arguments
+    exist before the measurement begins."""
+
+    def __init__(self, step: CallStep, device: torch.device, scale: float) -> None:
         self._step = step
         self._op = widened(step.op, resolve(step.op))
+        invented = facts_by_name(step.op).invented
 
-        def zeros(leaf: View | Plain) -> Tensor | Plain:
-            return _zeros(leaf, device) if isinstance(leaf, View) else leaf
+        def filled(leaf: View | Plain) -> Tensor | Plain:
+            if not isinstance(leaf, View):
+                return leaf
+            zeros = _zeros(leaf, device)
+            match invented:
+                case "matrices":
+                    return _as_matrices(zeros, scale)
+                case "ones":
+                    return zeros.fill_(1) if _is_apart(zeros) else zeros + 1
+                case _:
+                    return zeros
 
-        self._args = [map_leaves(zeros, argument) for argument in step.args]
-        self._kwargs = {name: map_leaves(zeros, argument) for name, argument in step.kwargs.items()}
+        self._args = [map_leaves(filled, argument) for argument in step.args]
+        self._kwargs = {name: map_leaves(filled, arg) for name, arg in step.kwargs.items()}
+        if invented == "bags":
+            self._fill_bags()
         at = LENGTHS.get(step.op)
         if at is not None:  # no sequence may be empty
             lengths, sequences = self._args[at], self._args[at - 1]
             assert isinstance(lengths, Tensor), step.op
             assert isinstance(sequences, Tensor), step.op
             lengths.fill_(len(sequences))
+
+    def _fill_bags(self) -> None:
+        """The indices divided evenly, the last offset at their end where that is one."""
+        indices, offsets = self._args[1:3]
+        assert isinstance(indices, Tensor), self._step.op
+        assert isinstance(offsets, Tensor), self._step.op
+        ends = torch.arange(len(offsets), device=offsets.device) * len(indices)
+        has_end = self._args[7:8] == [True] or self._kwargs.get("include_last_offset")
+        offsets.copy_(ends // max(len(offsets) - bool(has_end), 1))
 
     def __call__(self) -> None:
         try:
@@ -120,6 +155,24 @@ def _zeros(view: View, device: torch.device) -> Tensor:
     size = 1 + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
     storage = torch.zeros(max(size, 0), dtype=view.dtype, device=device)
     return storage.as_strided(view.shape, view.strides)
+
+
+def _is_apart(tensor: Tensor) -> bool:
+    """Whether no two elements are the same memory, as far as strides say it."""
+    return all(stride or n < 2 for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _as_matrices(zeros: Tensor, scale: float) -> Tensor:
+    """Matrices that have an inverse, roots and a factor of each kind; numbers from 1 on where they
+    are whole ones."""
+    if not _is_apart(zeros):
+        return zeros
+    if not (zeros.is_floating_point() or zeros.is_complex()):
+        return zeros.copy_(torch.arange(1, zeros.shape[-1] + 1)) if zeros.ndim else zeros
+    filled = zeros.uniform_(0, 0.1 / max(zeros.shape[-1:], default=1)) if zeros.ndim else zeros
+    if zeros.ndim > 1:
+        filled.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return filled.mul_(scale)
 
 
 def _signature(leaf: View | Plain) -> Hashable:

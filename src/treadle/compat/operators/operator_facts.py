@@ -78,6 +78,7 @@ class OperatorFacts:
     ``counts_masks``: it waits if one of its arguments is a mask.
     ``measurable``: a call that ``follows_seed`` does not say otherwise of runs on invented numbers
     (zeros) without harm: the operator checks no data, and is PyTorch's own or ours.
+    ``invented``: what other numbers its calls may run on (``_INVENTED``); empty if there are none.
     """
 
     effects: Effect
@@ -91,6 +92,7 @@ class OperatorFacts:
     waits: bool
     counts_masks: bool
     measurable: bool
+    invented: str
 
     @property
     def draws(self) -> bool:
@@ -322,7 +324,7 @@ _COUNTS_MASKS = _named("index index_put index_add index_copy index_select")
 # Invented numbers.
 
 _MEASURABLE = _named("""
-    _embedding_bag_dense_backward _trilinear _unsafe_index_put batch_norm_backward bucketize
+    _embedding_bag_backward _embedding_bag_dense_backward _trilinear _unsafe_index_put batch_norm_backward bucketize
     cudnn_batch_norm cudnn_batch_norm_backward _batch_norm_with_update_functional
     embedding_dense_backward grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
     kthvalue linear_backward logcumsumexp max_pool2d_with_indices_backward median
@@ -344,6 +346,25 @@ _UNMEASURABLE: Mapping[str, str] = {
     "treadle::incoming_gradient": "the caller brings it: nothing runs",
 }
 """Core operators and operators of ours that zeros may not be given to."""
+
+_INVENTED: Mapping[str, str] = {
+    **dict.fromkeys(
+        _named("""
+            _cholesky_solve_helper _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet
+            _linalg_solve_ex _linalg_svd cholesky cholesky_inverse cholesky_solve geqrf
+            linalg_cholesky_ex linalg_eig linalg_eigvals linalg_householder_product linalg_inv_ex
+            linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex
+            linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular
+            lu_unpack ormqr triangular_solve
+        """),
+        "matrices",
+    ),
+    **dict.fromkeys(_named("binomial multinomial poisson"), "ones"),
+    **dict.fromkeys(_named("_embedding_bag _embedding_bag_forward_only"), "bags"),
+}
+"""Operators that zeros may not be given to, and what may be: ``matrices`` near multiples of the
+identity, with numbers from 1 on for their pivots; ``ones``, which are probabilities and rates; and
+``bags`` of equal numbers of indices."""
 
 _DATA_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -368,6 +389,7 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         and (Effect.DRAWS not in effects or _draws_sometimes(op))
         and schema.name not in _UNMEASURABLE
         and (op.namespace == "treadle" or _is_arithmetic(op)),
+        invented=_INVENTED.get(schema.name, ""),
     )
 
 
@@ -383,6 +405,7 @@ _NOBODY_KNOWS = OperatorFacts(
     waits=True,
     counts_masks=True,
     measurable=False,
+    invented="",
 )
 
 
