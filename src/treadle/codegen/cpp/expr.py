@@ -293,6 +293,8 @@ def _text(fn: str, values: list[str], expr: Apply) -> str:
             return f"{condition} ? {yes} : {no}"
         case "neg", [x]:
             return f"-{x}"
+        case "rounded", [x]:
+            return x
         case "not", [x]:
             return f"!{x}"
         case "bitnot", [x]:

@@ -39,6 +39,7 @@ TYPES: Mapping[torch.dtype, str] = {
 _ANY = {
     "neg": "-{0}",
     "abs": "tl.abs({0})",
+    "rounded": "{0}",
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",

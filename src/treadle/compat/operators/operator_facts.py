@@ -324,7 +324,8 @@ _COUNTS_MASKS = _named("index index_put index_add index_copy index_select")
 # Invented numbers.
 
 _MEASURABLE = _named("""
-    _embedding_bag_backward _embedding_bag_dense_backward _trilinear _unsafe_index_put batch_norm_backward bucketize
+    _embedding_bag_backward _embedding_bag_dense_backward _trilinear _unsafe_index_put
+    batch_norm_backward bucketize
     cudnn_batch_norm cudnn_batch_norm_backward _batch_norm_with_update_functional
     embedding_dense_backward grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
     kthvalue linear_backward logcumsumexp max_pool2d_with_indices_backward median
