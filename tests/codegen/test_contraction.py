@@ -110,22 +110,21 @@ def written_twice(used: str) -> Kernel:
     return k.kernel("twice")
 
 
-@pytest.mark.parametrize(("used", "count"), [("add", 2), ("div", 0)])
-def test_a_product_that_is_written_twice_is_one_value(used, count):
+@pytest.mark.parametrize("used", ["add", "div"])
+def test_what_an_operation_gives_is_rounded_for_all_that_read_it(used):
     kernel = written_twice(used)
     tensors = {name: torch.randn(N) for name in "abcy"}
     source, _, buffers = rendered([kernel], buffers_of(tensors))
     ready = THREADS.scheduled(kernel)
-    assert source.text.count("tl.fma") == count
-    assert function_text("f", ready, buffers, contract=True).count("t_fma") == count
+    assert "tl.fma" not in source.text
+    assert "t_fma" not in function_text("f", ready, buffers, contract=True)
 
 
 def products_in_passes(rows: int, cols: int) -> Kernel:
     """Sums with one product in two passes along the columns, and after them."""
     k = make.Build(rows, cols)
     row, x = make.load("r", k.rows), make.load("x", k.flat)
-    fixed = k.define(make.fn("mul", row, row), (k.rows,))
-    varying = k.define(make.fn("mul", x, make.load("w", k.cols)))
+    fixed, varying = make.fn("mul", row, row), make.fn("mul", x, make.load("w", k.cols))
     top = k.reduce(ReduceKind.MAX, make.fn("sub", varying, row))
     shifted = k.define(make.fn("add", make.fn("add", varying, top), make.fn("add", fixed, x)))
     total = k.reduce(ReduceKind.SUM, shifted)

@@ -84,7 +84,6 @@ _FUNCTIONS: Mapping[str, str] = {
                      "reciprocal", "sin", "cos", "tanh", "erf", "erfc", "sigmoid", "floor",
                      "ceil", "round", "trunc", "sign", "isnan", "isinf")
     },
-    "rounded": "{0}",
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
     "floordiv": "whole(floordiv, {0}, {1})", "mod": "whole(torch.remainder, {0}, {1})",
     "fmod": "whole(torch.fmod, {0}, {1})", "pow": "torch.pow({0}, {1})",

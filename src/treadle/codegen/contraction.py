@@ -1,10 +1,11 @@
 """Which products a sum takes in before it rounds: both printers write that out, and compilers are
-told to contract nothing.
+told to contract nothing. Only those of one operation: what an operation gives is rounded, whether
+its readers are in the same kernel or not, so that a schedule decides no bits (decision 0007).
 
 ::
 
-    y = w * x;  out = y + z                    out = fma(w, x, z)
-    y = w * x;  out = y - detached(y)          y is rounded for both: else out were its rounding
+    y = w * x + z                              y = fma(w, x, z)
+    y = w * x;  out = y + z                    y is rounded
 """
 
 import torch
@@ -18,20 +19,16 @@ CONTRACTED = (torch.float32, torch.float64)
 
 
 def only_summed(kernel: Kernel) -> frozenset[Expr]:
-    """Values that all of their users add to another one, or take it away, and that nobody stores:
-    such a product need not be rounded for any of them. A formula that has a name, and is written
-    out elsewhere too, is one value."""
+    """Values inside of an operation that all of their users add to another one, or take it away:
+    such a product need not be rounded for any of them. What has a name is an operation's value."""
     summed, others = set[Expr](), set[Expr]()
-    named: list[tuple[Expr, Expr]] = []
     for item in kernel.body:
         if isinstance(item, Store):
             others.add(item.value)
             continue
-        named.append((Local(item.name, item.expr.dtype), item.expr))
+        others.update((Local(item.name, item.expr.dtype), item.expr))
         for node in walk(item.expr):
             (summed if _is_sum(node) else others).update(operands_of(node))
-    others |= {expr for local, expr in named if local in others}
-    others |= {local for local, expr in named if expr in others}
     return frozenset(summed - others)
 
 

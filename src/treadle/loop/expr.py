@@ -37,10 +37,9 @@ DTYPES = frozenset({
 SAME = frozenset(
     "neg abs exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf erfc sigmoid floor "
     "ceil round trunc sign add sub mul div floordiv mod pow minimum maximum bitand bitor bitxor "
-    "bitnot fmod rounded".split()
+    "bitnot fmod".split()
 )
-"""Functions of operands of one dtype that give that dtype (``div`` is true division, on floats;
-``rounded`` is its operand, which no sum takes in)."""
+"""Functions of operands of one dtype that give that dtype (``div`` is true division, on floats)."""
 COMPARE = frozenset("eq ne lt le gt ge".split())
 """Functions of two operands of one dtype that give a bool."""
 BOOLEAN = frozenset("and or xor not isnan isinf".split())

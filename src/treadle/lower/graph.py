@@ -40,7 +40,6 @@ from treadle.lower.operators import (
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
 from treadle.lower.reuse import LoweredNodes
-from treadle.lower.rounding import Rounding
 from treadle.lower.unaligned_products import pad_unaligned_products
 from treadle.lower.write_back import drop_dead_steps, place_write_backs, write_in_place
 from treadle.targets.record import DeviceTarget
@@ -76,17 +75,13 @@ def lower(
     symbols = symbols_of_graph(step.graph)
     builder = Builder(device, _is_placed(step, device), layouts, library, target, symbols)
     env: Environment = {}
-    rounding = Rounding.of(step.graph)
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)
     for node in step.graph.nodes:
         if node.op == "get_attr":
             env[node] = lower_constant(builder, step.graph.owning_module, node)
         elif node.op == "call_function":
             with internal_errors(f"lowering {node.target}", info(node).where):
-                at = len(builder.steps)
                 env[node] = lower_one(builder, node, env)
-                if node in rounding.nodes:
-                    builder.steps[at:] = rounding.rounded(builder.steps[at:])
         elif node.op not in ("placeholder", "output"):
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")
     results, writes = _outputs(builder, step, env)

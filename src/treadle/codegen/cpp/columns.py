@@ -181,7 +181,7 @@ class Columns(CppBody):
             elif item in roots and isinstance(item.expr, Reduce):
                 self._fold(item.name, item.expr, writer)
             elif item.name in needed:
-                self.current[item.name] = writer.define(item.name, item.expr)
+                self.current[item.name] = writer.value(item.expr)
         loop = [*writer.scopes[1].lines, *self._across(writer.inner), "}"]
         if not long:
             plain = f"for (int64_t r = {begin}; r < {end}; ++r) {{"
@@ -224,7 +224,7 @@ class Columns(CppBody):
         head: list[str] = []
         for item in self.narrow(level):
             if isinstance(item, Definition):
-                value = writer.define(item.name, item.expr)
+                value = writer.value(item.expr)
                 head.append(f"{VALUE_TYPES[item.expr.dtype]} y_{item.name}[{self.block}];")
                 writer.inner.append(f"y_{item.name}[l] = {value};")
                 self.outer[item.name] = f"y_{item.name}[l]"

@@ -148,15 +148,6 @@ class CppWriter:
             case _:
                 raise LoweringError("a reduction inside a formula", code="TR-391")
 
-    def define(self, name: str, expr: Expr) -> str:
-        """``value`` of what the kernel calls ``name``."""
-        text, local = self.value(expr), Local(name, expr.dtype)
-        if local in self.summed and isinstance(expr, Apply) and expr.fn == "mul":
-            factors = [self.value(operand) for operand in expr.operands]
-            scope = self.scopes[self.depth(expr)]
-            self._products[local] = _Product(scope, factors[0], factors[1])
-        return text
-
     def _contracted(self, expr: Apply, values: Sequence[str]) -> str:
         """A sum or difference, rounded once, of which one operand is a product; else nothing."""
         if expr.fn not in ("add", "sub") or expr.dtype not in CONTRACTED:
@@ -293,8 +284,6 @@ def _text(fn: str, values: list[str], expr: Apply) -> str:
             return f"{condition} ? {yes} : {no}"
         case "neg", [x]:
             return f"-{x}"
-        case "rounded", [x]:
-            return x
         case "not", [x]:
             return f"!{x}"
         case "bitnot", [x]:

@@ -64,7 +64,7 @@ class RowLoops(CppBody):
         """Definitions and stores in the order of the kernel, in one loop."""
         for item in self.kernel.body:
             if isinstance(item, Definition):
-                self.current[item.name] = writer.define(item.name, item.expr)
+                self.current[item.name] = writer.value(item.expr)
             else:
                 writer.inner.append(self.store(item, writer))
 
@@ -153,7 +153,7 @@ class RowLoops(CppBody):
             elif item.name in held and item.name in needed:
                 self.current[item.name] = f"keep_{item.name}[c]"
             elif item.name in needed:
-                self.current[item.name] = value = writer.define(item.name, item.expr)
+                self.current[item.name] = value = writer.value(item.expr)
                 if item.name in kept:
                     writer.inner.append(f"keep_{item.name}[c] = {value};")
         outside = writer.scopes[0].lines[begin:]
@@ -283,7 +283,7 @@ class RowLoops(CppBody):
         begin = len(scope.lines)
         for item in self.narrow(level):
             if isinstance(item, Definition):
-                self.outer[item.name] = writer.define(item.name, item.expr)
+                self.outer[item.name] = writer.value(item.expr)
             else:
                 value = stored(self.outer[item.value.name], item.value.dtype)
                 once = "if (omp_get_thread_num() == 0) " if wide else ""

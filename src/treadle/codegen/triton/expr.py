@@ -10,7 +10,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -39,7 +39,6 @@ TYPES: Mapping[torch.dtype, str] = {
 _ANY = {
     "neg": "-{0}",
     "abs": "tl.abs({0})",
-    "rounded": "{0}",
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
@@ -210,12 +209,7 @@ class TritonWriter:
 
     def define(self, name: str, expr: Expr) -> Named:
         """``evaluate`` of what the kernel calls ``name``."""
-        value = self.evaluate(expr)
-        is_product = isinstance(expr, Apply) and expr.fn == "mul"
-        if is_product and Local(name, expr.dtype) in self.summed:
-            factors = tuple(self.evaluate(operand).text for operand in operands_of(expr))
-            value = replace(value, factors=factors)
-        self.locals[name] = value
+        value = self.locals[name] = self.evaluate(expr)
         return value
 
     def _is_at(self, place: Index, expr: Apply, done: Mapping[int, Named]) -> Named:

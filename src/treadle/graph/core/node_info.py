@@ -45,8 +45,6 @@ class NodeInfo:
     ``own_rows``: of a slice that takes what this rank updates: how many ranks divide the rows.
     ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
     was given.
-    ``rounds``: whether its products round by themselves, as those of the optimizer's phase do: it
-    is a part of an update that runs in another phase, or is carried to one.
     """
 
     phase: str = ""
@@ -65,7 +63,6 @@ class NodeInfo:
     piece: int | None = None
     own_rows: int | None = None
     eager: str = ""
-    rounds: bool = False
 
 
 _NOTHING = NodeInfo()

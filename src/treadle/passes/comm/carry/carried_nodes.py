@@ -199,7 +199,7 @@ class _Copy:
         for node in moved.nodes:
             env[node] = new = self.node(node, env)
             set_value(new, compute(new) if node.op == "call_function" else value_of(node))
-            with_info(new, phase=phase, rounds=True)
+            with_info(new, phase=phase)
         return {at: env[value] for at, value in moved.writes.items()}
 
     def returns(self, values: Sequence[fx.Node | None], outputs: Sequence[Output]) -> StepGraph:
@@ -234,7 +234,6 @@ def _first(plan: _Plan) -> StepGraph:
     for node in plan.step.graph.nodes:
         if node.op in ("call_function", "get_attr") and node not in plan.removed:
             copy.env[node] = copy.node(node, copy.env)
-    _round_carried(plan, copy.env)
     values, outputs = _kept_outputs(plan, copy.env)
     at = sum(output.writes is None for output in outputs)
     kept = _kept_values(plan, copy, values)
@@ -257,7 +256,6 @@ def _steady(plan: _Plan) -> StepGraph:
         if node.op in ("call_function", "get_attr") and node not in plan.removed:
             copy.env[node] = copy.node(node, copy.env)
     copy.fresh += writes.values()
-    _round_carried(plan, copy.env)
     values, outputs = _kept_outputs(plan, copy.env)
     kept = [copy.env[value] for value in plan.values]
     first = len(plan.places)
@@ -292,13 +290,6 @@ def _flush(plan: _Plan) -> StepGraph:
         if node.op == "call_function":
             with_info(node, phase="optimizer")
     return copy.returns(values, outputs)
-
-
-def _round_carried(plan: _Plan, env: _Env) -> None:
-    """What is carried rounds as it does where an update reads it in its own call."""
-    for value in plan.values:
-        if env[value].op == "call_function":
-            with_info(env[value], rounds=True)
 
 
 def _kept_outputs(plan: _Plan, env: _Env) -> tuple[list[fx.Node | None], list[Output]]:
