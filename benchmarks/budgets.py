@@ -24,6 +24,7 @@ is 1. ``--plans-only`` compiles and measures nothing: promises are those of the 
 """
 
 import argparse
+import itertools
 import sys
 import tempfile
 from collections import Counter
@@ -158,7 +159,7 @@ def table(name: str, count: int, *, plans_only: bool) -> list[Row]:
         if at is not None and (not each.promised or each.milliseconds > 1e3 * at):
             each.wrong.append("lost")
     kept = [each for each in rows if each.promised]
-    for small, large in zip(kept, kept[1:], strict=False):
+    for small, large in itertools.pairwise(kept):
         if large.milliseconds > small.milliseconds or large.promised < small.promised:
             large.wrong.append("slower")
     return rows
