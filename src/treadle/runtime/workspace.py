@@ -126,6 +126,10 @@ class _Run:
         self._kwargs = {name: map_leaves(filled, arg) for name, arg in step.kwargs.items()}
         if invented == "bags":
             self._fill_bags()
+        if invented == "bag sizes":
+            sizes = self._args[4]
+            assert isinstance(sizes, Tensor), step.op
+            sizes.fill_(1)
         at = LENGTHS.get(step.op)
         if at is not None:  # no sequence may be empty
             lengths, sequences = self._args[at], self._args[at - 1]

@@ -324,8 +324,7 @@ _COUNTS_MASKS = _named("index index_put index_add index_copy index_select")
 # Invented numbers.
 
 _MEASURABLE = _named("""
-    _embedding_bag_backward _embedding_bag_dense_backward _trilinear _unsafe_index_put
-    batch_norm_backward bucketize
+    _embedding_bag_dense_backward _trilinear _unsafe_index_put batch_norm_backward bucketize
     cudnn_batch_norm cudnn_batch_norm_backward _batch_norm_with_update_functional
     embedding_dense_backward grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
     kthvalue linear_backward logcumsumexp max_pool2d_with_indices_backward median
@@ -362,10 +361,11 @@ _INVENTED: Mapping[str, str] = {
     ),
     **dict.fromkeys(_named("binomial multinomial poisson"), "ones"),
     **dict.fromkeys(_named("_embedding_bag _embedding_bag_forward_only"), "bags"),
+    **dict.fromkeys(_named("_embedding_bag_backward"), "bag sizes"),
 }
 """Operators that zeros may not be given to, and what may be: ``matrices`` near multiples of the
 identity, with numbers from 1 on for their pivots; ``ones``, which are probabilities and rates; and
-``bags`` of equal numbers of indices."""
+``bags`` of equal numbers of indices, or ``bag sizes`` of one: an empty bag has no gradient."""
 
 _DATA_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
