@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import treadle
-from treadle.compiler import planning
+from treadle.compiler import memory
 from treadle.options import Options
 
 
@@ -102,8 +102,8 @@ def test_hardware_that_is_not_there_is_planned_with_its_own_kernels(monkeypatch,
         seen.add(target.record.workers)
         return exact(step, target, known)
 
-    exact = planning.planned
-    monkeypatch.setattr(planning, "planned", watched)
+    exact = memory.planned
+    monkeypatch.setattr(memory, "planned", watched)
     planned(make(), batch(), device=device)
     assert seen == {workers}
 

@@ -54,11 +54,22 @@ def contracts(step):
     return "= t_fma(" in step.graph("sources")
 
 
-def test_the_default_may_contract():
-    model = Chain()
-    step = treadle.compile(chain_step(model), model=model)
-    step(torch.randn(1003))
-    assert contracts(step)
+class Average(nn.Module):
+    """One operation with a product and a sum inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1003))
+
+    def forward(self, x):
+        return torch.addcmul(x, self.weight, x)
+
+
+def test_the_default_may_contract_inside_of_an_operation():
+    for model, expected in ((Average(), True), (Chain(), False)):
+        step = treadle.compile(chain_step(model), model=model)
+        step(torch.randn(1003))
+        assert contracts(step) == expected
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
@@ -180,7 +191,7 @@ def test_an_unknown_value_is_refused():
 def test_both_values_are_kept_apart_in_the_cache():
     x = torch.randn(1003)
     for numerics in ("default", "eager", "default"):
-        model = Chain()
+        model = Average()
         step = treadle.compile(chain_step(model), model=model, numerics=numerics)
         step(x)
         assert contracts(step) == (numerics == "default")
