@@ -1,9 +1,10 @@
 """``treadle.compile`` and what it returns."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 import torch
 from torch import nn
@@ -22,7 +23,8 @@ from treadle.session.bind import read_inputs
 from treadle.session.breaks import known_regions
 from treadle.session.closures import ClosureStep
 from treadle.session.data_parallel import rank_group
-from treadle.session.serve import Measuring, profiled, run, serve
+from treadle.session.serve import Measuring, Serving, profiled, run, serve
+from treadle.session.tracebacks import hide_own_frames
 from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.dispatch import Dispatcher
@@ -44,18 +46,24 @@ Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
     torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 )
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Step:
+class Step(Generic[P, R]):
     """A training step that is compiled at its first call, and again when its inputs change kind.
 
-    Call it as the function it was made from. Parameters, buffers and optimizer state are the
-    user's own tensors, updated in place.
+    Call it as the function it was made from, by position or by name. Parameters, buffers and
+    optimizer state are the user's own tensors, updated in place. It has the function's name,
+    docstring and signature, and the function itself is ``__wrapped__``.
     """
+
+    __name__: str
+    __wrapped__: Callable[P, R]
 
     def __init__(
         self,
-        function: Callable[..., object],
+        function: Callable[P, R],
         models: Models | None,
         optimizers: Optimizers,
         options: Options,
@@ -70,6 +78,8 @@ class Step:
         stepped = named_optimizers(optimizers)
         trained = with_loose(named_models(models), stepped)
         self._step = UserStep.of(function, trained, stepped, group)
+        self.__name__ = self.__qualname__ = self._step.name
+        functools.update_wrapper(self, function, updated=())
         self._cache = cache or Cache(options.cache_dir)
         compiler = VariantCompiler(self._step, options, self._cache, saved)
         self._dispatcher = Dispatcher(compiler, shapes)
@@ -85,17 +95,38 @@ class Step:
             remedy="compile the copy's own step; step.save(path) keeps what was compiled",
         )
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Any, update: bool, **kwargs: Any) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on this batch. With ``update=False`` no optimizer steps, and gradients
         stay in ``.grad`` for the next call with an update. (A function with a parameter of that
         name gets it as any other argument.)"""
-        with self._lock:
-            return serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
+        try:
+            with self._lock:
+                return serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
+        except Exception as error:
+            self._hide_own_frames(error)
+            raise  # without a frame of this function, which has been hidden as well
+
+    def _served(
+        self, serving: Serving, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Any:
+        try:
+            with self._lock:
+                return serve(self._step, self._dispatcher, self._closures, serving, args, kwargs)
+        except Exception as error:
+            self._hide_own_frames(error)
+            raise
+
+    def _hide_own_frames(self, error: Exception) -> None:
+        if not self.options.debug:
+            hide_own_frames(error)
 
     def profile(self, *args: object, **kwargs: object) -> Any:
         """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
-        with self._lock:
-            return serve(self._step, self._dispatcher, self._closures, profiled, args, kwargs)
+        return self._served(profiled, args, kwargs)
 
     def prepare(self, *args: object, **kwargs: object) -> Compiled:
         """Compile for this batch without running the step, and return the variant."""
@@ -246,8 +277,7 @@ class Step:
 
         The copies that a variant's first run keeps for undoing it are not counted."""
         measuring = Measuring()
-        with self._lock:
-            serve(self._step, self._dispatcher, self._closures, measuring, args, kwargs)
+        self._served(measuring, args, kwargs)
         if not measuring.reports:
             raise RuntimeFailure(
                 "nothing was measured: a check did not hold, and the call ran eagerly",
@@ -294,7 +324,7 @@ class Step:
 
     def _flushed(self, *args: object) -> Any:
         """A call, of which nothing is left for the next one."""
-        result = self(*args)
+        result = self._served(run, args, {})
         self.flush()
         return result
 
@@ -317,7 +347,7 @@ class Step:
 
 
 def compile(
-    function: Callable[..., object],
+    function: Callable[P, R],
     *,
     model: Models | None = None,
     optimizer: Optimizers = (),
@@ -328,7 +358,7 @@ def compile(
     rng: str | None = None,
     parallel: DataParallel | None = None,
     options: Options | None = None,
-) -> Step:
+) -> Step[P, R]:
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
 
     Nothing is compiled until the first call.
@@ -360,14 +390,14 @@ def compile(
 
 def load(
     path: str | Path,
-    function: Callable[..., object],
+    function: Callable[P, R],
     *,
     model: Models,
     optimizer: Optimizers = (),
     shapes: Dynamic | None = None,
     parallel: DataParallel | None = None,
     options: Options | None = None,
-) -> Step:
+) -> Step[P, R]:
     """A step with the compiled code of a file that ``Step.save`` wrote.
 
     ``function``, ``model``, ``optimizer``, ``shapes`` and ``parallel`` are as for ``compile``. The

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from treadle.api import Step, compile
 from treadle.options import from_environment
@@ -18,7 +19,7 @@ _STEPS = 2
 """Run before anything is timed: first touches of memory, and state that the optimizer makes."""
 
 
-def compiled(target: EntryPoint, memory: Budget) -> tuple[TrainingJob, Step]:
+def compiled(target: EntryPoint, memory: Budget) -> tuple[TrainingJob, Step[..., Any]]:
     """A new job of the user's file, and its step; nothing is compiled before it is called."""
     job = target.make()
     return job, compile(
@@ -41,7 +42,7 @@ def progress() -> Generator[Clock]:
         watcher.closes()
 
 
-def observed(target: EntryPoint, memory: Budget) -> Step:
+def observed(target: EntryPoint, memory: Budget) -> Step[..., Any]:
     """The target's step after a few calls, with its kernels timed and its peak measured."""
     job, step = compiled(target, memory)
     step.prepare(*job.batch)  # shows its own stages

@@ -14,12 +14,11 @@ from treadle.runtime.store.cache import Cache
 from treadle.tools.commands import compiled, observed, write_report
 from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
 from treadle.tools.exit_status import Exit
-from treadle.util.errors import TreadleError
+from treadle.util.errors import BUGS, TreadleError
 from treadle.util.sizes import format_bytes
 
 _WRONG_WORDS = ("TR-001", "TR-004", "TR-007", "TR-008", "TR-201", "TR-203", "TR-204")
 _USERS_CODE = ("TR-132", "TR-138", "TR-206")
-_BUGS = ("TR-199", "TR-900", "TR-901")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -47,7 +46,7 @@ def _status(error: TreadleError) -> Exit:
         return Exit.USAGE
     if error.code in _USERS_CODE:
         return Exit.USERS_CODE
-    return Exit.BUG if error.code in _BUGS else Exit.REFUSED
+    return Exit.BUG if error.code in BUGS else Exit.REFUSED
 
 
 def _complain(text: str) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 _Ours = TypeVar("_Ours", bound="TreadleError")
+BUGS = ("TR-199", "TR-900", "TR-901")
+"""Codes of what is wrong in treadle, and not in what it was given."""
 
 
 class TreadleError(Exception):
