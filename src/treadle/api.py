@@ -19,19 +19,22 @@ from treadle.capture.refuse import (
 from treadle.compiler.compiled import Compiled
 from treadle.options import DataParallel, Options, from_environment
 from treadle.runtime.store.cache import Cache
-from treadle.session.bind import read_inputs
+from treadle.session.bind import forget_call, read_inputs
 from treadle.session.breaks import known_regions
 from treadle.session.closures import ClosureStep
 from treadle.session.data_parallel import rank_group
+from treadle.session.logs import show_logs
 from treadle.session.serve import Measuring, Serving, profiled, run, serve
 from treadle.session.tracebacks import hide_own_frames
 from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.dispatch import Dispatcher
+from treadle.session.variants.history import History
 from treadle.session.variants.shapes import Dynamic, dynamic
 from treadle.targets.registry import model_for
 from treadle.util.errors import RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output
+from treadle.util.sizes import format_bytes
 
 if TYPE_CHECKING:  # what tells of a step is imported when it is asked: a start tells nothing
     from treadle.graph.regions.regions import Region
@@ -40,6 +43,7 @@ if TYPE_CHECKING:  # what tells of a step is imported when it is asked: a start 
     from treadle.report.summary import Summary
     from treadle.runtime.meter import PeakReport
     from treadle.session.compare import Difference, Tolerance
+    from treadle.session.nonfinite import NonFinite
     from treadle.session.saved import Saved
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -81,12 +85,23 @@ class Step(Generic[P, R]):
         self.__name__ = self.__qualname__ = self._step.name
         functools.update_wrapper(self, function, updated=())
         self._cache = cache or Cache(options.cache_dir)
-        compiler = VariantCompiler(self._step, options, self._cache, saved)
+        compiler = VariantCompiler(
+            self._step, options, self._cache, saved, History(self._step.name)
+        )
+        show_logs(options.logs)
         self._dispatcher = Dispatcher(compiler, shapes)
         self._closures = ClosureStep(self._step, self._dispatcher)
         self._lock = self._dispatcher.carrier.lock
         self._step.gathered.drop()
         check_models(self._step.models, self._step.optimizers)
+
+    def __repr__(self) -> str:
+        count, last = len(self._variants()), self._dispatcher.last
+        if last is None:
+            return f"<treadle step {self._step.name}, not compiled yet>"
+        peak = format_bytes(last.executable.promised_bytes)
+        variants = f"{count} variant{'s' * (count != 1)}"
+        return f"<treadle step {self._step.name}, {variants}, peak {peak}>"
 
     def __reduce__(self) -> NoReturn:
         raise TreadleError(
@@ -110,9 +125,7 @@ class Step(Generic[P, R]):
             self._hide_own_frames(error)
             raise  # without a frame of this function, which has been hidden as well
 
-    def _served(
-        self, serving: Serving, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> Any:
+    def _served(self, serving: Serving, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         try:
             with self._lock:
                 return serve(self._step, self._dispatcher, self._closures, serving, args, kwargs)
@@ -321,6 +334,30 @@ class Step(Generic[P, R]):
                 if difference is not None:
                     return self._located(difference, batch, within)
         return None
+
+    def find_nan(self, *args: object, **kwargs: object) -> "NonFinite | None":
+        """The first value of a step on this batch that is NaN where nothing it is made of is, with
+        its operation, module, line and kernel, and the infinite value that it is made of; without
+        a NaN, an infinite value that reaches a result, a parameter or state. ``None`` if there is
+        neither. Changes nothing.
+
+        Runs operation by operation by PyTorch's kernels, beside the arena of the step: in eager's
+        memory. On several ranks all call it.
+        """
+        from treadle.session.nonfinite import first_nonfinite
+
+        with self._lock:
+            self._dispatcher.carrier.catch_up()
+            update = self._step.take_update(kwargs)
+            compiled = self._dispatcher.variant(args, kwargs, update=update)
+            while self._dispatcher.takes_other_path(args, {**kwargs, "update": update}):
+                compiled = self._dispatcher.variant(args, kwargs, update=update)
+            inputs = read_inputs(compiled.captured, self._dispatcher.call.leaves)
+            try:
+                hosts = self._step_report().host_steps
+                return first_nonfinite(compiled.captured, inputs, hosts)
+            finally:
+                forget_call(compiled.captured)
 
     def _flushed(self, *args: object) -> Any:
         """A call, of which nothing is left for the next one."""

@@ -15,6 +15,7 @@ from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.communication import SimulatedStep
 from treadle.report.summary import PhaseSummary, Summary
 from treadle.session.compare import Difference
+from treadle.session.nonfinite import NonFinite
 from treadle.session.variants.padding import pad_to_bucket
 from treadle.session.variants.shapes import Dynamic, dynamic
 from treadle.util.errors import (
@@ -39,6 +40,7 @@ __all__ = [
     "GraphPass",
     "LoweringError",
     "NoMatch",
+    "NonFinite",
     "OptimizerUpdate",
     "Options",
     "PhaseSummary",

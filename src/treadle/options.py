@@ -35,6 +35,8 @@ OPTIONAL_PASSES = (
 )
 """What ``skip`` may name: passes by their class, and rules by their name, without which a step
 computes the same."""
+LOGS = ("compile", "recompiles", "fallbacks")
+"""What ``logs`` may name: loggers below ``treadle``."""
 _DECIDES_NOTHING: Mapping[str, bool] = {"decides": False}
 """Of an option that changes what is said, checked or kept, and never what is compiled."""
 
@@ -63,6 +65,18 @@ def _known_passes(skip: object) -> tuple[str, ...]:
             remedy=f"a tuple of {', '.join(OPTIONAL_PASSES)}",
         )
     return tuple(str(name) for name in names)
+
+
+def _known_logs(logs: object) -> tuple[str, ...]:
+    names = tuple(logs) if isinstance(logs, list | tuple) else (logs,)
+    unknown = [name for name in names if name not in (*LOGS, "all")]
+    if unknown:
+        raise TreadleError(
+            f"logs={logs!r} names {unknown[0]!r}, which is no log",
+            code="TR-001",
+            remedy=f"a tuple of {', '.join(LOGS)}, or all",
+        )
+    return LOGS if "all" in names else tuple(str(name) for name in names)
 
 
 def _bytes_or_none(nbytes: str | int | None) -> int | None:
@@ -238,6 +252,8 @@ class Options:
     - ``debug``: what to print on standard error. 1: the time of each stage; 2: also what each pass
       changed; 3: loops and kernels; 4: generated sources; 5: which passes change numbers.
     - ``progress``: show a line on a terminal while a compile takes more than a second.
+    - ``logs``: what to show of ``logging``'s ``treadle.compile``, ``treadle.recompiles`` and
+      ``treadle.fallbacks``: ``("recompiles",)``, or ``("all",)``.
     - ``buckets``: the most bytes of collectives that are joined, at most 1 MiB for the first of a
       kind. ``0`` joins none. Default: an eighth of what is sent, from 1 to 25 MiB.
     - ``overlap``: choose the buckets and the order that hide most communication, by a simulated
@@ -267,6 +283,7 @@ class Options:
     dump: Path | None = field(default=None, metadata=_DECIDES_NOTHING)
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
+    logs: tuple[str, ...] = field(default=(), metadata=_DECIDES_NOTHING)
     buckets: str | int | None = None
     overlap: bool = False
     async_tensor_parallel: bool = False
@@ -284,6 +301,7 @@ class Options:
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
         object.__setattr__(self, "skip", _known_passes(self.skip))
+        object.__setattr__(self, "logs", _known_logs(self.logs))
         object.__setattr__(self, "carry", _carries(self.carry))
 
     @cached_property
@@ -366,6 +384,9 @@ VARIABLES: Mapping[str, EnvironmentVariable] = {
     "DUMP": EnvironmentVariable("dump", _environment_folder, "a folder"),
     "DEBUG": EnvironmentVariable("debug", _environment_level, "`0` to `5`"),
     "NO_PROGRESS": EnvironmentVariable("progress", _shows_progress, "`1`: `False`"),
+    "LOGS": EnvironmentVariable(
+        "logs", _environment_names, "`all`, or names with commas between them"
+    ),
     "BUCKETS": EnvironmentVariable(
         "buckets", lambda name: _environment_text(name) or None, "a size, or `0`"
     ),

@@ -258,7 +258,7 @@ def test_writing_to_memory_that_two_inputs_share_in_part_is_refused():
     tokens = x(5, 3)
     with pytest.raises(treadle.CaptureError, match="TR-112") as caught:
         captured(lambda a, b: a.add_(b), tokens[:-1], tokens[1:])
-    assert "batch 0 and batch 1" in str(caught.value)
+    assert "argument a and argument b" in str(caught.value)
     check(lambda a, b: a * b, tokens[:-1], tokens[1:])  # reading is fine
 
 

@@ -85,7 +85,7 @@ def test_parts_are_gathered_padded_and_their_gradients_reduced_to_a_mean():
     found = captured(model, gradients(model), torch.randn(5, 2))
     assert show(found.step).splitlines() == [
         "arg0_1: f32[0, 2]  # uneven sharded parameter weight",
-        "arg1_1: f32[5, 2]  # batch batch 0",
+        "arg1_1: f32[5, 2]  # batch argument x",
         "detach: f32[0, 2] = detach(arg0_1)",
         "detach.1: f32[0, 2] = detach(detach)",
         "new_zeros: f32[2, 2] = new_zeros(detach.1, [2, 2], pin_memory=False)",

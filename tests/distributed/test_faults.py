@@ -278,7 +278,7 @@ def raises_at_an_index(asserted):
 
 @pytest.mark.parametrize(
     ("asserted", "told_of"),
-    [(True, "AssertionError: no such word"), (False, "an index in batch 0 is out of range")],
+    [(True, "AssertionError: no such word"), (False, "an index in argument x is out of range")],
 )
 def test_an_error_before_the_first_collective_is_one_of_the_call_that_it_ends(
     launch, asserted, told_of
@@ -330,8 +330,8 @@ def test_a_batch_of_another_size_on_one_rank_is_an_error_on_all(launch, at_first
         code, text, seconds, unchanged = each.value or pytest.fail(told(ranks))
         assert code == "TR-502", told(ranks)
         assert "rank 1 would run another step than ranks 0, 2, 3" in text
-        assert "f32[4, 6]  # batch batch 0" in text
-        assert "f32[5, 6]  # batch batch 0" in text
+        assert "f32[4, 6]  # batch argument x" in text
+        assert "f32[5, 6]  # batch argument x" in text
         assert seconds < 20
         assert unchanged
 

@@ -99,7 +99,7 @@ def _annotation(found):
     if found is inspect.Parameter.empty:
         return found
     text = found if isinstance(found, str) else inspect.formatannotation(found)
-    return _Shown(text.replace(inspect.formatannotation(Argument), "Argument"))
+    return _Shown(text.replace(inspect.formatannotation(Argument), "Argument").replace("~", ""))
 
 
 class _Shown:

@@ -1,6 +1,6 @@
 """All inputs of a step that are known before it runs, with the source of each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,7 +15,8 @@ from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.distributed.row_shards import Divisions
 from treadle.capture.eager import in_graph
 from treadle.capture.optimizers.registry import update_rule
-from treadle.capture.python_state.flatten import FlatArguments, flatten
+from treadle.capture.python_state.call_arguments import parameter_names
+from treadle.capture.python_state.flatten import FlatArguments, flatten, flatten_with_paths
 from treadle.capture.refuse import device_of
 from treadle.capture.sources import (
     Batch,
@@ -55,6 +56,7 @@ class StepInputs:
 
     @staticmethod
     def of(
+        function: Callable[..., object],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
         args: tuple[object, ...],
@@ -64,14 +66,17 @@ class StepInputs:
         group: RankGroup | None = None,
         place: torch.device | None = None,
     ) -> "StepInputs":
-        """``call``: serves these arguments from now on. The rest as for ``capture``."""
+        """``call``: serves these arguments from now on; ``function`` names them. The rest as for
+        ``capture``."""
         tree = args, kwargs
         leaves, spec = flatten(tree)
         call.serve(FlatArguments.of(leaves, tree))
         device = place or device_of(models, leaves)
         param_groups = param_groups_of(in_graph(optimizers))
         divisions = Divisions(group, device)
-        sources = input_sources(models, param_groups, leaves, device, divisions)
+        paths = [path for path, _ in flatten_with_paths(tree, parameter_names(function))[0]]
+        arguments = list(zip(paths, leaves, strict=True))
+        sources = input_sources(models, param_groups, arguments, device, divisions)
         return StepInputs(leaves, spec, device, param_groups, sources)
 
     def refuse_hooks(self) -> None:
@@ -84,18 +89,18 @@ class StepInputs:
 def input_sources(
     models: Mapping[str, nn.Module],
     param_groups: ParamGroups,
-    leaves: Sequence[object],
+    arguments: Sequence[tuple[str, object]],
     device: torch.device,
     divisions: Divisions,
 ) -> list[SourcedInput]:
-    """In the order of the graph's inputs. ``leaves``: of the arguments. Gradients come last, so
-    that other inputs have the same names without them."""
+    """In the order of the graph's inputs. ``arguments``: their leaves, with paths (``x``,
+    ``batch['y']``). Gradients come last, so that other inputs have the same names without them."""
     names = _names(models)
     return [
         *_parameters(models, names),
         *_buffers(models),
         *_of_optimizers(param_groups, names, device, divisions),
-        *_batch(leaves, names),
+        *_batch(arguments, names),
         *_gradients(models, names),
     ]
 
@@ -147,10 +152,10 @@ def _of_optimizers(
             yield Input(Role.SCALAR, label), Scalar(param_group, key, device)
 
 
-def _batch(leaves: Sequence[object], names: Names) -> Iterator[SourcedInput]:
-    for at, leaf in enumerate(leaves):
+def _batch(arguments: Sequence[tuple[str, object]], names: Names) -> Iterator[SourcedInput]:
+    for at, (path, leaf) in enumerate(arguments):
         if isinstance(leaf, Tensor) and id(leaf) not in names:  # a parameter is one input
-            yield Input(Role.BATCH, f"batch {at}", *_parts(leaf)), Batch(at)
+            yield Input(Role.BATCH, f"argument {path}", *_parts(leaf)), Batch(at)
 
 
 def _gradients(models: Mapping[str, nn.Module], names: Names) -> Iterator[SourcedInput]:

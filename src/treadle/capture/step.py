@@ -66,6 +66,7 @@ class _Capture:
     def request(self, own_steps: OwnSteps) -> TraceRequest:
         """What is traced. ``own_steps``: of optimizers whose own code is taken in the graph."""
         inputs = StepInputs.of(
+            self.function,
             self.models,
             self.optimizers,
             self.args,

@@ -27,7 +27,6 @@ from treadle.session.user_step import UserStep
 from treadle.session.variants.dispatch import Dispatcher, TooManyPaths
 from treadle.util.errors import BadIndex, RuntimeFailure
 from treadle.util.expected import NotExpected
-from treadle.util.warn import warn_user
 
 Serving = Callable[[Compiled, Sequence[Tensor], Undo], object]
 """What is done with the variant of a call, its inputs, and what undoes it."""
@@ -43,13 +42,6 @@ class _Call:
     serving: Serving
     args: tuple[object, ...]
     kwargs: dict[str, object]
-
-    def tell_eager(self, why: str) -> None:
-        """That it ran eagerly, once for each reason."""
-        note, known = f"a call ran eagerly: {why}", self.dispatcher.history.recompiles
-        if note not in known:
-            known.append(note)
-            warn_user(note)
 
 
 def serve(
@@ -78,7 +70,7 @@ def serve(
 def _with_closures(call: _Call, closures: ClosureStep) -> object:
     named = dict(call.kwargs)
     if not call.step.take_update(named):
-        call.tell_eager("a step with a closure, without its update")
+        call.dispatcher.history.ran_eagerly("a step with a closure, without its update")
         return call.step.run_eagerly(call.args, call.kwargs)
     part = closures.dispatcher
 
@@ -90,7 +82,7 @@ def _with_closures(call: _Call, closures: ClosureStep) -> object:
         call.dispatcher.last = part.last
     else:
         call.dispatcher.forget_closure()
-        call.tell_eager("its optimizer was given no closure")
+        call.dispatcher.history.ran_eagerly("its optimizer was given no closure")
     return result
 
 
@@ -116,7 +108,7 @@ def _in_one_graph(call: _Call) -> object:
             noted_eager(error)
             tell_ranks(dispatcher.last, error)
             raise
-    call.tell_eager(why or "a check did not hold, and nothing was raised")
+    call.dispatcher.history.ran_eagerly(why or "a check did not hold, and nothing was raised")
     return result
 
 

@@ -33,7 +33,7 @@ def input_texts_of(
     later calls change. Raises what ``capture`` raises before it runs anything. State that is not
     there yet has the type that it starts with: it is the same step."""
     check_models(step.models, step.optimizers)
-    inputs = StepInputs.of(step.models, step.optimizers, args, kwargs, step.call)
+    inputs = StepInputs.of(step.function, step.models, step.optimizers, args, kwargs, step.call)
     inputs.refuse_hooks()
     return input_texts(step, inputs.sources, inputs.leaves, dims)
 

@@ -22,6 +22,7 @@ from treadle.session.agreement import common_text, groups_of
 from treadle.session.bind import read_inputs
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.carried import flush_all
+from treadle.session.logs import log_compiled
 from treadle.session.starts import Starts
 from treadle.session.user_step import UserStep
 from treadle.session.variants.guards import GuardKey
@@ -46,7 +47,7 @@ class VariantCompiler:
     options: Options
     cache: Cache
     saved: "Saved | None"
-    history: History = field(default_factory=History)
+    history: History
     arena: Arena = field(default_factory=Arena)
     call: ServedCall = field(default_factory=ServedCall)
     _numbers: list[Location] = field(default_factory=list[Location])
@@ -138,6 +139,7 @@ class VariantCompiler:
         self.history.recompiles += [why] if why else []
         if self.options.strict:
             _refuse_fallbacks(compiled)
+        log_compiled(self.step.name, compiled)
         warn_of_breaks(compiled, self._breaks)
         show_regions(compiled)
 

@@ -103,7 +103,7 @@ class Dispatcher:
         self._sizes.forget()
         known = len(self.history.recompiles)
         compiled = self.variant(args, kwargs, update=self._step.take_update(kwargs))
-        self.history.recompiles[known:] = [misfit]
+        self.history.instead(known, misfit)
         return compiled
 
     def _looked_up(self, called: Called, call: NewCall) -> Compiled:

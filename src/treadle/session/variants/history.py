@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from treadle.session.logs import log_recompiles
 from treadle.util.warn import warn_user
 
 MANY_RECOMPILES = 4
@@ -12,16 +13,26 @@ MANY_RECOMPILES = 4
 @final
 @dataclass(slots=True)
 class History:
-    """``recompiles``: why the step was compiled again, or ran eagerly; ``recaptures``: why it was
+    """Of the step ``name``. ``recompiles``: why the step was compiled again, or ran eagerly; ``recaptures``: why it was
     captured again, to run the program of another variant."""
 
+    name: str
     recompiles: list[str] = field(default_factory=list[str])
     recaptures: list[str] = field(default_factory=list[str])
+
+    def ran_eagerly(self, why: str) -> None:
+        """A warning at the user's call, once for each reason."""
+        note = f"a call ran eagerly: {why}"
+        if note not in self.recompiles:
+            self.recompiles.append(note)
+            log_recompiles(self.name, (note,))
+            warn_user(note)
 
     def recompiled(self, reasons: Sequence[str], before: int) -> None:
         """A warning at the user's call, the fourth time; ``before``: how many reasons there were
         before this call."""
         self.recompiles += reasons
+        log_recompiles(self.name, self.recompiles[before:])
         if before < MANY_RECOMPILES <= len(self.recompiles):
             warn_user(
                 f"the step is compiled again for the {MANY_RECOMPILES}th time: "
@@ -36,10 +47,16 @@ class History:
         if reason in self.recompiles:
             self.recompiles.remove(reason)
 
+    def instead(self, before: int, why: str) -> None:
+        """``why`` is the reason in the place of all from number ``before`` on."""
+        self.recompiles[before:] = [why]
+        log_recompiles(self.name, (why,))
+
     def recaptured(self, reasons: Sequence[str]) -> None:
         """Likewise; what changed made no difference to what runs."""
         before = len(self.recaptures)
         self.recaptures += reasons
+        log_recompiles(self.name, reasons)
         if before < MANY_RECOMPILES <= len(self.recaptures):
             warn_user(
                 f"the step is captured again for the {MANY_RECOMPILES}th time: "
