@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from testing import forget_progress_settings
-from treadle.tools.bench import WARMUP, Contestant, _figures, _gap, _random, bench, eager_peak
+from treadle.tools.bench import WARMUP, Contestant, _figures, _gap, bench, eager_peak, random_state
 from treadle.tools.cli import main
 from treadle.tools.commands import progress
 from treadle.tools.entry_point import EntryPoint, TrainingJob
@@ -136,7 +136,7 @@ def test_one_model_for_two_is_refused(script, capsys):
 
 def seen(name, seconds, losses, gaps):
     job = TrainingJob(lambda: None, None, None, ())
-    made = Contestant(name, job, job.step, _random(), seconds, losses)
+    made = Contestant(name, job, job.step, random_state(), seconds, losses)
     made.gaps = [torch.tensor(gap, dtype=torch.float64) for gap in gaps]
     return made
 

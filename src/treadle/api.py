@@ -138,7 +138,10 @@ class Step(Generic[P, R]):
             hide_own_frames(error)
 
     def profile(self, *args: object, **kwargs: object) -> Any:
-        """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
+        """Run one real step, each kernel and library call timed; ``explain`` then shows it.
+
+        Four runs that are undone come first, and each time is the median of five, unless ranks
+        communicate or a budget has no room for copies of what a step overwrites."""
         return self._served(profiled, args, kwargs)
 
     def prepare(self, *args: object, **kwargs: object) -> Compiled:
@@ -196,7 +199,7 @@ class Step(Generic[P, R]):
     def trace(self, path: str | Path) -> Path:
         """Write a trace for ``chrome://tracing`` or Perfetto: kernels, phases and bytes alive.
 
-        Times are those of ``profile``, or floors before it. TR-004 if it cannot be written."""
+        Times are those of ``profile``, or estimates before it. TR-004 if it cannot be written."""
         from treadle.report.trace import trace_of
 
         chosen, text = Path(path), trace_of(self._step_report())

@@ -54,7 +54,7 @@ def test_explain_answers_why(measured):
     text = measured.explain()
     assert text.startswith("next\n")
     for words in (
-        "floor",
+        "estimate",
         "alive at the peak",
         "optimizer state",
         "loss = model(x)",
@@ -106,7 +106,7 @@ def test_what_was_not_measured_is_said(tmp_path):
     assert step.summary().peak_measured_bytes is None
     assert "not measured" in step.explain()
     data, _, _ = check_trace(step.trace(tmp_path / "trace.json"))
-    assert "floors" in data["otherData"]["times"]
+    assert "estimates" in data["otherData"]["times"]
     with pytest.raises(treadle.TreadleError, match="TR-004"):
         step.trace(tmp_path)
 

@@ -14,7 +14,7 @@ _SHORT = 5e-6
 _OVER = 1.02
 """A measured peak above this multiple of the predicted one breaks the promise."""
 _FAR = 4.0
-"""Multiple of its floor from which a kernel is worth a look."""
+"""Multiple of its estimate from which a kernel is worth a look."""
 
 
 def advice(report: StepReport) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def _advice(report: StepReport) -> Iterator[str]:
             if report.observed.whole
             else "run inside backend.profiling()"
         )
-        yield f"times are floors, not measured: {how} once, then explain again"
+        yield f"times are estimates, not measured: {how} once, then explain again"
         return
     yield from _of_time(report, total)
 
@@ -97,19 +97,19 @@ def _of_time(report: StepReport, total: float) -> Iterator[str]:
         if (use.seconds or 0.0) > max(_FAR * use.floor_seconds, 0.05 * total)
     ]
     for use in far[:2]:
-        yield _largest(use, total, "also far from its floor: ")
+        yield _largest(use, total, "also far from its estimate: ")
 
 
 def _largest(use: Use, total: float, lead: str = "the largest part: ") -> str:
     seconds = use.seconds or 0.0
     times = seconds / use.floor_seconds if use.floor_seconds else float("inf")
-    near = "near its floor" if times < _FAR else f"{times:.0f} x its floor"
+    near = "near its estimate" if times < _FAR else f"{times:.0f} x its estimate"
     share = 100 * seconds / max(total, 1e-12)
     return f"{lead}{use.name} with {share:.0f} % of the step, {near}{_at(use)}"
 
 
 def _share(report: StepReport, uses: tuple[Use, ...]) -> float:
-    """Of the measured time, or of the floors."""
+    """Of the measured time, or of the estimates."""
     total = report.profiled_seconds
     if total is None:
         return sum(use.floor_seconds for use in uses) / max(report.floor_seconds, 1e-12)

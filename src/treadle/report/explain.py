@@ -64,18 +64,19 @@ def _role(report: StepReport, role: Role) -> str:
 
 
 def _phases(report: StepReport) -> str:
-    """A line per phase: its share, measured time and floor, kernels and calls."""
+    """A line per phase: its share, measured and estimated time, kernels and calls."""
     total = report.profiled_seconds
     if total is None:
-        head = f"time: not measured; at least {milliseconds(report.floor_seconds)}"
+        head = f"time: not measured; estimated {milliseconds(report.floor_seconds)}"
     else:
         head = (
             f"measured: {milliseconds(total)} in {len(report.host_steps)} kernels and calls, "
-            f"timed one by one; at least {milliseconds(report.floor_seconds)}"
+            f"timed one by one; estimated {milliseconds(report.floor_seconds)}"
         )
     device = report.build.hardware
     lines = [
-        f"{head} at {device.bandwidth / 1e9:.4g} GB/s and the rate of products of {device.name}"
+        f"{head} at {device.bandwidth / 1e9:.4g} GB/s and the rate of products of {device.name}; "
+        "what stays in a cache takes less"
     ]
     for phase in report.phases:
         parts = [
@@ -89,13 +90,13 @@ def _phases(report: StepReport) -> str:
 
 
 def _share_and_times(report: StepReport, seconds: float | None, floor: float) -> str:
-    """``23.1 %   12.50 ms  floor    3.10 ms``; without a measurement shares are of the floors."""
+    """``23.1 %   12.50 ms  estimate    3.10 ms``; without a measurement shares are of estimates."""
     total = report.profiled_seconds
     if total is None:
         share = 100 * floor / max(report.floor_seconds, 1e-12)
-        return f"{share:5.1f} %  floor {milliseconds(floor):>11}"
+        return f"{share:5.1f} %  estimate {milliseconds(floor):>11}"
     share = 100 * (seconds or 0.0) / max(total, 1e-12)
-    return f"{share:5.1f} % {milliseconds(seconds or 0.0):>11}  floor {milliseconds(floor):>11}"
+    return f"{share:5.1f} % {milliseconds(seconds or 0.0):>11}  estimate {milliseconds(floor):>11}"
 
 
 def milliseconds(seconds: float) -> str:

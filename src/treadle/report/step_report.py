@@ -13,7 +13,7 @@ import torch
 from treadle.graph.core.node_info import info
 from treadle.graph.core.signature import Role, StepGraph
 from treadle.options import Options
-from treadle.passes.memory.decisions import Row, layer_of, rows
+from treadle.passes.memory.decisions import Decision, Row, layer_of, rows
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes
 from treadle.runtime.execute.bindings import spec_bytes
 from treadle.runtime.store.artifact import Artifact, Launch
@@ -100,8 +100,9 @@ class HostStep:
 
     ``name`` is the operator's for a kernel of PyTorch's, and ``reason`` says why it is a fallback,
     if it is one. ``floor_seconds``: ``max(bytes / bandwidth, flops / rate)`` of the device that
-    plans are estimated for; ``seconds``: measured, if ``Step.profile`` has run. ``at``: its
-    positions in the timeline. ``body``: the name of the function of a loop that it stands in.
+    plans are estimated for, less where bytes stay in a cache; ``seconds``: measured, if
+    ``Step.profile`` has run. ``at``: its positions in the timeline. ``body``: the name of the
+    function of a loop that it stands in.
     """
 
     name: str
@@ -150,7 +151,8 @@ class PhaseSummary:
 
     ``operations`` of the captured graph became ``launches`` of generated kernels,
     ``library_calls`` and ``fallbacks``. ``floor_seconds``: what their bytes and products need at
-    the rates of the device; ``seconds``: measured, ``None`` before ``Step.profile``.
+    the rates of the device, less where bytes stay in a cache; ``seconds``: measured, ``None``
+    before ``Step.profile``.
     """
 
     name: str
@@ -184,7 +186,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What ``observed`` is and how it came about, kernels and calls by time, else by floor.
+    """What ``observed`` is and how it came about, kernels and calls by time, else by estimate.
     ``rounds``: one round of each loop among the host steps, whose time is in that of the loop."""
 
     observed: Observed
@@ -281,7 +283,7 @@ class StepReport:
 
     @property
     def floor_seconds(self) -> float:
-        """Seconds that no device like this could beat, kernels and calls together."""
+        """Estimated seconds of kernels and calls together."""
         return sum(step.floor_seconds for step in self.host_steps)
 
     @property
@@ -306,13 +308,23 @@ def _memory(seen: Observed) -> Memory:
         artifact.arena_bytes,
         "" if asked is None else str(asked),
         None if budget is None else budget.nbytes,
-        tuple(rows(notes.decisions)),
+        tuple(rows(_explained(notes.decisions, asked is not None))),
         notes.timeline,
         _bounds(artifact),
         seen.variants,
         seen.step_bytes or artifact.peak_bytes,
         seen.place_bytes,
     )
+
+
+def _explained(decisions: Sequence[Decision], is_budgeted: bool) -> list[Decision]:
+    """Within a budget, what is computed again may cost more time than keeping it would."""
+    return [
+        replace(decision, why="computed again to stay within the budget")
+        if is_budgeted and decision.decision == "recompute"
+        else decision
+        for decision in decisions
+    ]
 
 
 def _bounds(artifact: Artifact) -> tuple[int, int]:
@@ -356,7 +368,7 @@ def _rounds(
     artifact: Artifact, hosts: Sequence[HostStep], notes: Mapping[str, BodyNotes]
 ) -> tuple[HostStep, ...]:
     """One round of each loop among the steps of an artifact, and of loops in it. How many rounds
-    there are is not known, so there is no floor of their time."""
+    there are is not known, so there is no estimate of their time."""
     steps: list[HostStep] = []
     for step, host in zip(artifact.steps, hosts, strict=True):
         for name in () if isinstance(step, Launch) else step.bodies:

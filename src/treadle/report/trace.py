@@ -21,9 +21,9 @@ _PHASES, _KERNELS = 1, 2
 
 def trace_of(report: StepReport) -> str:
     """The trace as JSON. Kernels and calls stand one after another with their measured times, or
-    with their floors where nothing was measured: ``otherData`` says which."""
+    with their estimates where nothing was measured: ``otherData`` says which."""
     measured = report.profiled_seconds is not None
-    times = "measured one by one" if measured else "floors, nothing was measured"
+    times = "measured one by one" if measured else "estimates, nothing was measured"
     line = report.notes.communication
     events = [*_names(report, times), *_spans(report, measured)]
     data = {

@@ -28,12 +28,17 @@ class Undo:
         """Before a call. Copies are made once per variant, in host memory, within the budget."""
         if compiled.has_run and not compiled.draws:
             return _NOTHING
+        return Undo.kept(compiled, inputs, values=not compiled.has_run)
+
+    @staticmethod
+    def kept(compiled: Compiled, inputs: Sequence[Tensor], *, values: bool = True) -> "Undo":
+        """Likewise, whether it has run or not; without ``values`` of the generators alone."""
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
         random = torch.get_rng_state()
         own = tuple(
             (generator, generator.get_state()) for generator in compiled.captured.generators
         )
-        if compiled.has_run or not _has_room(compiled, inputs):
+        if not values or not _has_room(compiled, inputs):
             return Undo((), random, own, cuda, complete=False)
         written = _written(compiled, inputs)
         copies = tuple(zip(written, copies_on_host(written), strict=True))

@@ -5,13 +5,11 @@ round, so that other work on the machine slows all of them alike. A ratio is the
 rounds of the contestant's time over eager's in the same round.
 """
 
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import torch
 from rich.console import Console
@@ -27,7 +25,6 @@ from treadle.targets.registry import target_for
 from treadle.tools.commands import Budget, compiled, progress
 from treadle.tools.entry_point import EntryPoint, TrainingJob
 from treadle.util.errors import PlanError, TreadleError
-from treadle.util.files import check_output, write_output
 from treadle.util.package import VERSION
 from treadle.util.sizes import format_bytes
 
@@ -89,32 +86,36 @@ class Contestant:
     compile_s: float = 0.0
     captured: int = 0
 
-    def turn(self) -> list[Tensor]:
+    def turn(self, batch: tuple[object, ...]) -> list[Tensor]:
         """One step, timed to its end, with random numbers as if nobody else drew any."""
         state, devices = self.random
         torch.set_rng_state(state)
         if devices:
             torch.cuda.set_rng_state_all(devices)
         graphs, start = captured_graphs(), time.perf_counter()
-        result = self.run(*self.job.batch)
+        result = self.run(*batch)
         _wait()
         self.seconds.append(time.perf_counter() - start)
         self.captured += captured_graphs() - graphs
-        self.random = _random()
+        self.random = random_state()
         numbers = _numbers(result)
         self.losses.append(next((number.item() for number in numbers if number.numel() == 1), None))
         return numbers
 
 
-def _random() -> tuple[Tensor, list[Tensor]]:
+def random_state() -> tuple[Tensor, list[Tensor]]:
+    """Where the process's generators stand, on the CPU and on each GPU."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), devices
 
 
-def _round(contestants: Sequence[Contestant], number: int) -> None:
-    """Everyone's turn; every other round from the last to the first."""
+def take_turns(
+    contestants: Sequence[Contestant], number: int, batch: tuple[object, ...] | None = None
+) -> None:
+    """Everyone's turn in round ``number``; every other round from the last to the first. ``batch``:
+    of the round; else each has its own."""
     order = contestants if number % 2 == 0 else contestants[::-1]
-    results = {contestant.name: contestant.turn() for contestant in order}
+    results = {each.name: each.turn(each.job.batch if batch is None else batch) for each in order}
     for contestant in contestants:
         pairs = zip(results[contestant.name], results[EAGER], strict=True)
         contestant.gaps += [_gap(a, b) for a, b in pairs if a.numel()]
@@ -126,10 +127,9 @@ def run_bench(
     console: Console,
     memory: Budget = None,
     steps: int = 20,
-    json_file: Path | None = None,
     against: Sequence[str] = (EAGER,),
-) -> int:
-    """Time the target's step, print a table, and write ``json_file`` if given."""
+) -> Result:
+    """Time the target's step, and print a table."""
     entry_point = EntryPoint(target)
     unknown = [name for name in against if name not in (EAGER, TORCH)]
     if unknown:
@@ -138,13 +138,9 @@ def run_bench(
             code="TR-001",
             remedy=f"--against {EAGER} or --against {EAGER},{TORCH}",
         )
-    if json_file is not None:
-        check_output(json_file)
     result = bench(entry_point, memory=memory, steps=steps, with_torch=TORCH in against)
     _print(console, result)
-    if json_file is not None:
-        write_output(json_file, json.dumps(asdict(result), indent=2) + "\n")
-    return 0
+    return result
 
 
 def bench(target: EntryPoint, *, memory: Budget, steps: int, with_torch: bool) -> Result:
@@ -156,10 +152,10 @@ def bench(target: EntryPoint, *, memory: Budget, steps: int, with_torch: bool) -
         _require_own_models(contestants)
         for number in range(WARMUP + steps):
             with clock.stage(f"round {number + 1} of {WARMUP + steps}"):
-                _round(contestants, number)
+                take_turns(contestants, number)
                 require_captured(contestants)
         with clock.stage("measure the peaks"):
-            peaks = [_peak(contestant) for contestant in contestants]
+            peaks = [peak_of(contestant) for contestant in contestants]
     figures = [
         _figures(contestant, contestants[0], peaks[i]) for i, contestant in enumerate(contestants)
     ]
@@ -196,12 +192,12 @@ def _require_own_models(contestants: Sequence[Contestant]) -> None:
 
 def _eager(target: EntryPoint) -> Contestant:
     job = target.make()
-    return Contestant(EAGER, job, job.step, _random())
+    return Contestant(EAGER, job, job.step, random_state())
 
 
 def _ours(target: EntryPoint, memory: Budget) -> Contestant:
     job, step = compiled(target, memory)
-    contestant = Contestant(OURS, job, step, _random())
+    contestant = Contestant(OURS, job, step, random_state())
     start = time.perf_counter()
     step.prepare(*job.batch)
     contestant.compile_s = time.perf_counter() - start
@@ -213,7 +209,7 @@ def _torch(target: EntryPoint) -> Contestant:
     job = target.make()
     for model in named_models(job.model).values():
         compile_in_place(model)
-    return Contestant(TORCH, job, job.step, _random())
+    return Contestant(TORCH, job, job.step, random_state())
 
 
 def compile_in_place(model: nn.Module) -> None:
@@ -289,7 +285,7 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(same, 0.0, (a - b).abs()).max()
 
 
-def _peak(contestant: Contestant) -> int:
+def peak_of(contestant: Contestant) -> int:
     """The measured peak of one more step. On a GPU the meter sees the memory of all contestants:
     the memory of the others is subtracted."""
     job, there = contestant.job, torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
@@ -333,19 +329,26 @@ def _print(console: Console, result: Result) -> None:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    columns = ("", "ms/step", "quartiles", "x eager", "peak", "x eager", "compile", "loss distance")
+    eager, distance = "x\neager", "loss\ndistance"
+    columns = ("", "ms/step", "quartiles", eager, "peak", eager, "compile", distance)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for contestant in result.contestants:
-        distance = contestant.loss_distance
+        gap = contestant.loss_distance
         table.add_row(
             contestant.name,
-            f"{contestant.step_ms_median:.2f}",
-            f"{contestant.step_ms_low:.2f} to {contestant.step_ms_high:.2f}",
+            _four_digits(contestant.step_ms_median),
+            f"{_four_digits(contestant.step_ms_low)} to {_four_digits(contestant.step_ms_high)}",
             f"{contestant.ratio_to_eager:.2f}",
             format_bytes(contestant.peak_bytes),
             f"{contestant.peak_ratio_to_eager:.2f}",
             f"{contestant.compile_s:.1f} s",
-            "" if distance is None else f"{distance:.1e}",
+            "" if gap is None else f"{gap:.1e}",
         )
     console.print(table, highlight=False)
+
+
+def _four_digits(milliseconds: float) -> str:
+    """``"9.87"``, ``"98.70"``, ``"987.0"``, ``"9870"``: a table fits into 80 columns."""
+    decimals = 2 if milliseconds < 100 else 1 if milliseconds < 1000 else 0
+    return f"{milliseconds:.{decimals}f}"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treadle.tools.exit_status import Exit
+from treadle.tools.exit_status import STANDARD_OUTPUT, Exit
 from treadle.tools.why import meaning_of
 from treadle.util.errors import TreadleError
 from treadle.util.package import VERSION
@@ -44,9 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", help="train a small GPT eagerly, compiled, and in less memory"
     )
-    demo.add_argument("--steps", type=_positive, default=None, help="training steps (300)")
+    demo.add_argument("--steps", type=_positive, default=None, help="training steps of each (100)")
     demo.add_argument("--quick", action="store_true", help="60 steps")
-    demo.add_argument("--json", type=Path, default=None, metavar="FILE", help="write results here")
+    _add_json(demo)
     demo.set_defaults(command="demo")
     planner = _with_target(commands, "plan", "does a step fit, and in how much; nothing is run")
     planner.add_argument(
@@ -56,31 +56,38 @@ def _parser() -> argparse.ArgumentParser:
         help="cpu, h200, h100, a100 or rtx4090; need not be here",
     )
     planner.add_argument("--fake", action="store_true", help="build the model without memory")
+    _add_json(planner)
     planner.set_defaults(command="plan")
     verify = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
-    verify.add_argument("--steps", type=_positive, default=3, help="steps to train and compare")
+    verify.add_argument("--steps", type=_positive, default=3, help="steps to train and compare (3)")
+    _add_json(verify)
     verify.set_defaults(command="verify")
     explain = _with_target(commands, "explain", "what becomes of a step, its kernels timed")
+    _add_json(explain)
     explain.add_argument(
         "--stages", action="store_true", help="only compile it, and show the stages of that"
     )
     explain.set_defaults(command="explain")
     report = _with_target(commands, "report", "write what becomes of a step as one HTML file")
-    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE")
+    _add_output(report, Path("report.html"), "write the page here (report.html)")
     report.set_defaults(command="report")
     bench = _with_target(commands, "bench", "time and peak of a step, eager and compiled, in turns")
     bench.add_argument("--steps", type=_positive, default=20, help="timed steps of each (20)")
-    bench.add_argument("--json", type=Path, default=None, metavar="FILE", help="write figures here")
-    bench.add_argument("--against", default="eager", help="eager, or eager,torch.compile")
+    bench.add_argument(
+        "--against", default="eager", metavar="NAMES", help="eager, or eager,torch.compile"
+    )
+    _add_json(bench)
     bench.set_defaults(command="bench")
     _add_reduce(commands)
     why = commands.add_parser("why", help="what an error's code means, and what to do about it")
     why.add_argument("code", metavar="CODE", help="such as TR-102")
     why.set_defaults(command="why")
     doctor = commands.add_parser("doctor", help="what this machine has and what treadle will use")
+    _add_json(doctor)
     doctor.set_defaults(command="doctor")
     cache = commands.add_parser("cache", help="where compiled code is kept, and how much")
     cache.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
+    _add_json(cache)
     cache.set_defaults(command="cache")
     return parser
 
@@ -104,7 +111,7 @@ def _add_reduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "treadle reduce dump/train_step-1a2b3c4d/captured.txt",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a graph, as a dump has it")
-    parser.add_argument("--output", type=Path, default=None, metavar="FILE", help="write it here")
+    _add_output(parser, None, "write it here")
     parser.add_argument(
         "--tolerance", type=_tolerance, default=1e-4, help="relative, of numbers (1e-4)"
     )
@@ -144,6 +151,22 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         help='budget for the peak of the whole step: "12GiB", bytes, or a ratio from "0.0" (the '
         'smallest plan) to "1.0" (the fastest); without it the fastest plan',
     )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=STANDARD_OUTPUT,
+        default=None,
+        metavar="FILE",
+        help="write the figures here as JSON; without FILE, print them in the place of the text",
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser, default: Path | None, words: str) -> None:
+    parser.add_argument("--output", type=Path, default=default, metavar="FILE", help=words)
 
 
 def _memory(text: str) -> str | int | float:

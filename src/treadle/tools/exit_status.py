@@ -1,6 +1,10 @@
-"""What the command line answers to the shell."""
+"""What the command line answers to the shell, and where."""
 
 import enum
+from pathlib import Path
+
+STANDARD_OUTPUT = Path("-")
+"""In the place of a file: figures are printed, and nothing else."""
 
 
 class Exit(enum.IntEnum):

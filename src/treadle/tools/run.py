@@ -1,10 +1,13 @@
 """Runs a command line that has been read, and turns what is raised into an exit status."""
 
 import argparse
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 
@@ -13,8 +16,10 @@ from treadle.options import from_environment
 from treadle.runtime.store.cache import Cache
 from treadle.tools.commands import compiled, observed, write_report
 from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
-from treadle.tools.exit_status import Exit
+from treadle.tools.exit_status import STANDARD_OUTPUT, Exit
 from treadle.util.errors import BUGS, TreadleError
+from treadle.util.files import check_output, write_output
+from treadle.util.package import VERSION
 from treadle.util.sizes import format_bytes
 
 _WRONG_WORDS = ("TR-001", "TR-004", "TR-007", "TR-008", "TR-201", "TR-203", "TR-204")
@@ -23,8 +28,11 @@ _USERS_CODE = ("TR-132", "TR-138", "TR-206")
 
 def run(parsed: argparse.Namespace) -> int:
     """Run one command and return its exit status, an ``Exit``."""
+    wanted: Path | None = vars(parsed).get("json")
     try:
-        return int(_COMMANDS[parsed.command](parsed, Console()))
+        if wanted not in (None, STANDARD_OUTPUT):
+            check_output(wanted)
+        return int(_COMMANDS[parsed.command](parsed, Console(quiet=wanted == STANDARD_OUTPUT)))
     except TreadleError as error:
         _complain(str(error))
         return _status(error)
@@ -57,11 +65,23 @@ def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _write_json(parsed: argparse.Namespace, figures: object) -> None:
+    """Where ``--json`` says, if it is given."""
+    if parsed.json is None:
+        return
+    text = json.dumps(figures, indent=2)
+    if parsed.json == STANDARD_OUTPUT:
+        print(text)
+    else:
+        write_output(parsed.json, text + "\n")
+
+
 def _demo(parsed: argparse.Namespace, console: Console) -> int:
     from treadle.tools.demo import run_demo
 
-    steps = parsed.steps or (60 if parsed.quick else 300)
-    return run_demo(steps=steps, json_file=parsed.json, console=console)
+    steps = parsed.steps or (60 if parsed.quick else 100)
+    _write_json(parsed, asdict(run_demo(steps=steps, console=console)))
+    return 0
 
 
 def _plan(parsed: argparse.Namespace, console: Console) -> int:
@@ -76,6 +96,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
         device=parsed.device,
     )
     _say(console, result.table())
+    _write_json(parsed, asdict(result))
     return 0 if result.fits else 1
 
 
@@ -83,13 +104,15 @@ def _verify(parsed: argparse.Namespace, console: Console) -> int:
     """1 when a value differs."""
     job, step = compiled(EntryPoint(parsed.target), parsed.memory)
     for number in range(parsed.steps):
-        report = step.verify([job.batch])
-        if report is not None:
-            gap = f"by {report.absolute:.3g}, {report.relative:.3g} of its largest value"
-            _say(console, f"step {number}: {report.name} differs from eager, {gap}")
+        found = step.verify([job.batch])
+        if found is not None:
+            gap = f"by {found.absolute:.3g}, {found.relative:.3g} of its largest value"
+            _say(console, f"step {number}: {found.name} differs from eager, {gap}")
+            _write_json(parsed, {"steps": number, "difference": asdict(found)})
             return 1
         step(*job.batch)
     _say(console, f"{parsed.steps} steps: every result, parameter, buffer and state equals eager's")
+    _write_json(parsed, {"steps": parsed.steps, "difference": None})
     return 0
 
 
@@ -100,26 +123,29 @@ def _explain(parsed: argparse.Namespace, console: Console) -> int:
         step.prepare(*job.batch)
         _say(console, step.stages())
     else:
-        _say(console, observed(target, parsed.memory).explain())
+        step = observed(target, parsed.memory)
+        _say(console, step.explain())
+    _write_json(parsed, asdict(step.summary()))
     return 0
 
 
 def _report(parsed: argparse.Namespace, console: Console) -> int:
-    _say(console, str(write_report(parsed.target, parsed.out, parsed.memory)))
+    _say(console, str(write_report(parsed.target, parsed.output, parsed.memory)))
     return 0
 
 
 def _bench(parsed: argparse.Namespace, console: Console) -> int:
     from treadle.tools.bench import run_bench
 
-    return run_bench(
+    result = run_bench(
         parsed.target,
         console=console,
         memory=parsed.memory,
         steps=parsed.steps,
-        json_file=parsed.json,
         against=[part.strip() for part in parsed.against.split(",")],
     )
+    _write_json(parsed, asdict(result))
+    return 0
 
 
 def _reduce(parsed: argparse.Namespace, console: Console) -> int:
@@ -135,19 +161,25 @@ def _reduce(parsed: argparse.Namespace, console: Console) -> int:
 def _doctor(parsed: argparse.Namespace, console: Console) -> int:
     from treadle.runtime.info import facts
 
-    for name, value in facts(from_environment().cache_dir).items():
+    found = {"treadle": VERSION, **facts(from_environment().cache_dir)}
+    for name, value in found.items():
         _say(console, f"{name:14} {value}")
+    _write_json(parsed, found)
     return 0
 
 
 def _cache(parsed: argparse.Namespace, console: Console) -> int:
     cache = Cache(from_environment().cache_dir)
+    figures: dict[str, object] = {"directory": str(cache.directory)}
     if parsed.action == "clear":
         count, size = cache.clear()
         _say(console, f"removed {count} entries, {format_bytes(size)}, of {cache.directory}")
-    else:
-        size, limit = format_bytes(cache.size()), format_bytes(cache.limit_bytes)
-        _say(console, f"{cache.directory}: {cache.count()} entries, {size} of at most {limit}")
+        _write_json(parsed, {**figures, "removed_entries": count, "removed_bytes": size})
+        return 0
+    count, size, limit = cache.count(), cache.size(), cache.limit_bytes
+    sizes = f"{format_bytes(size)} of at most {format_bytes(limit)}"
+    _say(console, f"{cache.directory}: {count} entries, {sizes}")
+    _write_json(parsed, {**figures, "entries": count, "bytes": size, "limit_bytes": limit})
     return 0
 
 

@@ -13,8 +13,8 @@ MANY_RECOMPILES = 4
 @final
 @dataclass(slots=True)
 class History:
-    """Of the step ``name``. ``recompiles``: why the step was compiled again, or ran eagerly; ``recaptures``: why it was
-    captured again, to run the program of another variant."""
+    """Of the step ``name``. ``recompiles``: why the step was compiled again, or ran eagerly;
+    ``recaptures``: why it was captured again, to run the program of another variant."""
 
     name: str
     recompiles: list[str] = field(default_factory=list[str])
