@@ -11,6 +11,7 @@ $(if $(VERSION),,$(error $(PYTHON) does not run))
 NAMED := $(if $(filter-out python3,$(PYTHON)),-python-$(VERSION))
 VENV := .venv$(NAMED)$(if $(filter-out 2.13.0,$(TORCH)),-torch-$(TORCH))
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base-$(VERSION)
 STAMP := $(VENV)/.installed-$(VERSION)
 DOCS := .venv-docs
 OTHERS := $(filter-out %/python$(VERSION),$(wildcard $(VENV)/lib/python*))
@@ -21,13 +22,18 @@ setup: $(STAMP)
 
 # The constraints say nothing of PyTorch and of what a PyTorch asks for in one version only (Triton,
 # CUDA's libraries): those come with the wheel that the index has.
-$(STAMP): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(if $(OTHERS),--clear) $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==$(TORCH) --editable .
+	touch $(BASE)
+
+$(STAMP): $(BASE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	    torch==$(TORCH) --editable ".[dev]"
 	touch $(STAMP)
 
-demo: $(STAMP)
+# Trains on PyTorch and treadle alone; all else is for tests.
+demo: $(BASE)
 	$(BIN)/python -m treadle demo
 
 test: $(STAMP)

@@ -199,3 +199,62 @@ def test_profile_runs_a_step_and_explain_shows_the_times():
     assert "GB/s" in text
     assert len(step.compiled.kernel_seconds) == len(step.compiled.artifact.steps)
     assert min(step.compiled.kernel_seconds) > 0
+
+
+def test_a_profile_is_one_step_and_takes_medians(monkeypatch):
+    model, _, step, twin, _, eager = pair(p=0.3)
+    given = batch()
+    step.prepare(*given)
+    runs = []
+    executable = step.compiled.executable
+    run = type(executable).run
+    monkeypatch.setattr(
+        type(executable), "run", lambda self, *rest: (runs.append(1), run(self, *rest))[1]
+    )
+    for call in (step.profile, step):  # random numbers go on as after one step
+        torch.manual_seed(3)
+        mine = call(*given)
+        drawn = torch.rand(2)
+        torch.manual_seed(3)
+        torch.testing.assert_close(mine, eager(*given))
+        assert torch.equal(drawn, torch.rand(2))
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert len(runs) == 5 + 1
+
+
+def test_a_profile_within_a_full_budget_is_one_run(monkeypatch):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = treadle.compile(
+        make_step(model, optimizer), model=model, optimizer=optimizer, memory=0.0
+    )
+    step.prepare(*batch())
+    runs = []
+    executable = step.compiled.executable
+    run = type(executable).run
+    monkeypatch.setattr(
+        type(executable), "run", lambda self, *rest: (runs.append(1), run(self, *rest))[1]
+    )
+    step.profile(*batch())
+    assert len(runs) == 1
+    assert "measured:" in step.explain()
+
+
+def test_within_a_budget_nothing_is_called_cheaper_to_compute_again():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step = treadle.compile(train_step, model=model, optimizer=optimizer, memory=0.0)
+    step.prepare(torch.randn(512, 64))
+    text = step.explain()
+    assert "computed again to stay within the budget" in text
+    assert "cheaper to compute again" not in text
+    assert "at least" not in text

@@ -9,15 +9,29 @@ import time
 
 import pytest
 import torch
+from rich.console import Console
 
 from testing import forget_progress_settings
-from treadle.tools.bench import WARMUP, Contestant, _figures, _gap, bench, eager_peak, random_state
+from treadle.tools.bench import (
+    WARMUP,
+    Contestant,
+    Figures,
+    Result,
+    _figures,
+    _four_digits,
+    _gap,
+    bench,
+    eager_peak,
+    print_table,
+    random_state,
+)
 from treadle.tools.cli import main
 from treadle.tools.commands import progress
 from treadle.tools.entry_point import EntryPoint, TrainingJob
 
 SCRIPT = """
 import torch
+from rich.console import Console
 from torch import nn
 
 made = []
@@ -77,7 +91,7 @@ def test_bench_writes_what_it_prints(script, tmp_path, capsys):
         assert len(each["step_ms"]) == 5
         assert each["step_ms_low"] <= each["step_ms_median"] <= each["step_ms_high"]
         assert min(each["step_ms"]) <= each["step_ms_low"]
-        assert f"{each['step_ms_median']:.2f}" in said.out
+        assert _four_digits(each["step_ms_median"]) in said.out
         assert each["loss_last"] < each["loss_first"]
     pairs = zip(ours["step_ms"], eager["step_ms"], strict=True)
     assert ours["ratio_to_eager"] == pytest.approx(sorted(a / b for a, b in pairs)[2])
@@ -85,6 +99,30 @@ def test_bench_writes_what_it_prints(script, tmp_path, capsys):
     assert abs(ours["predicted_peak_bytes"] / ours["peak_bytes"] - 1) <= 0.05
     assert ours["loss_distance"] <= 1e-5  # the same masks, or it would be far more
     assert ours["compile_s"] > 0
+
+
+def test_the_table_fits_into_80_columns():
+    figures = [
+        Figures(
+            name, 12345.678, 12345.678, 12345.678, 1.0, 3 << 42, None, 10.0, 1234.5, 1.0, 1.0, 1e-5,
+            (),
+        )
+        for name in ("eager", "treadle", "torch.compile")
+    ]  # fmt: skip
+    result = Result("train.py:make", 20, 3, "cpu", 2, "", "", "", None, tuple(figures))
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_table(console, result)
+    text = console.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("12346 to 12346") == 3
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"), [(1.234, "1.23"), (99.99, "99.99"), (123.46, "123.5"), (1e4, "10000")]
+)
+def test_times_have_four_digits(milliseconds, text):
+    assert _four_digits(milliseconds) == text
 
 
 def test_contestants_train_models_of_their_own_as_eager_alone_does(script):
@@ -168,7 +206,7 @@ def test_eagers_peak_counts_parameters_state_gradients_and_batch():
 
 def test_report_writes_and_prints_the_path(script, tmp_path, capsys):
     out = tmp_path / "deep" / "report.html"
-    assert main(["report", f"{script}:make", "--out", str(out), "--memory", "1MiB"]) == 0
+    assert main(["report", f"{script}:make", "--output", str(out), "--memory", "1MiB"]) == 0
     said = capsys.readouterr()
     assert said.out.strip() == str(out)
     assert said.err == ""
@@ -177,7 +215,7 @@ def test_report_writes_and_prints_the_path(script, tmp_path, capsys):
     assert "1.00 MiB" in text
 
 
-@pytest.mark.parametrize(("command", "flag"), [("report", "--out"), ("bench", "--json")])
+@pytest.mark.parametrize(("command", "flag"), [("report", "--output"), ("bench", "--json")])
 def test_a_path_that_cannot_be_written_is_found_before_the_work(
     script, tmp_path, capsys, command, flag
 ):

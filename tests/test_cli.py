@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import treadle
 from testing import small_demo
@@ -20,6 +21,47 @@ def test_doctor_says_what_the_machine_has(capsys):
     assert "python" in text
 
 
+def test_doctor_prints_json(capsys, tmp_path):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["treadle"] == treadle.__version__
+    assert found["torch"] == torch.__version__
+    path = tmp_path / "new" / "doctor.json"
+    assert main(["doctor", "--json", str(path)]) == 0
+    again = json.loads(path.read_text())
+    assert {**again, "cache": ""} == {**found, "cache": ""}  # which other tests fill meanwhile
+    assert "torch  " in capsys.readouterr().out
+
+
+def test_figures_of_each_command_are_json_on_standard_output(script, capsys):
+    def figures(*words):
+        assert main([words[0], f"{script}:make", *words[1:], "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert figures("plan", "--memory", "1GiB")["fits"] is True
+    assert figures("verify", "--steps", "1") == {"steps": 1, "difference": None}
+    assert figures("explain")["launches"] >= 0
+    assert figures("explain", "--stages")["stages"]
+    assert main(["cache", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {
+        "directory", "entries", "bytes", "limit_bytes",
+    }  # fmt: skip
+
+
+def test_options_of_one_meaning_have_one_name(capsys):
+    """``--json FILE`` for figures, ``--output FILE`` for a page or a graph, ``--steps`` to run."""
+    found = {}
+    for command in ("demo", "plan", "verify", "explain", "report", "bench", "reduce", "doctor"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        found[command] = set(re.findall(r"--[a-z]+", capsys.readouterr().out))
+    assert {name for name in found if "--json" in found[name]} == {
+        "demo", "plan", "verify", "explain", "bench", "doctor",
+    }  # fmt: skip
+    assert {name for name in found if "--output" in found[name]} == {"report", "reduce"}
+    assert {name for name in found if "--steps" in found[name]} == {"demo", "verify", "bench"}
+
+
 def test_demo_writes_what_it_prints(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
     small_demo(monkeypatch.setattr)
@@ -32,7 +74,12 @@ def test_demo_writes_what_it_prints(tmp_path, capsys, monkeypatch):
     for run in (compiled, small):
         assert abs(run["predicted_peak_bytes"] / run["peak_bytes"] - 1) <= 0.05
     assert small["peak_bytes"] <= 0.6 * eager["peak_bytes"]
-    assert "ms/step" in capsys.readouterr().out
+    assert (eager["ratio_to_eager"], eager["compile_s"]) == (1, 0)
+    text = capsys.readouterr().out
+    assert "ms/step" in text
+    assert "\x1b" not in text  # lines, where the output is no terminal
+    for line in ("compile: compiled", "compile: budget", "step 1 of 4: loss eager ", "step 4 of 4"):
+        assert line in text
 
 
 SCRIPT = """
@@ -292,7 +339,7 @@ def test_wrong_words_are_usage_errors(arguments, words, capsys):
 
 
 def test_wrong_words_that_come_up_later_are_usage_errors_too(script, capsys, tmp_path, monkeypatch):
-    for words in (["report", "--out", str(tmp_path)], ["bench", "--against", "abacus"]):
+    for words in (["report", "--output", str(tmp_path)], ["bench", "--against", "abacus"]):
         assert main([words[0], f"{script}:make", *words[1:]]) == Exit.USAGE
     assert main(["bench", f"{script}:make", "--json", str(tmp_path)]) == Exit.USAGE
     monkeypatch.setenv("TREADLE_DEBUG", "two")

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
@@ -38,6 +39,7 @@ from treadle.util.sizes import format_bytes
 
 if TYPE_CHECKING:  # what tells of a step is imported when it is asked: a start tells nothing
     from treadle.graph.regions.regions import Region
+    from treadle.report.beside import Comparison
     from treadle.report.communication import SimulatedStep
     from treadle.report.step_report import StepReport
     from treadle.report.summary import Summary
@@ -102,6 +104,14 @@ class Step(Generic[P, R]):
         peak = format_bytes(last.executable.promised_bytes)
         variants = f"{count} variant{'s' * (count != 1)}"
         return f"<treadle step {self._step.name}, {variants}, peak {peak}>"
+
+    def _repr_html_(self) -> str:
+        """In notebooks: the figures as a table, and ``explain`` behind a click."""
+        if self._dispatcher.last is None:
+            return f"<code>{escape(repr(self))}</code>"
+        from treadle.report.beside import html_of
+
+        return html_of(self._step_report(), self.explain())
 
     def __reduce__(self) -> NoReturn:
         raise TreadleError(
@@ -177,6 +187,14 @@ class Step(Generic[P, R]):
         from treadle.report.explain import explain
 
         return explain(self._step_report())
+
+    def compare(self, other: "Step[..., Any]") -> "Comparison":
+        """The variant that ran last beside that of ``other``, such as the same function with
+        another budget: peaks, times, launches, and what is kept for the backward or computed again.
+        ``print`` shows it as a table. Times are measured where ``profile`` has run on both."""
+        from treadle.report.beside import compared
+
+        return compared(self._step_report(), other._step_report())
 
     def stages(self) -> str:
         """The stages of the compile in their order: seconds, what each was given and made, why it

@@ -12,6 +12,7 @@ from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
 from treadle.options import Carry, DataParallel, Options, RegionRule, Regions
 from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
 from treadle.passes.registered import register_lowering, register_pass
+from treadle.report.beside import Comparison
 from treadle.report.communication import SimulatedStep
 from treadle.report.summary import PhaseSummary, Summary
 from treadle.session.compare import Difference
@@ -33,6 +34,7 @@ __all__ = [
     "Carry",
     "CollectiveSpan",
     "CommunicationTimeline",
+    "Comparison",
     "ComputeSpan",
     "DataParallel",
     "Difference",

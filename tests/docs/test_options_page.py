@@ -37,7 +37,13 @@ def test_every_variable_that_is_read_is_there():
 def test_every_variable_sets_its_option(monkeypatch):
     from treadle.options import from_environment
 
-    values = {"SKIP": "RemoveNoOps", "DEBUG": "2", "BUCKETS": "1MiB", "TARGET": "python"}
+    values = {
+        "SKIP": "RemoveNoOps",
+        "DEBUG": "2",
+        "BUCKETS": "1MiB",
+        "TARGET": "python",
+        "LOGS": "all",
+    }
     for name, each in VARIABLES.items():
         monkeypatch.setenv(PREFIX + name, values.get(name, "1"))
         assert getattr(from_environment(), each.option) != getattr(Options(), each.option), name

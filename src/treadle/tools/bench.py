@@ -139,7 +139,7 @@ def run_bench(
             remedy=f"--against {EAGER} or --against {EAGER},{TORCH}",
         )
     result = bench(entry_point, memory=memory, steps=steps, with_torch=TORCH in against)
-    _print(console, result)
+    print_table(console, result)
     return result
 
 
@@ -322,7 +322,8 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _print(console: Console, result: Result) -> None:
+def print_table(console: Console, result: Result) -> None:
+    """A row for each contestant, 80 columns wide at most."""
     table = Table(
         title=f"{result.target}: {result.steps} steps each, in turns, on {result.device}",
         box=None,

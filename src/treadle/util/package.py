@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 @functools.cache
