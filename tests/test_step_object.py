@@ -157,3 +157,59 @@ def fails_in_treadle(fails):
     text += "        raise error.with_traceback(None)\n"
     exec(compile(text, str(PACKAGE / "session" / "made.py"), "exec"), names)
     return names["variant"]
+
+
+def returning(loss_of, **options):
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(x, y):
+        return loss_of(F.cross_entropy(model(x), y))
+
+    return treadle.compile(train_step, model=model, optimizer=optimizer, **options)
+
+
+def both(loss):
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("loss_of", [both, lambda loss: loss], ids=["after its own", "alone"])
+def test_a_returned_loss_says_why_backward_outside_cannot_work(loss_of):
+    step = returning(loss_of)
+    for _ in range(2):
+        loss = step(*batch())
+        assert loss.requires_grad
+        with pytest.raises(RuntimeError, match=r"TR-409.*outside of the compiled step") as caught:
+            (2 * loss).backward()
+        assert isinstance(caught.value, treadle.TreadleError)
+        assert "inside the function" in caught.value.remedy
+    assert isinstance(loss.item(), float)
+    assert not loss.detach().requires_grad
+
+
+def test_a_detached_loss_and_values_without_gradients_are_as_they_are():
+    assert not returning(lambda loss: loss.detach())(*batch()).requires_grad
+    with torch.no_grad():
+        assert not returning(lambda loss: loss)(*batch()).requires_grad
+
+
+def test_a_returned_loss_may_be_an_argument_of_the_next_call():
+    step = returning(both)
+    model = nn.Linear(1, 1)
+    add = treadle.compile(lambda total, loss: total + loss.detach(), model=model)
+    total = torch.zeros(())
+    for _ in range(3):
+        total = add(total, step(*batch()))
+    assert add.recompiles == []
+    assert not total.requires_grad
+
+
+def test_the_next_process_knows_it_too(tmp_path):
+    options = treadle.Options(cache_dir=tmp_path)
+    returning(both, options=options)(*batch())
+    step = returning(both, options=options)
+    loss = step(*batch())
+    assert step.compiled.untraced
+    with pytest.raises(RuntimeError, match="TR-409"):
+        loss.backward()

@@ -10,14 +10,16 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NoReturn, final
 
+import torch
 from torch import Tensor
 
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.tensors.sparse_gradients import SparseLayout, sparse_layout_of
 from treadle.compat.distributed.sharded_tensors import ShardedLayout, layout_of
 from treadle.compat.fake import class_of, of_class
+from treadle.util.errors import RuntimeFailure, joined_with
 
 
 class ResultSlot:
@@ -39,6 +41,45 @@ class ClassSlot:
         if self.kind is Tensor:
             return tensor.detach().requires_grad_()
         return of_class(self.kind, tensor, self.needs_gradient)
+
+
+@final
+class _LeftTheStep(torch.autograd.Function):
+    """What stands behind a loss that a compiled step returns: its gradients are not there."""
+
+    @staticmethod
+    def forward(ctx: object, loss: Tensor) -> Tensor:
+        """The same number."""
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> NoReturn:
+        """TR-409."""
+        raise joined_with(RuntimeError, RuntimeFailure)(
+            "backward() was called outside of the compiled step on what the step returned: what "
+            "the backward needs is gone when a call is over",
+            code="TR-409",
+            remedy="call loss.backward() inside the function that treadle.compile is given; a "
+            "loss that is only looked at is returned as loss.detach()",
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LossSlot:
+    """Marks that of a number that needs a gradient and is the result of operations."""
+
+    @staticmethod
+    def fits(tensor: Tensor) -> bool:
+        """Whether ``tensor`` is one."""
+        return tensor.requires_grad and not tensor.is_leaf and tensor.dim() == 0
+
+    def around(self, tensor: Tensor) -> Tensor:
+        """Such a number, whose ``backward()`` says why it cannot run."""
+        with torch.enable_grad():
+            loss = _LeftTheStep.apply(tensor.detach().requires_grad_())
+        assert isinstance(loss, Tensor)
+        return loss
 
 
 @final
@@ -64,7 +105,7 @@ def slots_in(leaves: Iterable[object]) -> int:
     """How many tensors of the graph belong among the leaves."""
     count = 0
     for leaf in leaves:
-        count += leaf is ResultSlot or isinstance(leaf, ShardedLayout | ClassSlot)
+        count += leaf is ResultSlot or isinstance(leaf, ShardedLayout | ClassSlot | LossSlot)
         count += 2 * isinstance(leaf, SparseLayout)
     return count
 
@@ -79,7 +120,7 @@ def fill(
     for leaf in leaves:
         if leaf is ResultSlot:
             values.append(next(tensors))
-        elif isinstance(leaf, ShardedLayout | ClassSlot):
+        elif isinstance(leaf, ShardedLayout | ClassSlot | LossSlot):
             values.append(leaf.around(next(tensors)))
         elif isinstance(leaf, SparseLayout):
             values.append(leaf.around(next(tensors), next(tensors)))

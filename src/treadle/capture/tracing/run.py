@@ -27,6 +27,7 @@ from treadle.capture.symbolic.deferred import AsksNumber, asks_size
 from treadle.capture.symbolic.numbers import no_size
 from treadle.capture.symbolic.size_numbers import as_number
 from treadle.capture.tensors.gradient_effects import GradientEffects
+from treadle.capture.tensors.result_slots import LossSlot, ResultSlot
 from treadle.capture.tensors.sparse_gradients import SparseGradients
 from treadle.capture.tracing.container_stand_ins import ContainerStandIns
 from treadle.capture.tracing.gradients import Gradients
@@ -258,6 +259,10 @@ class Run:
         self.tensors.settle()
         effects.note_made_gradients(leaves)
         slots, tensors = outgoing.slots(leaves, _is_tensor)
+        slots = [
+            LossSlot() if slot is ResultSlot and _is_tensor(leaf) and LossSlot.fits(leaf) else slot
+            for slot, leaf in zip(slots, leaves, strict=True)
+        ]
         tensors += effects.take_slots()
         tensors += self.recorder.numbers.fetched_tensors()
         gradients, left = self.gradients.effects()
