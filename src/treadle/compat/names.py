@@ -71,6 +71,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.ops._c10d_functional": ALL,
     "torch.ops.aten._batch_norm_with_update_functional": ALL,
     "torch.ops.aten._batch_norm_with_update": ALL,
+    "torch.ops.aten._embedding_bag_backward": ALL,
     "torch.ops.aten._is_all_true": ALL,
     "torch.ops.aten._is_any_true": ALL,
     "torch.ops.aten._log_softmax": ALL,
