@@ -170,7 +170,7 @@ SUMS = {
         lambda k, a, b, c: [k.define(make.fn("add", make.fn("mul", a, b), make.fn("mul", b, c)))],
         1,
     ),
-    "with a name": (with_a_name, 2),
+    "with a name": (with_a_name, 0),
     "used again": (used_again, 0),
     "less itself": (itself, 0),
 }

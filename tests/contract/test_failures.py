@@ -95,7 +95,7 @@ def test_a_number_that_points_outside_changes_nothing(calls):
         with pytest.raises(IndexError, match="TR-407") as caught:
             step(*given)
         assert isinstance(caught.value, treadle.TreadleError)
-        assert f"batch {which}" in str(caught.value)
+        assert f"argument {('tokens', 'chosen', 'labels')[which]}" in str(caught.value)
         assert "test_failures.py" in caught.value.where
         assert str(value) in caught.value.message
         assert_unchanged(before, model, optimizer)
@@ -185,7 +185,7 @@ def test_the_backend_checks_as_well():
 
 STAGES = {
     "capture": "treadle.capture.step",
-    "cleaning_of": "treadle.compiler.pipeline",
+    "cleaning_of": "treadle.compiler.memory",
     "fastest_plan": "treadle.compiler.memory",
     "lower": "treadle.compiler.memory",
     "schedule": "treadle.compiler.memory",

@@ -13,6 +13,7 @@ from treadle.loop.program import Call, Program, TensorRef
 from treadle.runtime.execute.library_calls import resolve
 from treadle.runtime.store.artifact import call_at, spec_at
 from treadle.runtime.workspace import KernelRefuses, Workspaces
+from treadle.util.generators import GeneratorRef
 
 _MASKS = (torch.bool, torch.uint8)
 _HALVES = (torch.bfloat16, torch.float16)
@@ -70,7 +71,7 @@ def _may_measure(call: Call) -> bool:
     if (facts.cost is CostClass.POINTWISE and whole) or (facts.counts_masks and masks):
         return False
     if facts.invented:  # draws are put back, those of the process' generators
-        return not any(isinstance(x, torch.Generator) for x in arguments.values())
+        return not any(isinstance(x, GeneratorRef) for x in arguments.values())
     return facts.measurable and not follows_seed(op, arguments)
 
 
