@@ -238,7 +238,8 @@ def _divmod(over: Polynomial, under: Polynomial) -> tuple[int, int]:
     elif low < 0:  # -1 // S and the like: add multiples until it cannot be negative
         times = formula_of(-(low // under.bounds[0]))
         whole, rest = whole.plus(times, -1), rest.plus(times.times(under))
-    require(rest.bounds[0] >= 0, Undecided(rest, "<"))
+    if rest.bounds[0] < 0:
+        raise Undecided(rest, "<")
     common = content(rest, under)
     small_over, small_under = reduced(rest, common), reduced(under, common)
     quotient = Polynomial((((Quotient(small_over, small_under),), 1),))
@@ -281,7 +282,8 @@ def lesser(left: int, right: int) -> int:
     """The one that is never more than the other. ``VerifyError`` where it depends."""
     if surely_less(left, right + 1):
         return left
-    require(surely_less(right, left + 1), Undecided(difference(left, right), "<"))
+    if not surely_less(right, left + 1):
+        raise Undecided(difference(left, right), "<", f"{left} < {right} depends on sizes")
     return right
 
 
@@ -307,8 +309,9 @@ def is_negative(size: int) -> bool:
     if type(size) is int:
         return size < 0
     answer = decided(formula_of(size), "<")
-    require(answer is not None, Undecided(formula_of(size), "<"))
-    return answer is True
+    if answer is None:
+        raise Undecided(formula_of(size), "<")
+    return answer
 
 
 def split_off(size: int, n: int) -> tuple[int, int]:

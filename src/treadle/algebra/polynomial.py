@@ -16,7 +16,7 @@ from typing import Any, final
 
 from treadle.algebra import dims
 from treadle.algebra.dims import Bounds, Dim, Operand, SizeExpression, Sizes, sizes_of
-from treadle.util.errors import VerifyError, require
+from treadle.util.errors import VerifyError
 
 
 @final
@@ -60,8 +60,8 @@ class Quotient:
     def bounds(self) -> Bounds:
         """Inclusive. ``VerifyError`` where it may be negative."""
         (a, b), (c, d) = self.over.bounds, self.under.bounds
-        wrong = Undecided(self.over if a < 0 else self.under.plus(Polynomial.of(-1)), "<")
-        require(a >= 0 and c > 0, wrong)
+        if a < 0 or c <= 0:
+            raise Undecided(self.over if a < 0 else self.under.plus(Polynomial.of(-1)), "<")
         return a // d, b // c
 
 
@@ -95,7 +95,8 @@ class Remainder:
     @property
     def bounds(self) -> Bounds:
         """Inclusive. ``VerifyError`` where it may be negative."""
-        require(self.over.bounds[0] >= 0, Undecided(self.over, "<"))
+        if self.over.bounds[0] < 0:
+            raise Undecided(self.over, "<")
         return 0, max(self.under.bounds[1] - 1, 0)
 
 

@@ -173,7 +173,7 @@ def _as_matrices(zeros: Tensor, scale: float) -> Tensor:
         return zeros
     if not (zeros.is_floating_point() or zeros.is_complex()):
         return zeros.copy_(torch.arange(1, zeros.shape[-1] + 1)) if zeros.ndim else zeros
-    filled = zeros.uniform_(0, 0.1 / max(zeros.shape[-1:], default=1)) if zeros.ndim else zeros
+    filled = zeros.uniform_(0, 0.1 / max(zeros.shape[-1], 1)) if zeros.ndim else zeros
     if zeros.ndim > 1:
         filled.diagonal(dim1=-2, dim2=-1).fill_(1)
     return filled.mul_(scale)

@@ -168,8 +168,9 @@ class ManySizes:
 
     def _saw(self, seen: _Seen) -> None:
         """Calls of a new kind."""
-        self._seen.append(seen)
-        self._undo.append(lambda: self._seen.remove(seen) if seen in self._seen else None)
+        known = self._seen  # not ``self``, which would hold itself
+        known.append(seen)
+        self._undo.append(lambda: known.remove(seen) if seen in known else None)
 
     def _stored(
         self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants
