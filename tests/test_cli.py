@@ -64,6 +64,7 @@ def test_options_of_one_meaning_have_one_name(capsys):
 
 def test_demo_writes_what_it_prints(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TREADLE_NO_PROGRESS", raising=False)
     small_demo(monkeypatch.setattr)
     out = tmp_path / "new" / "out.json"
     assert main(["demo", "--steps", "4", "--json", str(out)]) == 0
