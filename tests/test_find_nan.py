@@ -130,3 +130,27 @@ def test_the_path_of_this_batch_is_the_one_that_is_searched():
         model.weight.fill_(1.0)
     assert step.find_nan(torch.full((5, 4), 1e3), y).kind == "NaN"
     assert step.find_nan(x.clamp(-1, 1), y) is None
+
+
+class Pooled(nn.Module):
+    """Sizes of the batch stand among the arguments of its operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(4, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x))
+        return self.out(x[..., : x.shape[-1] // 2].mean(-1) + x.flip(-1).cumsum(-1)[..., -1])
+
+
+def test_sizes_are_those_of_the_batch():
+    step = trained(Pooled())
+    for rows, length in ((4, 12), (4, 9), (3, 14), (4, 7), (2, 12)):
+        x, y = torch.randn(rows, 4, length), torch.randint(3, (rows,))
+        step(x, y)
+        assert step.find_nan(x, y) is None
+        x[0, 0, 0] = torch.nan
+        found = step.find_nan(x, y)
+        assert (found.name, found.phase, found.total) == ("argument x", "input", x.numel())

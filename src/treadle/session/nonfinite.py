@@ -33,7 +33,7 @@ class NonFinite:
     """Where a value of a step stops being finite: ``count`` of its ``total`` elements are ``kind``.
 
     ``name``: the operation (``"div.Tensor"``), or the user's name of an input that is so already
-    (``"x"``, ``"0.weight"``). ``phase``: ``"input"``, ``"forward"``, ``"backward"`` or
+    (``"argument x"``, ``"0.weight"``). ``phase``: ``"input"``, ``"forward"``, ``"backward"`` or
     ``"optimizer"``; ``module`` and ``where``: the path of the module and the user's line, empty if
     not known; ``kernel``: the compiled function or library call that computes it, empty for inputs
     and where it is not known. ``origin``: of a NaN, where the infinite value that it is made of
