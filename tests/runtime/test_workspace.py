@@ -20,6 +20,7 @@ CALLS = {
     "svd": lambda x: torch.linalg.svd(x, full_matrices=False)[0].abs(),
     "eigh": lambda x: torch.linalg.eigh(_symmetric(x))[0],
     "pinv": torch.linalg.pinv,
+    "inverse": lambda x: torch.linalg.inv(_symmetric(x)),
     "solve": lambda x: torch.linalg.solve(_symmetric(x), x),
     "cholesky": lambda x: torch.linalg.cholesky(_symmetric(x)),
     "determinant": lambda x: torch.linalg.slogdet(_symmetric(x))[1],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treadle.compat.operators.operator_facts import facts_by_name
-from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.bindings import laid_out, same_strides, spec_bytes
 from treadle.runtime.execute.halves import widened
 from treadle.runtime.execute.library_calls import resolve
 from treadle.runtime.kernels.packed import LENGTHS
@@ -69,7 +69,10 @@ class Workspaces:
         next but one has its own. The generators stay as they were."""
         scaled = [(key, step, scale) for key, step in steps.items() for scale in _scales_of(step)]
         with torch.random.fork_rng(devices=self._generators()), torch.no_grad():
-            runs = (_Run(step, self._device, scale) for _, step, scale in scaled)
+            runs = (
+                _Run(step, [buffers[name] for name in step.outputs if name], self._device, scale)
+                for _, step, scale in scaled
+            )
             peaks = measure_each(runs, self._device)
         largest: dict[str, int] = {}
         for (key, step, _), peak in zip(scaled, peaks, strict=True):
@@ -86,7 +89,7 @@ class Workspaces:
         outputs = [buffers[name] for name in step.outputs if name]
         shapes = [(spec.shape, spec.strides, str(spec.dtype)) for spec in outputs]
         facts = (
-            "workspace 2",  # of several scales
+            "workspace 3",  # of several scales, with copies of results
             step.op,
             repr(map_leaves(_signature, (step.args, dict(sorted(step.kwargs.items()))))),
             repr(shapes),
@@ -102,11 +105,13 @@ def _scales_of(step: CallStep) -> tuple[float, ...]:
 
 
 class _Run:
-    """One call on zeros, or on what else its operator may be given, its result dropped. Arguments
-    exist before the measurement begins."""
+    """One call on zeros, or on what else its operator may be given, its results dropped, which are
+    laid out as the step needs them before. Arguments exist before the measurement begins."""
 
-    def __init__(self, step: CallStep, device: torch.device, scale: float) -> None:
-        self._step = step
+    def __init__(
+        self, step: CallStep, specs: Sequence[BufferSpec], device: torch.device, scale: float
+    ) -> None:
+        self._step, self._specs = step, specs
         self._op = widened(step.op, resolve(step.op))
         invented = facts_by_name(step.op).invented
 
@@ -148,11 +153,22 @@ class _Run:
 
     def __call__(self) -> None:
         try:
-            self._op(*self._args, **self._kwargs)
+            result = self._op(*self._args, **self._kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise KernelRefuses(self._step, error) from error
+        results = result if isinstance(result, tuple | list) else (result,)
+        named = [each for each, name in zip(results, self._step.outputs, strict=False) if name]
+        pairs = zip(named, self._specs, strict=False)
+        copies = [
+            laid_out(each, spec)
+            for each, spec in pairs
+            if isinstance(each, Tensor)
+            and each.shape == spec.shape
+            and not same_strides(each, spec)
+        ]
+        del copies  # all of them are there at once
 
 
 def _zeros(view: View, device: torch.device) -> Tensor:
