@@ -133,7 +133,7 @@ class Step(Generic[P, R]):
                 return serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
         except Exception as error:
             self._hide_own_frames(error)
-            raise  # without a frame of this function, which has been hidden as well
+            raise  # here and not by ``_served``: its caller's frame would come back on the way out
 
     def _served(self, serving: Serving, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         try:

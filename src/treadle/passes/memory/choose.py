@@ -37,8 +37,8 @@ from treadle.util.errors import PlanError
 from treadle.util.sizes import Budget, at_least, format_bytes
 
 _TRUST = 0.06
-"""Share of the largest peak by which a plan may turn out smaller than expected: of 300 plans of 16
-models the furthest was 5.3 % below (``benchmarks/budgets.py``)."""
+"""Share of the largest peak by which a plan may turn out smaller than expected: of the plans of the
+16 models of ``benchmarks/budgets.py`` the furthest seen was 5.3 % below."""
 _LAST_RESORTS = 4
 """Plans of the small end that are admissible whatever their peaks: by these a budget is called
 impossible."""
