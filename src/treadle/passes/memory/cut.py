@@ -12,7 +12,7 @@ recompute; a finite one lets the same cut find block checkpointing by itself.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,16 +55,17 @@ def cheapest_cut(
     prices: Sequence[float],
     *,
     products: bool = False,
-    stored: Sequence[bool] | None = None,
+    costs: Mapping[int, float] | None = None,
 ) -> frozenset[int]:
     """The candidates to keep. ``prices[i]``: bytes it is worth not to compute ``i`` again;
-    ``stored``: what ``stored_anyway`` says, if that is known already."""
+    ``costs``: what ``keeping_costs`` says, if that is known already."""
     members = sorted(claims.candidates)
     if not members:
         return frozenset()
     place = {i: 2 + 2 * k for k, i in enumerate(members)}  # in; out = in + 1
     edges = Edges([], [], [])
-    costs = _keeping_costs(facts, members, stored or stored_anyway(facts))
+    if costs is None:
+        costs = keeping_costs(facts, claims, stored_anyway(facts))
     for i in members:
         inner = place[i]
         banned = must_save(facts, i, products=products)
@@ -78,14 +79,12 @@ def cheapest_cut(
     return frozenset(i for i in members if sink_side[place[i] + 1] and not sink_side[place[i]])
 
 
-def _keeping_costs(
-    facts: Facts, members: Iterable[int], stored: Sequence[bool]
-) -> dict[int, float]:
+def keeping_costs(facts: Facts, claims: SaveCandidates, stored: Sequence[bool]) -> dict[int, float]:
     """Bytes, weighted. Views and containers are never kept themselves; what leaves the step
     anyway is kept for nothing."""
-    members = list(members)
+    members = sorted(claims.candidates)
     leaving = {i for i in facts.returned if i is not None}
-    last = max(members[-1], 1)
+    last = max(members[-1], 1) if members else 1
     costs: dict[int, float] = {}
     for i in members:
         size = facts.held_bytes(i)
@@ -105,6 +104,23 @@ def _is_drawn(facts: Facts, i: int) -> bool:
     """A random operation or one of its results: there is no second time."""
     maker = facts.operands[i][0] if is_result(facts, i) else i
     return facts.keep[maker]
+
+
+def least_capacity(edges: Edges, sink_side: NDArray[np.bool_]) -> float:
+    """What every cut of ``edges`` has at least, of which ``sink_side`` is one that
+    ``minimum_cut`` found: with capacities ``c`` that were scaled by ``s`` and rounded up, ::
+
+        s * sum(c, found) <= sum(ceil(s * c), found) <= sum(ceil(s * c), any) <= s * sum(c, any) + n
+
+    for the ``n`` edges of finite capacity. So ``sum(c, any) >= sum(c, found) - n / s``.
+    """
+    finite = [capacity for capacity in edges.capacity if capacity != math.inf]
+    scale = (_LIMIT - len(edges.capacity)) / max(sum(finite), 1.0)
+    ends = zip(edges.tail, edges.head, edges.capacity, strict=True)
+    found = sum(
+        capacity for tail, head, capacity in ends if not sink_side[tail] and sink_side[head]
+    )
+    return max(found - len(finite) / scale, 0.0)
 
 
 def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:

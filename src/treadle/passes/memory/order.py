@@ -62,6 +62,17 @@ class Facts:
         return calls[-1] + 1 if calls else 0
 
     @functools.cached_property
+    def first_late(self) -> int:
+        """The first position of a later phase than the forward pass."""
+        late = (i for i, phase in enumerate(self.phases) if phase > 0)
+        return next(late, len(self.phases))
+
+    @functools.cached_property
+    def overwritten(self) -> frozenset[int]:
+        """The placeholders that outputs are written back to."""
+        return frozenset(self.writes.values())
+
+    @functools.cached_property
     def levels(self) -> tuple[int, ...]:
         """Unfusible operations on the longest path to each node.
 
@@ -149,10 +160,11 @@ class Order:
         new = [-1] * len(self.origin)
         for k, place in enumerate(old):
             new[place] = k
+        renamed, operands = new.__getitem__, self.operands
         return Order(
             self.facts,
             tuple([self.origin[p] for p in old]),
-            tuple([tuple([new[q] for q in self.operands[p]]) for p in old]),
+            tuple([tuple(map(renamed, operands[p])) for p in old]),
             tuple([self.again[p] for p in old]),
             tuple([None if r is None else new[r] for r in self.returned]),
         )

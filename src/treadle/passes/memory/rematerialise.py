@@ -55,7 +55,11 @@ class _Writer:
 
     def write(self) -> Order:
         facts = self.facts
-        for i, operands in enumerate(facts.operands):
+        same = facts.first_late  # up to there the order is the step's own
+        self.origin, self.operands = list(range(same)), list(facts.operands[:same])
+        self.again, self.first = [False] * same, list(range(same))
+        for i in range(same, len(facts.operands)):
+            operands = facts.operands[i]
             if facts.phases[i] == 0:
                 reads = tuple([self.first[operand] for operand in operands])
             else:
@@ -71,8 +75,8 @@ class _Writer:
         return prune(order)
 
     def _emit(self, i: int, reads: tuple[int, ...], *, again: bool) -> int:
-        late = again or self.facts.phases[i] > 0
-        self.near &= not (late and self.facts.kinds[i] in CALLS)
+        if self.near and (again or self.facts.phases[i] > 0):
+            self.near = self.facts.kinds[i] not in CALLS
         self.origin.append(i)
         self.operands.append(reads)
         self.again.append(again)

@@ -1,6 +1,7 @@
 """Run optimizer updates as soon as their gradients are final, so that those can die."""
 
-from treadle.passes.memory.cost import Kind
+import operator
+
 from treadle.passes.memory.order import PHASES, Order
 
 _OPTIMIZER = PHASES["optimizer"]
@@ -24,23 +25,28 @@ def update_early(order: Order) -> Order:
         for phase, kept in zip(facts.phases, facts.keep, strict=True)
     ]
     late = [moves[i] for i in order.origin]
+    if True not in late:
+        return order
+    first = late.index(True)
     last_input = sum(facts.nodes[i].op == "placeholder" for i in order.origin) - 1
     after = [k if not late[k] else last_input for k in range(count)]
     waits = _old_value_readers(order, late)
-    for k, operands in enumerate(order.operands):
+    for k in range(first, count):
         if late[k]:
-            known = [after[operand] for operand in operands]
+            known = [after[operand] for operand in order.operands[k]]
             after[k] = max(last_input, waits.get(k, -1), *known)
     earliest = [count] * count
-    for k in range(count - 1, -1, -1):
+    for k in range(count - 1, first - 1, -1):  # before that, nothing reads what moves
         if late[k] and earliest[k] < count:
             after[k] = earliest[k]
         before = after[k] if late[k] else k - 1  # a later forward pass reads what it made
         for operand in order.operands[k]:
             if before < earliest[operand]:
                 earliest[operand] = before
-    places = sorted(range(count), key=lambda k: (after[k], late[k], k))
-    return order if places == [*range(count)] else order.permuted(places)
+    keys = [2 * at + is_late for at, is_late in zip(after, late, strict=True)]
+    if all(map(operator.le, keys, keys[1:])):
+        return order
+    return order.permuted(sorted(range(count), key=keys.__getitem__))
 
 
 def _old_value_readers(order: Order, late: list[bool]) -> dict[int, int]:
@@ -54,7 +60,7 @@ def _old_value_readers(order: Order, late: list[bool]) -> dict[int, int]:
         for operand in order.operands[k]:
             if reader > last[operand]:
                 last[operand] = reader
-    place = {i: k for k, i in enumerate(order.origin) if facts.kinds[i] is Kind.INPUT}
+    place = {i: k for k, i in enumerate(order.origin) if i in facts.overwritten}
     waits: dict[int, int] = {}
     for number, target in facts.writes.items():
         result = order.returned[number]

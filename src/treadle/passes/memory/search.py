@@ -9,7 +9,7 @@ from treadle.graph.core.signature import StepGraph
 from treadle.passes.memory.after import finished
 from treadle.passes.memory.classify import SaveCandidates, classify, must_save
 from treadle.passes.memory.cost import Kind
-from treadle.passes.memory.cut import cheapest_cut
+from treadle.passes.memory.cut import cheapest_cut, keeping_costs
 from treadle.passes.memory.fused import recompute_costs
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
@@ -56,6 +56,7 @@ class _Planner:
         self.facts: Facts = plain if masked is step else facts_of(masked)
         self.claims: SaveCandidates = classify(self.facts)
         self.fused = recompute_costs(self.facts, device)
+        self.costs = keeping_costs(self.facts, self.claims, self.fused.stored)
         self.bandwidth = device.bandwidth
         self.seen: dict[frozenset[int], Candidate] = {}
 
@@ -73,8 +74,8 @@ class _Planner:
         return self.candidate(float("inf"), self._cut(prices, products=False))
 
     def _cut(self, prices: list[float], *, products: bool) -> frozenset[int]:
-        stored = self.fused.stored
-        return cheapest_cut(self.facts, self.claims, prices, products=products, stored=stored)
+        costs = self.costs
+        return cheapest_cut(self.facts, self.claims, prices, products=products, costs=costs)
 
     def _seconds(self, order: Order, saved: frozenset[int]) -> float:
         """Estimated time: every operation once, what happens again, what is kept only to be."""

@@ -17,7 +17,6 @@ Two rules stand for what scheduling does later:
 import itertools
 from dataclasses import dataclass
 
-from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import PHASE, Order
 
 _FAR = 1 << 60
@@ -137,7 +136,8 @@ def _keep_results(
     size: list[int],
 ) -> None:
     """Results live to the end, except those that can be filled into the input they replace."""
-    position = {i: k for k, i in enumerate(order.origin) if order.facts.kinds[i] is Kind.INPUT}
+    overwritten = order.facts.overwritten
+    position = {i: k for k, i in enumerate(order.origin) if i in overwritten}
     for number, result in enumerate(order.returned):
         if result is None:
             continue
