@@ -2,15 +2,17 @@
 
 ::
 
-    python benchmarks/planner.py [--model gpt2] [--budgets 0.05,0.15,0.3,0.5,0.7,0.9]
+    python benchmarks/planner.py [--model gpt2] [--layers 36] [--budgets 0.05,0.15,0.3,0.5,0.7,0.9]
 
-A row for each budget: the exact peak of the plan, the estimated time of a step, how many plans were
-scheduled to find it, and CPU seconds of this process: of those schedules, and of all, capture left
-out.
+First the nodes of the step, and CPU seconds of one cut, of the simulated frontier of one version,
+and of its lower bound. Then a row for each budget: the exact peak of the plan, the least that any
+plan as fast has, the estimated time of a step, how many plans were scheduled to find it, and CPU
+seconds of this process: of those schedules, and of all, capture left out.
 """
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,15 +26,22 @@ from treadle.compiler.cleaning import cleaned
 from treadle.compiler.memory import ScheduledPeaks, known_of
 from treadle.compiler.target import Target
 from treadle.graph.core.signature import StepGraph
-from treadle.passes.memory.choose import plan_memory
+from treadle.passes.memory.bound import PeakBound
+from treadle.passes.memory.choose import Plans
+from treadle.passes.memory.classify import classify
+from treadle.passes.memory.cut import cheapest_cut
+from treadle.passes.memory.fused import recompute_costs
+from treadle.passes.memory.order import facts_of
+from treadle.passes.memory.search import candidates
 from treadle.util.collector import without_collector
 from treadle.util.sizes import format_bytes
 
 
-def captured(name: str) -> tuple[StepGraph, Target]:
+def captured(name: str, layers: int | None = None) -> tuple[StepGraph, Target]:
     """The step of a preset, in bfloat16 with AdamW and a clip."""
     preset = PRESETS[name]
-    sizes = argparse.Namespace(layers=preset.layers, vocabulary=preset.vocabulary, dropout=0.0)
+    layers = layers or preset.layers
+    sizes = argparse.Namespace(layers=layers, vocabulary=preset.vocabulary, dropout=0.0)
     with torch.device("meta"):
         model = preset.make(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -68,20 +77,50 @@ def row(step: StepGraph, target: Target, budget: float) -> str:
 
     asked = target.options.budget
     assert asked is not None
-    plan = plan_memory(versions_of(step, target), asked, target.hardware, judge)
-    seconds, milliseconds = time.process_time() - began, 1e3 * plan.seconds
-    peak = format_bytes(plan.peak_bytes)
+    plans = Plans.of(versions_of(step, target), target.hardware, judge)
+    chosen = plans.within(plans.as_bytes(asked))
+    seconds = time.process_time() - began
+    if chosen is None:
+        return f"{budget:6} no plan fits"
+    milliseconds, peak = 1e3 * plans.points[chosen].seconds, plans.exact(chosen)
+    bound = plans.bound(chosen)
     spent = f"{len(judged):4} schedules in {sum(judged):.2f} of {seconds:.2f} s"
-    return f"{budget:6} {peak:>12} {milliseconds:8.2f} ms {spent}"
+    proved = f"at least {format_bytes(bound):>10} ({peak / bound:.2f} x)"
+    return f"{budget:6} {format_bytes(peak):>12} {proved} {milliseconds:8.2f} ms {spent}"
+
+
+@without_collector()
+def parts(step: StepGraph, target: Target) -> str:
+    """What one cut, one simulated frontier and one lower bound cost, as a line."""
+    facts, hardware = facts_of(step), target.hardware
+    fused = recompute_costs(facts, hardware)
+    prices = [nbytes * hardware.bandwidth for nbytes in fused.again]
+    claims = classify(facts)
+    seconds = [
+        _seconds(lambda: cheapest_cut(facts, claims, prices, products=True)),
+        _seconds(lambda: list(candidates(step, hardware))),
+        _seconds(lambda: PeakBound.of(step, hardware).within(fused.once)),
+    ]
+    cut, frontier, bound = seconds
+    nodes = len(facts.nodes)
+    return f"{nodes} nodes: cut {cut:.3f} s, frontier {frontier:.2f} s, bound {bound:.2f} s"
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="gpt2", choices=PRESETS)
     parser.add_argument("--budgets", default="0.05,0.15,0.3,0.5,0.7,0.9")
+    parser.add_argument("--layers", type=int, help="default: the model's own")
     given = parser.parse_args()
-    step, target = captured(given.model)
-    for budget in given.budgets.split(","):
+    step, target = captured(given.model, given.layers)
+    print(parts(step, target), flush=True)
+    for budget in filter(None, given.budgets.split(",")):
         print(row(step, target, float(budget)), flush=True)
 
 

@@ -21,15 +21,18 @@ from treadle.targets.cuda import CUDA
 from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for
 from treadle.util.collector import without_collector
+from treadle.util.errors import TreadleError
 from treadle.util.sizes import Budget, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan on the frontier: predicted peak, and estimated time of a step."""
+    """One plan on the frontier: predicted peak, and estimated time of a step. ``bound_bytes``: no
+    plan that is as fast has a smaller peak, which is proved for the estimated times."""
 
     peak_bytes: int
     step_ms: float
+    bound_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,20 @@ class Plan:
         return self.points
 
     def table(self) -> str:
-        """The verdict and the frontier as text, one line per plan."""
+        """The verdict and the frontier as text, one line per plan; ``at least``: what is proved of
+        every plan that is as fast."""
         within = "" if self.limit is None else f" {format_bytes(self.limit)}"
         verdict = f"fits{within}" if self.fits else f"does not fit{within}"
         peak = f"predicted peak {format_bytes(self.peak_bytes)}"
         lines = [
             f"{verdict} on {self.device}: {peak}, estimated {self.step_ms:.2f} ms per step",
-            f"{'peak':>12}  {'estimate':>13}",
+            f"{'peak':>12}  {'estimate':>13}  {'at least':>12}",
         ]
         for point in self.points:
             fits = "" if self.limit is None or point.peak_bytes > self.limit else "  fits"
-            lines.append(f"{format_bytes(point.peak_bytes):>12}  {point.step_ms:10.2f} ms{fits}")
+            bound = format_bytes(point.bound_bytes)
+            figures = f"{format_bytes(point.peak_bytes):>12}  {point.step_ms:10.2f} ms"
+            lines.append(f"{figures}  {bound:>12}{fits}")
         return "\n".join(lines)
 
 
@@ -71,6 +77,7 @@ def plan(
     optimizer: object,
     memory: str | int | float | None = None,
     device: str | None = None,
+    points: int = SHOWN,
 ) -> Plan:
     """Predict the peak and the memory/time frontier of a step. Nothing runs and nothing changes.
 
@@ -78,7 +85,15 @@ def plan(
       which need not be there. Default: where the model is.
     - ``model``, ``optimizer``, ``batch`` may be on the meta device or fake: nothing is allocated.
     - ``memory``: a budget, as for ``compile``. Default: what the device has.
+    - ``points``: how many budgets the frontier tries, evenly spaced; at least two. Several may
+      choose one plan.
     """
+    if points < 2:
+        raise TreadleError(
+            f"points={points}: a frontier has two ends",
+            code="TR-001",
+            remedy="give at least points=2",
+        )
     budget = None if memory is None else Budget.of(memory)
     optimizers = named_optimizers(optimizer)
     models = with_loose(named_models(model), optimizers)
@@ -103,22 +118,22 @@ def plan(
     budgeted = replace(target, options=replace(target.options, memory=1.0))
     step = canonical(with_regions(captured.step, at, options)).step
     plans = plans_of(prepared(step, budgeted), budgeted)
-    return _chosen(plans, hardware, budget)
+    return _chosen(plans, hardware, budget, points)
 
 
-def _chosen(plans: Plans, hardware: DeviceModel, budget: Budget | None) -> Plan:
-    shown = plans.spread(SHOWN)
+def _chosen(plans: Plans, hardware: DeviceModel, budget: Budget | None, count: int) -> Plan:
+    shown = plans.spread(count)
     limit = (hardware.memory or None) if budget is None else plans.as_bytes(budget)
     fitting = shown[0] if limit is None else plans.within(limit)
     best = shown[-1] if fitting is None else fitting
-    points = tuple(_point(plans, i) for i in sorted({*shown, best}))
+    frontier = tuple(_point(plans, i) for i in sorted({*shown, best}))
     at_best = _point(plans, best)
     fits = fitting is not None
-    return Plan(fits, at_best.peak_bytes, at_best.step_ms, hardware.name, limit, points)
+    return Plan(fits, at_best.peak_bytes, at_best.step_ms, hardware.name, limit, frontier)
 
 
 def _point(plans: Plans, i: int) -> Point:
-    return Point(plans.exact(i), 1e3 * plans.points[i].seconds)
+    return Point(plans.exact(i), 1e3 * plans.points[i].seconds, plans.bound(i))
 
 
 def _place(hardware: DeviceModel) -> torch.device:

@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="cpu, h200, h100, a100 or rtx4090; need not be here",
     )
+    planner.add_argument("--points", type=_positive, default=6, help="budgets of the frontier (6)")
     planner.add_argument("--fake", action="store_true", help="build the model without memory")
     _add_json(planner)
     planner.set_defaults(command="plan")

@@ -94,6 +94,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
         optimizer=job.optimizer,
         memory=parsed.memory,
         device=parsed.device,
+        points=parsed.points,
     )
     _say(console, result.table())
     _write_json(parsed, asdict(result))

@@ -402,7 +402,9 @@ def test_a_larger_budget_is_never_slower_and_a_smaller_one_never_larger(stack, s
     versions = [Version(step)] * len(points)
 
     def asked(budget: int) -> tuple[int | None, int]:
-        plans = Plans(points, len(points) - 1, always, versions, judge)  # nothing is judged yet
+        plans = Plans(
+            points, len(points) - 1, always, versions, judge, CPU_MODEL
+        )  # nothing is judged yet
         chosen = plans.within(budget)
         return chosen, 0 if chosen is None else plans.exact(chosen)
 
@@ -444,7 +446,9 @@ def test_budgets_are_used_where_versions_are_missed_by_different_bytes(stack):
         return points[i].predicted_peak + missed[id(versions[i])]
 
     for i in range(1, len(points) - 1):
-        plans = Plans(points, len(points) - 1, frozenset([len(points) - 1]), versions, judge)
+        plans = Plans(
+            points, len(points) - 1, frozenset([len(points) - 1]), versions, judge, CPU_MODEL
+        )
         chosen = plans.within(judge(points[i].step))
         assert chosen is not None
         assert chosen <= i

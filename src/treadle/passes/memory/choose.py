@@ -18,6 +18,7 @@ of which a smaller budget leaves out some. Therefore no smaller budget has a fas
 with a larger peak; and the peak of any choice, given as the budget, chooses the same plan.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -29,6 +30,7 @@ from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.memory.apply import passes_of
+from treadle.passes.memory.bound import PeakBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
@@ -96,6 +98,7 @@ class Plans:
     always: frozenset[int]
     versions: Sequence[Version]
     judge: PeakEvaluator
+    device: DeviceModel
     peaks: dict[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
@@ -121,6 +124,7 @@ class Plans:
             frozenset(i for i, plan in enumerate(points) if id(plan) in wanted),
             [version for _, version in found],
             judge,
+            device,
         )
 
     def exact(self, i: int) -> int:
@@ -157,6 +161,16 @@ class Plans:
         budgets = [first + (least - first) * k // (count - 1) for k in range(count)]
         chosen = [self.within(max(budget, least)) for budget in budgets]
         return tuple(dict.fromkeys(i for i in chosen if i is not None))
+
+    def bound(self, i: int) -> int:
+        """What every plan that is as fast as this one has at least, of whichever version: see
+        ``bound.py``."""
+        return min(bound.within(self.points[i].seconds) for bound in self._bounds)
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[PeakBound, ...]:
+        steps = {id(version): version.step for version in self.versions}
+        return tuple(PeakBound.of(step, self.device) for step in steps.values())
 
     def lowest(self, i: int) -> float:
         """What the plan has at least, if it is admissible. Does not depend on what was judged
