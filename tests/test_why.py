@@ -24,7 +24,7 @@ def test_an_entry_is_whole_and_no_more():
     assert meaning_of("TR-005").splitlines() == [
         "- **TR-005**: A step was copied or pickled. It is bound to the tensors of its model.",
         "  Example: `copy.deepcopy(step)`, `pickle.dumps(step)`.",
-        "  Remedy: compile a step for the copied model. `step.save` and `treadle.load` spare the "
+        "  Remedy: compile a step for the copied model. `step.save` and `treadle.load` avoid the "
         "compile.",
     ]
     assert meaning_of("TR-312").startswith("- **TR-312**: no lowering rule")
