@@ -106,7 +106,8 @@ def test_first_calls_hold_no_gradients_of_the_call_before():
     torch.manual_seed(0)
     compiled(Deep().cuda())[1](batch(3))  # the first compile on a machine measures the GPU's rates
     clear_workspaces()
-    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+    width = 2048  # tensors of 10 MiB and more: below, the allocator reserves 20 MiB for a few
+    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(8)]).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def train(x):
@@ -118,16 +119,15 @@ def test_first_calls_hold_no_gradients_of_the_call_before():
 
     options = treadle.Options(dynamic=False)
     step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
-    segment = 20 << 20  # what PyTorch's allocator reserves for tensors of 1 to 10 MiB
     gc.collect()
     torch.cuda.empty_cache()
     for rows in (64, 1024, 8192, 256):
-        x = torch.randn(rows, 1024, device="cuda")
+        x = torch.randn(rows, width, device="cuda")
         torch.cuda.reset_peak_memory_stats()
         step(x)
         promised = step.summary().peak_of_any_call_bytes
         assert torch.cuda.max_memory_allocated() <= 1.02 * promised, rows
-        assert torch.cuda.memory_reserved() <= 1.3 * promised + segment, rows
+        assert torch.cuda.memory_reserved() <= 1.3 * promised, rows
 
 
 def workspace():

@@ -29,9 +29,7 @@ from treadle.runtime.store.cache import Cache
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import workers_for
-
-SHOWN = 6
-"""Budgets whose plans a frontier shows."""
+from treadle.util.sizes import FRONTIER_POINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ def frontier_points(
     step = with_regions(step, device, options)
     request = request_of(step, device, budgeted, build_, cache=cache, kept=kept)
     plans = plans_of(prepared(request.step, request.target), request.target)
-    return tuple((plans.exact(i), plans.points[i].seconds) for i in plans.spread(SHOWN))
+    return tuple((plans.exact(i), plans.points[i].seconds) for i in plans.spread(FRONTIER_POINTS))
 
 
 def prepared(step: StepGraph, target: Target, watcher: Watcher | None = None) -> StepGraph:

@@ -9,7 +9,7 @@ from torch import nn
 from treadle.capture.refuse import device_of, named_models, named_optimizers, with_loose
 from treadle.capture.step import capture
 from treadle.compat.fake import is_fake
-from treadle.compiler.memory import SHOWN, plans_of, prepared
+from treadle.compiler.memory import plans_of, prepared
 from treadle.compiler.regions import with_regions
 from treadle.compiler.target import Target, build_for, target_of
 from treadle.graph.text.canonical import canonical
@@ -22,13 +22,13 @@ from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for
 from treadle.util.collector import without_collector
 from treadle.util.errors import TreadleError
-from treadle.util.sizes import Budget, format_bytes
+from treadle.util.sizes import FRONTIER_POINTS, Budget, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan on the frontier: predicted peak, and estimated time of a step. ``bound_bytes``: no
-    plan that is as fast has a smaller peak, which is proved for the estimated times."""
+    """One plan on the frontier: predicted peak, and estimated time of a step. ``bound_bytes``: a
+    proved lower bound of the peak of every plan whose estimated time is no longer."""
 
     peak_bytes: int
     step_ms: float
@@ -52,8 +52,8 @@ class Plan:
         return self.points
 
     def table(self) -> str:
-        """The verdict and the frontier as text, one line per plan; ``at least``: what is proved of
-        every plan that is as fast."""
+        """The verdict and the frontier as text, one line per plan; ``at least`` is its
+        ``bound_bytes``."""
         within = "" if self.limit is None else f" {format_bytes(self.limit)}"
         verdict = f"fits{within}" if self.fits else f"does not fit{within}"
         peak = f"predicted peak {format_bytes(self.peak_bytes)}"
@@ -77,7 +77,7 @@ def plan(
     optimizer: object,
     memory: str | int | float | None = None,
     device: str | None = None,
-    points: int = SHOWN,
+    points: int = FRONTIER_POINTS,
 ) -> Plan:
     """Predict the peak and the memory/time frontier of a step. Nothing runs and nothing changes.
 
@@ -88,12 +88,7 @@ def plan(
     - ``points``: how many budgets the frontier tries, evenly spaced; at least two. Several may
       choose one plan.
     """
-    if points < 2:
-        raise TreadleError(
-            f"points={points}: a frontier has two ends",
-            code="TR-001",
-            remedy="give at least points=2",
-        )
+    _require_two(points)
     budget = None if memory is None else Budget.of(memory)
     optimizers = named_optimizers(optimizer)
     models = with_loose(named_models(model), optimizers)
@@ -119,6 +114,15 @@ def plan(
     step = canonical(with_regions(captured.step, at, options)).step
     plans = plans_of(prepared(step, budgeted), budgeted)
     return _chosen(plans, hardware, budget, points)
+
+
+def _require_two(points: object) -> None:
+    if not isinstance(points, int) or points < 2:
+        raise TreadleError(
+            f"points={points!r} is not a whole number of at least 2: a frontier has two ends",
+            code="TR-001",
+            remedy="give at least points=2",
+        )
 
 
 def _chosen(plans: Plans, hardware: DeviceModel, budget: Budget | None, count: int) -> Plan:

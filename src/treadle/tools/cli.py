@@ -11,7 +11,7 @@ from treadle.tools.exit_status import STANDARD_OUTPUT, Exit
 from treadle.tools.why import meaning_of
 from treadle.util.errors import TreadleError
 from treadle.util.package import VERSION
-from treadle.util.sizes import parse_bytes
+from treadle.util.sizes import FRONTIER_POINTS, parse_bytes
 
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="cpu, h200, h100, a100 or rtx4090; need not be here",
     )
-    planner.add_argument("--points", type=_positive, default=6, help="budgets of the frontier (6)")
+    points = f"budgets that the frontier tries ({FRONTIER_POINTS})"
+    planner.add_argument("--points", type=_positive, default=FRONTIER_POINTS, help=points)
     planner.add_argument("--fake", action="store_true", help="build the model without memory")
     _add_json(planner)
     planner.set_defaults(command="plan")

@@ -7,6 +7,10 @@ from typing import final
 
 from treadle.util.errors import PlanError
 
+FRONTIER_POINTS = 6
+"""Budgets that a frontier tries unless told otherwise: enough to see its shape; each may take
+several schedules."""
+
 _UNITS = {
     "B": 1,
     "KB": 10**3,

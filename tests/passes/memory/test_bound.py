@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
-from passes.memory.traced_steps import perceptron, traced, transformer
+from passes.memory.traced_steps import perceptron, random_loss, traced, transformer
 from treadle.passes.memory.bound import PeakBound
 from treadle.passes.memory.classify import classify
 from treadle.passes.memory.rematerialise import extra_seconds, recompute
@@ -54,22 +54,7 @@ def test_no_set_of_kept_values_is_below(seed, clip):
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_no_plan_of_a_random_graph_is_below(seed):
-    draw = random.Random(seed)
-    plan = [(draw.randrange(6), draw.random(), draw.random()) for _ in range(14)]
-
-    def loss(w, x):
-        values = [x, x @ w]
-        for what, a, b in plan:
-            left = values[int(a * len(values))]
-            right = values[int(b * len(values))]
-            made = (
-                left * right, left.tanh(), left @ w, left.softmax(-1) + right,
-                F.dropout(left, 0.3) - right.t().t(), torch.cat((left, right), 0)[: len(x)],
-            )  # fmt: skip
-            values.append(made[what])
-        return sum(value.sin().mean() for value in values)
-
-    step = traced(loss, [torch.randn(16, 16)], [torch.randn(40, 16)])
+    step = traced(random_loss(seed, 14), [torch.randn(16, 16)], [torch.randn(40, 16)])
     never_above(step, lambda facts: [set(), classify(facts).needed, classify(facts).candidates])
     bound = PeakBound.of(step, CPU_MODEL)
     for plan_ in candidates(step, CPU_MODEL):
@@ -143,14 +128,6 @@ class Last(nn.Module):
         return x[:, -1]
 
 
-MODELS = {
-    "linear": (lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)), (64, 32)),
-    "convolutions": (Convolutions, (4, 3, 16, 16)),
-    "attention": (attention, (8, 24, 32)),
-    "recurrent": (lambda: Recurrent(), (8, 12, 32)),
-}
-
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -158,6 +135,14 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         return self.out(self.cell(x)[0][:, -1])
+
+
+MODELS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)), (64, 32)),
+    "convolutions": (Convolutions, (4, 3, 16, 16)),
+    "attention": (attention, (8, 24, 32)),
+    "recurrent": (Recurrent, (8, 12, 32)),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -182,11 +167,12 @@ def test_exact_peaks_of_the_frontier_are_above(name, tmp_path, monkeypatch):
     assert "at least" in plan.table()
 
 
-def test_a_frontier_has_two_ends():
+@pytest.mark.parametrize("points", [1, 0, 2.5, "6"])
+def test_a_frontier_has_two_ends(points):
     model = nn.Linear(4, 4)
-    with pytest.raises(treadle.TreadleError, match="points=1") as refused:
+    with pytest.raises(treadle.TreadleError, match=f"points={points!r}") as refused:
         treadle.plan(
-            lambda x: model(x).sum(), torch.randn(2, 4), model=model, optimizer=(), points=1
+            lambda x: model(x).sum(), torch.randn(2, 4), model=model, optimizer=(), points=points
         )
     assert refused.value.code == "TR-001"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import fx
 from torch.nn import functional as F
 
-from passes.memory.traced_steps import perceptron, simulate, traced, transformer
+from passes.memory.traced_steps import perceptron, random_loss, simulate, traced, transformer
 from testing import trace
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import info, set_value, with_info
@@ -262,23 +262,8 @@ def blocks_small():
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_random_graphs_at_every_candidate(seed):
-    draw = random.Random(seed)
-    plan = [(draw.randrange(5), draw.random(), draw.random()) for _ in range(12)]
-
-    def loss(w, x):
-        values = [x, x @ w]
-        for what, a, b in plan:
-            left = values[int(a * len(values))]
-            right = values[int(b * len(values))]
-            made = (
-                left * right, left.tanh(), left @ w, left.softmax(-1) + right,
-                F.dropout(left, 0.3) - right.t().t(),
-            )  # fmt: skip
-            values.append(made[what])
-        return sum(value.sin().mean() for value in values)
-
     inputs = [torch.randn(6, 6), torch.randn(7, 6)]
-    step = traced(loss, inputs[:1], inputs[1:])
+    step = traced(random_loss(seed, 12), inputs[:1], inputs[1:])
     for each in [*candidates(step, CPU_MODEL)][::3]:
         assert_same(step, each.step, inputs)
 
@@ -402,9 +387,8 @@ def test_a_larger_budget_is_never_slower_and_a_smaller_one_never_larger(stack, s
     versions = [Version(step)] * len(points)
 
     def asked(budget: int) -> tuple[int | None, int]:
-        plans = Plans(
-            points, len(points) - 1, always, versions, judge, CPU_MODEL
-        )  # nothing is judged yet
+        last = len(points) - 1
+        plans = Plans(points, last, always, versions, judge, CPU_MODEL)  # nothing is judged yet
         chosen = plans.within(budget)
         return chosen, 0 if chosen is None else plans.exact(chosen)
 
@@ -445,10 +429,9 @@ def test_budgets_are_used_where_versions_are_missed_by_different_bytes(stack):
         (i,) = [k for k, point in enumerate(points) if point.step is candidate]
         return points[i].predicted_peak + missed[id(versions[i])]
 
-    for i in range(1, len(points) - 1):
-        plans = Plans(
-            points, len(points) - 1, frozenset([len(points) - 1]), versions, judge, CPU_MODEL
-        )
+    last = len(points) - 1
+    for i in range(1, last):
+        plans = Plans(points, last, frozenset([last]), versions, judge, CPU_MODEL)
         chosen = plans.within(judge(points[i].step))
         assert chosen is not None
         assert chosen <= i

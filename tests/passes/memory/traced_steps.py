@@ -1,6 +1,7 @@
 """Training steps as graphs for the memory tests: traced by ``make_fx``, phases by position."""
 
 import operator
+import random
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,6 +20,27 @@ _FUNCTIONAL = {
     aten.mul_.Tensor: aten.mul.Tensor,
     aten.add_.Tensor: aten.add.Tensor,
 }
+
+
+def random_loss(seed: int, count: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """``loss(w, x)``: ``count`` operations on results drawn from those before; ``w`` is square, as
+    wide as ``x``."""
+    draw = random.Random(seed)
+    plan = [(draw.randrange(6), draw.random(), draw.random()) for _ in range(count)]
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        values = [x, x @ w]
+        for what, a, b in plan:
+            left = values[int(a * len(values))]
+            right = values[int(b * len(values))]
+            made = (
+                left * right, left.tanh(), left @ w, left.softmax(-1) + right,
+                F.dropout(left, 0.3) - right.t().t(), torch.cat((left, right), 0)[: len(x)],
+            )  # fmt: skip
+            values.append(made[what])
+        return torch.stack([value.sin().mean() for value in values]).sum()
+
+    return loss
 
 
 def traced(

@@ -1,4 +1,4 @@
-"""What no plan of a step can be below: a peak that is proved, beside the one that was found.
+"""A proved lower bound of the peaks of all plans of a step that are equally fast.
 
 **Claim.** Let ``p`` be a library call, or a sum of everything up to a number, that runs once. When
 it begins, everything that later operations read is in memory, or is computed after that from what
@@ -7,26 +7,27 @@ is::
     before p                      | p |   after p
     inputs -> ... -> v -> ...  -> | p | ->  d reads v, or v again
 
-Each value ``v`` that ``p`` waits for has been computed once by then. So to compute it after that is
-a second time, which a plan pays for if it is a call: ``again(v)`` seconds. Formulas and values that
-``p`` does not wait for are free here, whatever they cost: the schedule may move and repeat them.
+By then, each value ``v`` that ``p`` depends on has been computed once. Computing it later is a
+second time, and if ``v`` is a call, the plan pays ``again(v)`` seconds for it. Formulas, and values
+that ``p`` does not depend on, cost nothing here: the schedule may move and repeat them.
 
-With ``K`` the values in memory then, and ``A`` the calls that are made again, ::
+Let ``K`` be the values in memory then, and ``A`` the calls that are made again::
 
     peak  >=  inputs + operands of p + bytes(K)     and     again(A) <= seconds - once
 
 ``K`` and ``A`` are a cut between the inputs and what reads after ``p``, in the network of
-``cut.py``. For any ``rate >= 0``, in bytes a second, it has at least the minimum capacity::
+``cut.py``. For any ``rate >= 0``, in bytes a second, its capacity is at least the minimum::
 
     bytes(K) + rate * again(A) >= cut(rate)
     bytes(K) >= cut(rate) - rate * (seconds - once)
 
-The bound is the largest of the right sides, over calls ``p`` and rates. Operands of ``p`` count
-once: in ``K`` they are for nothing. So are results of the step, which may lie in the bytes of an
-input; and a part of a value may be kept without the rest, so a view costs what it shows.
+The bound is the largest right side over all ``p`` and rates. The operands of ``p`` are counted
+once, so in ``K`` they cost nothing. Neither do results of the step, which may lie in the bytes of
+an input. A part of a value may be kept without the rest, so a view costs what it shows.
 
-It holds for whatever keeps, computes again and orders the operations of the step, by whichever
-solver: nothing of a plan stands in it but its seconds. Of several versions the least holds.
+Of a plan only its seconds enter, so the bound does not depend on the solver. It holds for plans
+that compute ``p`` once, and supposes that what costs seconds (``CALLS``) becomes a library call. If
+a step has several versions, the smallest of their bounds holds.
 """
 
 import functools
@@ -53,19 +54,19 @@ _RATES = 9
 
 @dataclass(frozen=True)
 class PeakBound:
-    """Of one version of a step on a device."""
+    """The bound for one version of a step on a device."""
 
     facts: Facts
     fused: RecomputeCost
 
     @classmethod
     def of(cls, step: StepGraph, device: DeviceModel) -> "PeakBound":
-        """Of ``step``, whose masks a plan may read as bytes."""
+        """For ``step``; plans may read its masks as bytes."""
         facts = facts_of(with_byte_masks(step))
         return cls(facts, recompute_costs(facts, device))
 
     def within(self, seconds: float) -> int:
-        """The peak of every plan that is estimated to take ``seconds`` is at least that."""
+        """A lower bound, in bytes, of the peak of every plan that is estimated at ``seconds``."""
         spare = max(seconds - self.fused.once, 0.0)
         lines = (held - rate * spare for rate, held in self._lines if spare == 0 or rate < math.inf)
         return self._fixed + int(max((self._largest_call, *lines)))
@@ -106,13 +107,13 @@ class PeakBound:
 
     @functools.cached_property
     def _lines(self) -> tuple[tuple[float, float], ...]:
-        """Rates, with what is in memory at least where that much a second would be paid."""
+        """Each rate with the minimum capacity of its cut, for all pivots."""
         return tuple(line for pivot in self._pivots() for line in _Moment(self, pivot).lines())
 
     def _pivots(self) -> tuple[int, ...]:
-        """Calls at whose beginning much is alive, as guesses: of the later phases the one that the
-        most calls follow, one after the other, the one with the largest operands, and the last sum
-        up to a number, such as of a gradient's norm. Others give bounds that hold as well."""
+        """Operations at whose beginning much is likely to be alive: after the forward pass, the
+        call with the longest chain of calls behind it, the call with the largest operands, and the
+        last sum to a number, such as a gradient's norm. Any other choice is valid as well."""
         facts, alive = self.facts, self.alive
         late = [i for i, phase in enumerate(facts.phases) if phase > 0 and i in alive]
         calls = [i for i in late if facts.kinds[i] in CALLS]
@@ -125,7 +126,7 @@ class PeakBound:
 
     @functools.cached_property
     def _following(self) -> list[int]:
-        """Calls on the longest way from each value to the end of the step."""
+        """Calls on the longest path from each value to the end of the step."""
         following = [0] * len(self.facts.nodes)
         for i in range(len(following) - 1, -1, -1):
             behind = following[i] + (self.facts.kinds[i] in CALLS)
@@ -134,8 +135,8 @@ class PeakBound:
         return following
 
     def operand_bytes(self, call: int) -> int:
-        """Bytes of the operands that are not inputs, those that share a storage once. Of what a
-        formula makes a kernel may write only what the call reads."""
+        """Bytes of the operands that are not inputs; a shared storage counts once. A kernel may
+        write only the part of a formula's result that the call reads."""
         shown: dict[int, int] = {}
         for operand in self.facts.operands[call]:
             base = self.base(operand)
@@ -155,7 +156,7 @@ class PeakBound:
         return frozenset(self.base(i) for i in returned)
 
     def kept_bytes(self, i: int) -> int:
-        """Bytes that keeping ``i`` takes at least."""
+        """The fewest bytes that keeping ``i`` can take."""
         if self.base(i) in self._leaving or not self._is_near(i):
             return 0
         return min(bytes_of(self.facts.nodes[i]), self.facts.held_bytes(i))
@@ -168,10 +169,11 @@ class _Moment:
         self.facts, self.bound, self.pivot = bound.facts, bound, pivot
         self.before = frozenset(reached([pivot], self.facts.operands.__getitem__)) - {pivot}
         self.after = self._readers()
+        self.wanted = self._wanted()
         self.members = self._members()
 
     def _readers(self) -> frozenset[int]:
-        """The pivot, and all that waits for it."""
+        """The pivot, and everything that depends on it."""
         after = {self.pivot}
         for i, operands in enumerate(self.facts.operands):
             if i in self.bound.alive and not after.isdisjoint(operands):
@@ -179,7 +181,7 @@ class _Moment:
         return frozenset(after)
 
     def _wanted(self) -> set[int]:
-        """What is read after the pivot has begun, but by the pivot."""
+        """What others than the pivot read after it has begun."""
         readers = (self.facts.operands[i] for i in self.after if i != self.pivot)
         return {
             operand for operands in readers for operand in operands if self._takes_part(operand)
@@ -191,14 +193,14 @@ class _Moment:
     def _members(self) -> list[int]:
         operands = self.facts.operands
         return sorted(
-            reached(self._wanted(), lambda i: [o for o in operands[i] if self._takes_part(o)])
+            reached(self.wanted, lambda i: [o for o in operands[i] if self._takes_part(o)])
         )
 
     def lines(self) -> Iterator[tuple[float, float]]:
         """Rates, and the least that ``bytes(K) + rate * again(A)`` can be."""
-        extra = self.bound.operand_bytes(self.pivot) if self.facts.kinds[self.pivot] in CALLS else 0
         if not self.members:
             return
+        extra = self.bound.operand_bytes(self.pivot) if self.facts.kinds[self.pivot] in CALLS else 0
         edges, priced = self._network()
         for rate in (*self._rates(priced), math.inf):
             for edge, seconds in priced:
@@ -211,7 +213,6 @@ class _Moment:
         facts, place = self.facts, {i: 2 + 2 * k for k, i in enumerate(self.members)}
         there = {self.bound.base(operand) for operand in facts.operands[self.pivot]}
         edges, priced = Edges([], [], []), list[tuple[int, float]]()
-        wanted = self._wanted()
         for i in self.members:
             inner, first = place[i], i in self.before
             if first and not facts.keep[i] and facts.kinds[i] in CALLS:
@@ -220,7 +221,7 @@ class _Moment:
             edges.add(inner, inner + 1, 0.0 if self.bound.base(i) in there else self._cost(i))
             for operand in set(facts.operands[i]) & place.keys():
                 edges.add(place[operand] + 1, inner, math.inf)
-            if i in wanted:
+            if i in self.wanted:
                 edges.add(inner + 1, 1, math.inf)
         return edges, priced
 
@@ -229,8 +230,8 @@ class _Moment:
         return math.inf if is_container else self.bound.kept_bytes(i)
 
     def _rates(self, priced: Sequence[tuple[int, float]]) -> list[float]:
-        """Spread over the bytes a second that the calls' results are worth, and above: to compute
-        one again takes others."""
+        """From an eighth of the smallest ratio of a result's bytes to its seconds (computing it
+        again computes others too) to the largest."""
         calls = (i for i in self.members if i in self.before and self.facts.kinds[i] in CALLS)
         pairs = ((self.facts.held_bytes(i), self.bound.fused.again[i]) for i in calls)
         worth = sorted(size / seconds for size, seconds in pairs if size and seconds)

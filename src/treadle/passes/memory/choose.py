@@ -163,8 +163,8 @@ class Plans:
         return tuple(dict.fromkeys(i for i in chosen if i is not None))
 
     def bound(self, i: int) -> int:
-        """What every plan that is as fast as this one has at least, of whichever version: see
-        ``bound.py``."""
+        """A lower bound of the peak of every plan, of any version, that is as fast as plan ``i``
+        (``bound.py``)."""
         return min(bound.within(self.points[i].seconds) for bound in self._bounds)
 
     @functools.cached_property

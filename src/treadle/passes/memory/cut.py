@@ -107,20 +107,25 @@ def _is_drawn(facts: Facts, i: int) -> bool:
 
 
 def least_capacity(edges: Edges, sink_side: NDArray[np.bool_]) -> float:
-    """What every cut of ``edges`` has at least, of which ``sink_side`` is one that
-    ``minimum_cut`` found: with capacities ``c`` that were scaled by ``s`` and rounded up, ::
+    """A lower bound of the capacity of every cut of ``edges``. ``sink_side`` is the cut that
+    ``minimum_cut`` found, with capacities ``c`` scaled by ``s`` and rounded up::
 
         s * sum(c, found) <= sum(ceil(s * c), found) <= sum(ceil(s * c), any) <= s * sum(c, any) + n
 
     for the ``n`` edges of finite capacity. So ``sum(c, any) >= sum(c, found) - n / s``.
     """
-    finite = [capacity for capacity in edges.capacity if capacity != math.inf]
-    scale = (_LIMIT - len(edges.capacity)) / max(sum(finite), 1.0)
     ends = zip(edges.tail, edges.head, edges.capacity, strict=True)
     found = sum(
         capacity for tail, head, capacity in ends if not sink_side[tail] and sink_side[head]
     )
-    return max(found - len(finite) / scale, 0.0)
+    rounded = sum(capacity != math.inf for capacity in edges.capacity)
+    return max(found - rounded / _scale(edges), 0.0)
+
+
+def _scale(edges: Edges) -> float:
+    """What capacities are multiplied by, so that their sum, rounded up, is a 32-bit number."""
+    finite = sum(capacity for capacity in edges.capacity if capacity != math.inf)
+    return (_LIMIT - len(edges.capacity)) / max(finite, 1.0)
 
 
 def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
@@ -132,8 +137,7 @@ def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    finite = sum(capacity for capacity in edges.capacity if capacity != math.inf)
-    scale = (_LIMIT - len(edges.capacity)) / max(finite, 1.0)
+    scale = _scale(edges)
     whole = [
         0 if capacity == math.inf else math.ceil(capacity * scale) for capacity in edges.capacity
     ]
