@@ -12,6 +12,8 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -29,7 +31,7 @@ from treadle.runtime.kernels.driver_launch import (
 )
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.kernels.prepared_launch import FunctionCode
-from treadle.runtime.kernels.triton_launch import DeviceLaunch
+from treadle.runtime.kernels.triton_launch import DeviceLaunch, _blocks
 from treadle.runtime.replay.tables import Tables
 from treadle.runtime.store.artifact import Artifact, BufferSpec, Launch, Source, Storage
 from treadle.util.errors import RuntimeFailure
@@ -317,3 +319,10 @@ def test_a_step_launches_what_its_inputs_are(cuda):
         assert taken[6:9] == [x, y, 32]
         assert taken[18:21] == [y, x, 48]
     assert [jit.taken() for jit in jits.values()] == [1, 1]
+
+
+@given(st.lists(st.integers(0, 40), max_size=9))
+def test_each_program_of_many_instances_knows_its_own(counts):
+    expected = [(at, program) for at, count in enumerate(counts) for program in range(count)]
+    assert _blocks(counts).reshape(-1, 2).tolist() == [list(pair) for pair in expected]
+    assert _blocks(counts).dtype == torch.int32

@@ -327,6 +327,16 @@ def _classes(sizes: Sizes) -> list[Sizes]:
     return [samples, [[-(-size // ALIGNED) * ALIGNED for size in each] for each in samples]]
 
 
+def _blocks(counts: Sequence[int]) -> Tensor:
+    """Of instances with so many programs each: for each program its instance, and its number in
+    it."""
+    of_each = torch.tensor(counts, dtype=torch.int64)
+    instances = torch.arange(len(counts)).repeat_interleave(of_each)
+    before = (of_each.cumsum(0) - of_each).repeat_interleave(of_each)
+    numbers = torch.arange(len(instances)) - before
+    return torch.stack((instances, numbers), 1).to(torch.int32).reshape(-1)
+
+
 class _Many:
     """Many instances: a table of addresses, of each the number of its elements, and for each
     program its instance. Sizes that the call says are those of all.
@@ -344,15 +354,14 @@ class _Many:
         self._device = device = mirrors.device
         (stage,) = function.entry["stages"]
         counts = [stage["programs"](*size) for size in sizes]
-        pairs = [(i, p) for i, count in enumerate(counts) for p in range(count)]
         told = _Sizes.of(function.entry, sizes)
-        self._blocks = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1)
+        self._blocks = _blocks(counts).to(device)
         self._sizes = torch.tensor(told.flat, dtype=told.kind, device=device)
         self._dims, self._unit = told.dims, told.unit
         self._rows = rows
         kind = (str(told.kind),)
         row = next(iter(rows), None)
-        self._stage = PreparedLaunch(stage, len(pairs), told.dims, function.code, kind, row)
+        self._stage = PreparedLaunch(stage, sum(counts), told.dims, function.code, kind, row)
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
         self._given = (ctypes.c_void_p * 3)()  # the pointers of the kernel
