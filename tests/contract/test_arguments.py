@@ -142,6 +142,17 @@ def test_one_object_may_change_between_calls():
     assert compiled.recompiles == ["argument batch.times: 1.0 became 3.0"]
 
 
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, int, np.int16])
+def test_a_number_that_changes_is_named_with_its_values(kind):
+    model = nn.Linear(5, 5)
+    step = treadle.compile(lambda x, factor: model(x).sum() * factor, model=model)
+    for number, value in enumerate((2, 3, 5, 7)):
+        step(long(number), kind(value))
+    name = "" if kind in (int, float) else f"{kind.__name__} "
+    old, new = f"{name}{kind(2).real}", f"{name}{kind(3).real}"
+    assert step.recompiles == [f"argument factor: {old} became {new}"]
+
+
 class Settings:
     def __init__(self):
         self.scale = 1.0

@@ -269,7 +269,7 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Seems like")
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_that_step_inside(name):
     def world():

@@ -1,6 +1,7 @@
 """Hooks of tensors, modules and optimizers, where PyTorch keeps them."""
 
 import operator
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
@@ -57,6 +58,20 @@ def set_own_step_hook(optimizer: Optimizer, hook: Callable[..., Any]) -> None:
 def note_stepped(optimizer: Optimizer) -> None:
     """What schedulers look at to warn that they are stepped before the optimizer."""
     vars(optimizer)["_opt_called"] = True
+
+
+def stands_for_step(optimizer: Optimizer, stepper: Callable[..., object]) -> Callable[..., object]:
+    """``stepper`` as what schedulers and others see in the place of ``optimizer.step``: with its
+    name and attributes, and noted like a call of it where a scheduler notes those."""
+    own = optimizer.step
+
+    @functools.wraps(own)
+    def step(*args: object, **kwargs: object) -> object:
+        if hasattr(own, "_wrapped_by_lr_sched"):
+            note_stepped(optimizer)
+        return stepper(*args, **kwargs)
+
+    return step
 
 
 def tensor_hooks(tensor: Tensor) -> tuple[Callable[..., object], ...]:

@@ -168,6 +168,7 @@ SET: dict[str, str] = {
     "_boxed_call": "torch._functorch._aot_autograd.utils",
     "_is_param": "torch.nn.parameter",
     "_opt_called": "torch.optim.lr_scheduler",
+    "_wrapped_by_lr_sched": "torch.optim.lr_scheduler",
 }
 """Attributes that are set here, and the module of PyTorch that asks for them."""
 

@@ -73,6 +73,16 @@ def scalar_of(dtype: str, data: bytes) -> object:
     return np.frombuffer(data, np.dtype(dtype))[0]
 
 
+def number_of(kind: str, data: bytes) -> object | None:
+    """The number of NumPy's type ``kind`` with these bytes, as one of Python's; ``None`` if that is
+    no type of numbers."""
+    found = getattr(np, kind, None)
+    if not (isinstance(found, type) and issubclass(found, np.number)):
+        return None
+    scalar: Any = scalar_of(kind, data)
+    return scalar.item()
+
+
 def ufunc_name(value: object) -> str:
     """The name of one of NumPy's own functions of elements; empty for anything else."""
     name = value.__name__ if isinstance(value, np.ufunc) else ""

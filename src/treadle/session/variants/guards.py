@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from treadle.capture.captured import Captured
 from treadle.capture.optimizers.registry import has_update_rule, update_rule
 from treadle.capture.python_state.flatten import FlatArguments, FlatCalls, Structure
-from treadle.capture.python_state.plain_values import NUMBERS, is_plain, plain_fact
+from treadle.capture.python_state.plain_values import NUMBERS, is_plain, number_of, plain_fact
 from treadle.capture.python_state.reads.object_graph import (
     first_of_each,
     place_of_tensor,
@@ -482,6 +482,7 @@ def _shown(fact: ArgumentFact) -> str:
         return f"any {fact[0]}"
     if fact[0] in ("float", "complex", "slice"):
         return fact[1]
-    return (
-        f"another {fact[0]}" if isinstance(fact[1], bytes) and fact[0] != "bytes" else repr(fact[1])
-    )
+    if isinstance(fact[1], bytes) and fact[0] != "bytes":
+        number = number_of(fact[0], fact[1])
+        return f"another {fact[0]}" if number is None else f"{fact[0]} {number}"
+    return repr(fact[1])
