@@ -1,7 +1,7 @@
 """Hooks of tensors, modules and optimizers, where PyTorch keeps them."""
 
-import operator
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
