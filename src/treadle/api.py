@@ -117,7 +117,10 @@ class Step(Generic[P, R]):
         raise TreadleError(
             "a compiled step cannot be copied or pickled: it is bound to its model's tensors",
             code="TR-005",
-            remedy="compile the copy's own step; step.save(path) keeps what was compiled",
+            remedy=(
+                "compile a step for the copied model; step.save(path) and treadle.load avoid the "
+                "compile"
+            ),
         )
 
     @overload
@@ -314,7 +317,7 @@ class Step(Generic[P, R]):
         self._served(measuring, args, kwargs)
         if not measuring.reports:
             raise RuntimeFailure(
-                "nothing was measured: a check did not hold, and the call ran eagerly",
+                "nothing was measured: a check of the step failed, and the call ran eagerly",
                 code="TR-408",
                 remedy="measure another batch",
             )

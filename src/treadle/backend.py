@@ -125,7 +125,7 @@ class _Partition:
 
 def _unplanned(why: str) -> TreadleError:
     return TreadleError(
-        f"no plan for a forward and a backward of sizes that change: {why}",
+        f"a forward and a backward with dynamic sizes cannot be planned for a budget: {why}",
         code="TR-207",
         remedy="leave out options={'memory': ...}, or compile with dynamic=False",
     )

@@ -49,9 +49,9 @@ def _default_cache() -> Path:
 def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise TreadleError(
-            f"{name}={value!r} is none of {', '.join(known)}",
+            f"{name}={value!r} is not one of {', '.join(known)}",
             code="TR-001",
-            remedy="docs/howto/numerics.md says what each does",
+            remedy="docs/howto/numerics.md describes each of them",
         )
 
 
@@ -60,7 +60,7 @@ def _known_passes(skip: object) -> tuple[str, ...]:
     unknown = [name for name in names if name not in OPTIONAL_PASSES]
     if unknown:
         raise TreadleError(
-            f"skip={skip!r} names {unknown[0]!r}, which cannot be left out",
+            f"skip={skip!r} names {unknown[0]!r}, which cannot be skipped",
             code="TR-001",
             remedy=f"a tuple of {', '.join(OPTIONAL_PASSES)}",
         )
@@ -72,7 +72,7 @@ def _known_logs(logs: object) -> tuple[str, ...]:
     unknown = [name for name in names if name not in (*LOGS, "all")]
     if unknown:
         raise TreadleError(
-            f"logs={logs!r} names {unknown[0]!r}, which is no log",
+            f"logs={logs!r} names {unknown[0]!r}, which is not a log",
             code="TR-001",
             remedy=f"a tuple of {', '.join(LOGS)}, or all",
         )
@@ -170,8 +170,10 @@ class DataParallel:
             raise TreadleError(
                 f"DataParallel(shard={self.shard!r}) is none of {', '.join(map(repr, SHARDS))}",
                 code="TR-500",
-                remedy='"optimizer" divides state and updates; to divide parameters, make the '
-                "model with torch.distributed.fsdp.fully_shard, which needs no DataParallel",
+                remedy=(
+                    '"optimizer" shards state and updates; to shard parameters, apply '
+                    "torch.distributed.fsdp.fully_shard to the model, which needs no DataParallel"
+                ),
             )
 
 
@@ -210,7 +212,7 @@ def _carries(carry: object) -> tuple[Carry, ...]:
     kept = tuple([value for value in carries if isinstance(value, Carry)])
     if len(kept) < len(carries):
         raise TreadleError(
-            f"carry={carry!r} is no treadle.Carry, nor a list of them",
+            f"carry={carry!r} is neither a treadle.Carry nor a list of them",
             code="TR-001",
             remedy='treadle.Carry("blocks.0.*")',
         )
@@ -378,15 +380,13 @@ VARIABLES: Mapping[str, EnvironmentVariable] = {
     "TARGET": EnvironmentVariable("target", _environment_text, "a name"),
     "TUNE": EnvironmentVariable("tune", _environment_flag, "`1`: `True`"),
     "NO_MEASURE": EnvironmentVariable("measure", _turns_off, "`1`: `False`"),
-    "SKIP": EnvironmentVariable("skip", _environment_names, "names with commas between them"),
+    "SKIP": EnvironmentVariable("skip", _environment_names, "comma-separated names"),
     "NO_REPLAY": EnvironmentVariable("replay", _turns_off, "`1`: `False`"),
     "NO_DYNAMIC": EnvironmentVariable("dynamic", _turns_off, "`1`: `False`"),
     "DUMP": EnvironmentVariable("dump", _environment_folder, "a folder"),
     "DEBUG": EnvironmentVariable("debug", _environment_level, "`0` to `5`"),
     "NO_PROGRESS": EnvironmentVariable("progress", _shows_progress, "`1`: `False`"),
-    "LOGS": EnvironmentVariable(
-        "logs", _environment_names, "`all`, or names with commas between them"
-    ),
+    "LOGS": EnvironmentVariable("logs", _environment_names, "`all`, or comma-separated names"),
     "BUCKETS": EnvironmentVariable(
         "buckets", lambda name: _environment_text(name) or None, "a size, or `0`"
     ),

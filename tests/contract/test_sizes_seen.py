@@ -138,7 +138,7 @@ def test_what_cannot_be_of_many_sizes_is_compiled_for_each_with_the_reason():
     for n in (4, 3, 5, 3):
         x = torch.randn(n, 3)
         torch.testing.assert_close(compiled(x), step(x))
-    assert sum("each size is compiled by itself" in why for why in compiled.recompiles) == 1
+    assert sum("each size is compiled separately" in why for why in compiled.recompiles) == 1
     assert len(compiled.recompiles) == 3
 
 

@@ -426,12 +426,12 @@ BODIES = {
         h.double(),
     ),
     r"its body returns 3 for torch.int64 \[\]": lambda m, i, h: (3, h * 2),
-    "its body does not return the containers that it gets": lambda m, i, h: [i + 1, h * 2],
+    "its body does not return the containers that it receives": lambda m, i, h: [i + 1, h * 2],
     "its body computes gradients": lambda m, i, h: (i + 1, torch.autograd.grad(h.sum(), h)[0]),
     "its body sets an attribute of a tensor": lambda m, i, h: (i + 1, setattr(h, "grad", None)),
-    "a value of one round is used outside of it": leaves_a_value,
+    "a value of one iteration is used outside that iteration": leaves_a_value,
     "its body uses a tensor from outside that it does not name": of_a_function,
-    "a transform of torch.func in it uses a tensor from outside": lambda m, i, h: (
+    "a torch.func transform in it uses a tensor from outside": lambda m, i, h: (
         i + 1,
         torch.vmap(lambda row: row * m.scale)(h),
     ),
@@ -478,7 +478,7 @@ LOOPS = {
     "it carries a tensor that is not dense": lambda h: while_loop(
         lambda h: h.sum() < 3, lambda h: (h * 1,), (h.to_sparse(),)
     ),
-    "it stands in a transform of torch.func": lambda h: (
+    "it is inside a torch.func transform": lambda h: (
         torch.vmap(
             lambda row: while_loop(lambda row: row.sum() < 3, lambda row: (row + 1,), (row,))[0]
         )(h),

@@ -156,7 +156,7 @@ def test_refuses_other_inputs(cpu: Build, index: int, wrong: Tensor) -> None:
 
 @needs_compiler
 def test_refuses_a_wrong_count(cpu: Build) -> None:
-    with pytest.raises(RuntimeFailure, match="2 inputs given, and the step has 3"):
+    with pytest.raises(RuntimeFailure, match="2 inputs were given, but the step has 3"):
         Executable(axpy_artifact(), cpu).run(axpy_inputs()[:2])
 
 

@@ -251,7 +251,7 @@ def _refuse_shared(captured: Captured, leaves: list[object]) -> None:
         return
     if overlaps(leaves) or overlaps([array.value for array in arrays]):
         raise CaptureError(
-            "the step writes to an array of NumPy's, whose memory another input shares",
+            "the step writes to a NumPy array whose memory another input shares",
             code="TR-112",
             remedy="write to a copy: torch.tensor(array)",
         )

@@ -51,7 +51,7 @@ def observed_of(
 ) -> Observed:
     """A variant of a step, to be told about, and the ``variants`` that there are."""
     captured = compiled.captured
-    tail = "it steps after the graph, and its memory is not in the plan"
+    tail = "it runs after the graph, and its memory is not in the plan"
     eager = [
         (
             f"{type(optimizer.optimizer).__name__}.step",

@@ -119,9 +119,9 @@ def plan(
 def _require_two(points: object) -> None:
     if not isinstance(points, int) or points < 2:
         raise TreadleError(
-            f"points={points!r} is not a whole number of at least 2: a frontier has two ends",
+            f"points={points!r} is not an integer of at least 2: a frontier has two ends",
             code="TR-001",
-            remedy="give at least points=2",
+            remedy="pass at least points=2",
         )
 
 

@@ -70,7 +70,9 @@ class RunEagerly(GraphPass):
             if rule is None or rule.compiler != EAGER or info(node).eager:
                 continue
             changes += 1
-            why = f"{operation_name(node.target)} is PyTorch's kernel by a rule of the options"
+            why = (
+                f"a rule of the options selects PyTorch's kernel for {operation_name(node.target)}"
+            )
             with_info(node, eager=ReasonCode.CHOSEN.because(why))
         return changes
 

@@ -39,7 +39,7 @@ def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
         )
     if not isinstance(value, GraphPass) or (stage, each) in _passes:
         raise LoweringError(
-            f"{each!r} is no GraphPass, or is registered already",
+            f"{each!r} is not a GraphPass, or is registered already",
             code="TR-307",
             remedy="register an instance of a subclass of treadle.GraphPass, once",
         )
@@ -56,7 +56,7 @@ def register_lowering(op: OpOverload, meaning: Meaning) -> None:
     value: Any = op
     if not isinstance(value, OpOverload) or not callable(meaning) or op in _meanings:
         raise LoweringError(
-            f"{op!r} is no operation with an overload, or has a meaning already",
+            f"{op!r} is not an operation with an overload, or has a lowering already",
             code="TR-307",
             remedy="register torch.ops.<library>.<name>.<overload> with a function, once",
         )

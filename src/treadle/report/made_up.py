@@ -3,7 +3,7 @@
 ::
 
     treadle: after Approximate(): loss has other numbers
-    treadle: numbers are not compared: a condition of the step does not hold on made-up inputs
+    treadle: numbers are not compared: a check of the step fails on random inputs
 """
 
 from collections.abc import Callable
@@ -82,6 +82,6 @@ class NumbersPrinter(Watcher):
 
     def _stop(self, error: Exception) -> None:
         expected = isinstance(error, NotExpected)
-        why = "a condition of the step does not hold on made-up inputs" if expected else str(error)
+        why = "a check of the step fails on random inputs" if expected else str(error)
         self._say(f"treadle: numbers are not compared: {why}")
         self._check = None

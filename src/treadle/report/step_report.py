@@ -320,7 +320,7 @@ def _memory(seen: Observed) -> Memory:
 def _explained(decisions: Sequence[Decision], is_budgeted: bool) -> list[Decision]:
     """Within a budget, what is computed again may cost more time than keeping it would."""
     return [
-        replace(decision, why="computed again to stay within the budget")
+        replace(decision, why="recomputed to stay within the budget")
         if is_budgeted and decision.decision == "recompute"
         else decision
         for decision in decisions

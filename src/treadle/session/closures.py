@@ -58,7 +58,7 @@ class ClosureStep:
     def reasons(self) -> list[tuple[str, str]]:
         """Each optimizer that steps in Python, and why, as ``explain`` shows it."""
         tail = (
-            "it calls the compiled closure as often as it likes, and its memory is not in the plan"
+            "it calls the compiled closure any number of times, and its memory is not in the plan"
         )
         refusals = (
             (optimizer, why_eager(optimizer)) for optimizer in self._step.optimizers.values()

@@ -59,7 +59,7 @@ class NonFinite:
         lines += [f"  computed by {self.kernel}"] if self.kernel else []
         if self.origin is not None:
             first, *rest = str(self.origin).splitlines()
-            lines += [f"  made of infinite values, which begin here: {first}"]
+            lines += [f"  caused by infinite values, which first appear here: {first}"]
             lines += [f"  {line}" for line in rest]
         return "\n".join(lines)
 

@@ -27,7 +27,7 @@ _WORDS = {
     "graph": "the step itself: its function, model, optimizer, shapes or dtypes",
     "constants": "the values of constants",
     "sizes": "the ranges of dynamic sizes",
-    "guards": "what the step takes its sizes to be",
+    "guards": "the assumptions about sizes",
     "costs": "the registered costs of operations",
     "treadle": "the version of treadle",
     "torch": "the version of PyTorch",

@@ -134,7 +134,7 @@ def run_bench(
     unknown = [name for name in against if name not in (EAGER, TORCH)]
     if unknown:
         raise TreadleError(
-            f"{unknown[0]!r} is nothing to compare with",
+            f"bench cannot compare with {unknown[0]!r}",
             code="TR-001",
             remedy=f"--against {EAGER} or --against {EAGER},{TORCH}",
         )
@@ -186,7 +186,7 @@ def _require_own_models(contestants: Sequence[Contestant]) -> None:
         raise PlanError(
             "the function returns the same model each time it is called",
             code="TR-203",
-            remedy="make the model inside the function: each contestant trains its own",
+            remedy="create the model inside the function: each contestant trains its own",
         )
 
 
@@ -230,9 +230,9 @@ def require_captured(contestants: Sequence[Contestant]) -> None:
     for contestant in contestants:
         if contestant.name == TORCH and not contestant.captured:
             raise TreadleError(
-                "torch.compile captured nothing of this model: its row would be eager's",
+                "torch.compile captured nothing of this model: its row would show eager's times",
                 code="TR-006",
-                remedy=f"compare with {EAGER} alone, or call the module that is given as the model",
+                remedy=f"compare with {EAGER} only, or call the model in the step",
             )
 
 

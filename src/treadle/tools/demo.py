@@ -86,7 +86,7 @@ def run_demo(*, steps: int, console: Console) -> DemoResult:
     if isinstance(compiled, Step) and compiled.compiled.library:
         console.print(
             "no working C++ compiler was found: the compiled runs used PyTorch's kernels. "
-            "Install g++ or clang++ for generated ones; `treadle doctor` says what is found."
+            "Install g++ or clang++ for generated ones; `treadle doctor` shows what was found."
         )
     return result
 

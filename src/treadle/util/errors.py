@@ -103,7 +103,9 @@ class VerifyError(TreadleError):
     """An IR broke one of its own rules: a bug in the pass that produced it (``TR-900``)."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, code="TR-900", remedy="this is a bug in treadle: report it")
+        super().__init__(
+            message, code="TR-900", remedy="this is a bug in treadle; please report it"
+        )
 
 
 class InternalError(TreadleError):
@@ -114,8 +116,10 @@ class InternalError(TreadleError):
             f"{stage} failed: {type(error).__name__}: {error}",
             code="TR-900",
             where=where,
-            remedy="this is a bug in treadle: report it with this text; calling the function "
-            "without treadle.compile runs it meanwhile",
+            remedy=(
+                "this is a bug in treadle; please report it with this text. Until then, call the "
+                "function without treadle.compile"
+            ),
         )
 
 

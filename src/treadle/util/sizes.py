@@ -82,7 +82,7 @@ class Budget:
         """As users write it; ``PlanError`` TR-201 for what is neither a size nor a ratio."""
         if type(memory) is int and memory in (0, 1):
             raise PlanError(
-                f"memory={memory} is a number of bytes, and no step takes so few",
+                f"memory={memory} is a number of bytes, and no step needs so few",
                 code="TR-201",
                 remedy=f"write a ratio as a float, memory={float(memory)}; {_RATIO}",
             )

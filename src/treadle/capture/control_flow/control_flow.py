@@ -141,7 +141,7 @@ class _Gates(TorchFunctionMode):
         """TR-151 where a gradient could leave the branch without a gate: a function of the user's
         got a tensor from outside by a way that nobody hears of."""
         gates = {gated.grad_fn for _, gated in self._gated.values()}
-        why = "a branch uses a tensor from outside that is no operand"
+        why = "a branch uses a tensor from outside that is not an operand"
         require_closed(results, gates, lambda: unfit("cond", why))
 
 
@@ -189,10 +189,10 @@ def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     counts = {tensor.shape[dim] for tensor in tensors}
     if len(counts) != 1 or len(tensors) != len(leaves):
-        raise unfit(name, "its inputs are no tensors of one length")
+        raise unfit(name, "its inputs are not tensors of one length")
     (count,) = counts
     if not 0 < count <= MOST_COPIES:
-        raise unfit(name, f"it has {count} slices, and at most {MOST_COPIES} are copied")
+        raise unfit(name, f"it has {count} slices, and treadle unrolls at most {MOST_COPIES}")
     return tensors
 
 
@@ -207,7 +207,7 @@ def _stack(column: Sequence[Any], dim: int) -> Tensor:
 
 
 def _refuse(name: str, *_args: object, **_kwargs: object) -> object:
-    raise unfit(name, "in which order its body combines slices is not known here")
+    raise unfit(name, "treadle does not know in which order its body combines slices")
 
 
 _INSTEAD: Mapping[str, Callable[..., object]] = {

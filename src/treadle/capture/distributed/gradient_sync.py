@@ -145,8 +145,10 @@ def _differentiated() -> CaptureError:
         "the step differentiates a gradient that ranks have to average (create_graph=True)",
         code="TR-541",
         where=here(),
-        remedy="compute the penalty of torch.autograd.grad(loss, parameters, create_graph=True), "
-        "and call backward once, without create_graph",
+        remedy=(
+            "compute the penalty with torch.autograd.grad(loss, parameters, create_graph=True), "
+            "and call backward once, without create_graph"
+        ),
     )
 
 

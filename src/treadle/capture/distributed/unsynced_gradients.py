@@ -36,8 +36,8 @@ def refuse_unsynced_gradients(step: StepGraph, group: RankGroup) -> None:
         input_ = step.signature.inputs[output.writes]
         if input_.role in (Role.PARAMETER, Role.STATE) and not input_.sharded:
             raise CaptureError(
-                f"{input_.name} would become another one on each rank: what is written to it comes "
-                "from a gradient of this rank's batch, which is not averaged",
+                f"{input_.name} would differ between ranks: the value written to it comes from a "
+                "gradient of this rank's batch that is not averaged",
                 code="TR-516",
                 where=info(node).where,
                 remedy="put the gradient into .grad before optimizer.step(), or average it with "

@@ -221,10 +221,10 @@ def _onednn(x: Tensor, stack: _Stack, at: int, c: Tensor, reverse: bool) -> Sequ
 def _drops_packed(cell: str) -> CaptureError:
     return CaptureError(
         f"packed rows go through dropout between layers ({cell}): how many numbers eager draws "
-        "depends on the lengths, which are not known yet",
+        "depends on the lengths, which are unknown during capture",
         code="TR-141",
         where=here(),
-        remedy="use layers of their own and nn.Dropout on the unpacked batch between them",
+        remedy="use separate layers, with nn.Dropout on the unpacked batch between them",
     )
 
 

@@ -273,10 +273,12 @@ def _unlike(now: object, before: object) -> bool:
 def sets_hyper_parameter(optimizer: Optimizer, key: str) -> CaptureError:
     """TR-139."""
     return CaptureError(
-        f"the step sets {key} of {type(optimizer).__name__} before an update, to what decides "
-        "which update it is or is known after it",
+        f"before an update, the step sets {key} of {type(optimizer).__name__} to a value that "
+        "selects the update or is known only after it",
         code="TR-139",
         where=here(),
-        remedy="set it after the update or before the call, or use a second parameter group or "
-        "optimizer",
+        remedy=(
+            "set it after the update or before the call, or use a second parameter group or "
+            "optimizer"
+        ),
     )

@@ -394,8 +394,11 @@ def _asked_by_us() -> bool:
 def refused_state(what: str) -> CaptureError:
     """TR-125."""
     return CaptureError(
-        f"the step {what}, which is part of the graph while it is captured",
+        f"the step {what}, which is part of the graph during capture",
         code="TR-125",
         where=here(),
-        remedy="its tensors may be read, and written to in place; keep your own under other keys",
+        remedy=(
+            "reading its tensors and writing to them in place works; keep your own values under "
+            "other keys"
+        ),
     )

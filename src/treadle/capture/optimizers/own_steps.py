@@ -69,7 +69,7 @@ class OwnSteps:
                 return None if closure is None else closure()
             if id(optimizer) in recorder.scaling.skips:
                 raise refused_scaling(
-                    f"a GradScaler steps {type(optimizer).__name__}, which steps by its own code"
+                    f"a GradScaler steps {type(optimizer).__name__}, whose own code is captured"
                 )
             start, conditions = traced_nodes(), recorder.conditions
             before, conditions.path = conditions.path, None  # it does not look at values

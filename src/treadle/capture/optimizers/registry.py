@@ -100,7 +100,7 @@ _UPDATE_RULES: dict[type[Optimizer], OptimizerUpdate] = {}
 def register(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     """Serve exactly ``kind`` (not its subclasses, which may override ``step``)."""
     if kind in _UPDATE_RULES:
-        raise ValueError(f"{kind.__name__} has two functional forms")
+        raise ValueError(f"{kind.__name__} has two update rules")
     _UPDATE_RULES[kind] = form
 
 
@@ -132,7 +132,7 @@ def check_step(optimizer: Optimizer) -> None:
         raise CaptureError(
             f"{type(optimizer).__name__}(differentiable=True): updates have no derivative",
             code="TR-114",
-            remedy="leave differentiable off in a compiled step",
+            remedy="set differentiable=False in a compiled step",
         )
 
 
@@ -158,8 +158,9 @@ def register_optimizer(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     fits = isinstance(pair[0], type) and issubclass(pair[0], Optimizer)
     if not fits or not isinstance(pair[1], OptimizerUpdate) or kind in _UPDATE_RULES:
         raise CaptureError(
-            f"{kind!r} is no optimizer class without an update, or {form!r} no update",
+            f"{kind!r} is not an optimizer class or has an update rule already, or {form!r} is "
+            "not an update rule",
             code="TR-105",
-            remedy="register each class once, with an instance of a treadle.OptimizerUpdate",
+            remedy="register each class once, with an instance of treadle.OptimizerUpdate",
         )
     _UPDATE_RULES[kind] = form

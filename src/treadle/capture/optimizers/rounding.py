@@ -31,8 +31,10 @@ def lerp(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
         raise CaptureError(
             f"the optimizer's state is {x.dtype}, and the gradient {end.dtype}",
             code="TR-126",
-            remedy="after model.double(), half() or to(dtype) convert the state as well: "
-            "optimizer.load_state_dict(optimizer.state_dict())",
+            remedy=(
+                "after model.double(), half() or to(dtype), convert the state as well: "
+                "optimizer.load_state_dict(optimizer.state_dict())"
+            ),
         )
     return (_wide(x) + (_wide(end) - _wide(x)) * weight).to(x.dtype)
 

@@ -121,9 +121,9 @@ def refused(label: str, kind: str, where: str = "") -> LateError:
     """TR-117 for a change that would happen only when the step is captured; ``where``: the user's
     line, as far as it is known."""
     return LateError(
-        f"the step changes {label}, a {kind} outside of it: that would happen when the step is "
-        "captured, and not at later calls",
+        f"the step changes {label}, a {kind} outside the step: this would happen during capture, "
+        "and not at later calls",
         code="TR-117",
         where=where,
-        remedy="return the value and keep it outside, or assign a new one",
+        remedy="return the value and store it outside, or assign a new one",
     )

@@ -185,11 +185,11 @@ class ExternalState:
         self._rng.refuse(decides=self.draws.refuses(), where=self.draws.refused_line())
         if self._executed.resumed:
             raise CaptureError(
-                f"the step takes the next value of {self._executed.resumed}, a generator "
-                "from before it",
+                f"the step takes the next value of {self._executed.resumed}, a generator that "
+                "was created before the step",
                 code="TR-117",
                 where=self._executed.resumed_at,
-                remedy="take it outside of the step, and pass it as an argument",
+                remedy="take the value outside the step, and pass it as an argument",
             )
         if self._frames.asked is not None:
             raise asks(*self._frames.asked)

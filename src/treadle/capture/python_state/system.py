@@ -39,10 +39,12 @@ def is_introspection_frame(frame: FrameType) -> bool:
 def asks(name: str, line: Line) -> CaptureError:
     """TR-123 for a question on a line of the user's."""
     return CaptureError(
-        f"the step calls {name}: what the operating system answers, or does, would be that of the "
-        "capture at every later call",
+        f"the step calls {name}: every later call would repeat the operating system's answer, or "
+        "its effect, from the capture",
         code="TR-123",
         where=show_line(line),
-        remedy="ask before the step, and pass the answer as an argument; measure times around the "
-        "call, or by step.profile()",
+        remedy=(
+            "call it before the step, and pass the result as an argument; measure times around "
+            "the call, or with step.profile()"
+        ),
     )

@@ -69,8 +69,10 @@ class Threads:
             "the step computes with tensors in another thread, where nothing can be captured",
             code="TR-122",
             where=self._lines[0],
-            remedy="compute them in the thread that calls the step; threads may prepare Python "
-            "values, and tensors before the step is called",
+            remedy=(
+                "compute in the thread that calls the step; other threads may prepare Python "
+                "values, and tensors before the step is called"
+            ),
         )
 
 

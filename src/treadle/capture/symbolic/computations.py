@@ -65,7 +65,7 @@ class NumberDecision:
             outcome = repr(self.compute())
         except Exception as error:
             outcome = type(error).__name__
-        return f"a decision on {self.label} was {self.outcome!r} and is {outcome}: {self.where}"
+        return f"a branch on {self.label} was {self.outcome!r} and is {outcome}: {self.where}"
 
 
 @final

@@ -34,7 +34,7 @@ from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.numbers import Number, Uses, plain
 
 _NO_DRAWS = frozenset({"seed", "setstate", "getstate", "set_state", "get_state", "shuffle"})
-_LABEL = "a number that is drawn"
+_LABEL = "a random number"
 
 
 def states() -> list[object]:

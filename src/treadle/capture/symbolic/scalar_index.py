@@ -107,10 +107,10 @@ class ScalarIndices:
         target = index.place(x)
         if target is None:
             raise CaptureError(
-                "the step writes to places that several numbers or tensors decide",
+                "the step writes to elements that several numbers or tensors select",
                 code="TR-107",
                 where=here(),
-                remedy="write to one of the dims at a time: x[i][:, j] = value",
+                remedy="write along one dim at a time: x[i][:, j] = value",
             )
         whole, at, dim = target
         place = (id(x), *index.key)
@@ -144,7 +144,8 @@ class ScalarIndices:
         for copy, version, where, _ in self._copies:
             if copy._version != version:
                 raise CaptureError(
-                    "the step writes to x[i], where i is a tensor: a view in eager, here a copy",
+                    "the step writes to x[i], where i is a tensor: a view in eager, but a copy "
+                    "here",
                     code="TR-107",
                     where=where,
                     remedy="write x[i] = value, or x.index_copy_(0, i[None], value[None])",

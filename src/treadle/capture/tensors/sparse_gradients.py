@@ -131,11 +131,12 @@ class SparseGradients(DispatchMode):
         """The pair of a sparse tensor that the step made."""
         _, rows = self._known.get(id(gradient), (None, None))
         if rows is None:
-            raise refused_sparse(f"makes a {gradient.layout} tensor")
+            raise refused_sparse(f"creates a {gradient.layout} tensor")
         if not rows.known:
             raise refused_sparse(
-                "reads or adds to the sparse gradient that a call before has left",
-                "zero_grad() in the step, before the backward; or an embedding without sparse=True",
+                "reads or adds to the sparse gradient that an earlier call left",
+                "call zero_grad() in the step, before the backward; or use an embedding without "
+                "sparse=True",
             )
         return rows
 
@@ -190,8 +191,10 @@ def refused_sparse(what: str, remedy: str = "") -> CaptureError:
         code="TR-127",
         where=here(),
         remedy=remedy
-        or "compute with dense tensors in the step, or do that part outside of it and pass what "
-        "comes of it; gradients of embeddings may be sparse",
+        or (
+            "compute with dense tensors in the step, or do this part outside and pass the "
+            "result; gradients of embeddings may be sparse"
+        ),
     )
 
 
@@ -342,7 +345,7 @@ def _cleared(mode: SparseGradients, gradient: Tensor) -> Tensor:
     """What ``zero_()`` leaves: no rows."""
     _, rows = mode._known[id(gradient)]
     if not rows.known:
-        raise refused_sparse("clears a sparse gradient by zero_()", "zero_grad(set_to_none=True)")
+        raise refused_sparse("clears a sparse gradient with zero_()", "zero_grad(set_to_none=True)")
     return mode.put(gradient, replace(rows, indices=rows.indices[:, :0], values=rows.values[:0]))
 
 

@@ -340,7 +340,7 @@ def refused_storage(target: Tensor, where: str) -> CaptureError:
     """TR-117 for a tensor that is left in memory which is not its own, or of another type."""
     return CaptureError(
         f"the step leaves a tensor {list(target.shape)} of {target.dtype} with the storage of "
-        "another one by .data =, or a parameter or buffer with another shape or dtype",
+        "another one (.data =), or a parameter or buffer with another shape or dtype",
         code="TR-117",
         where=where,
         remedy="copy the values: p.data.copy_(value), or p.data = value.clone()",

@@ -86,10 +86,12 @@ class OptimizerStates:
                 return {}
         in_parts = layout_of(self._bindings.of(parameter)) is not None
         if in_parts or self._updates.is_divided(parameter):
-            raise refused_state("looks at optimizer.state of parameters of which ranks hold parts")
+            raise refused_state(
+                "reads optimizer.state of parameters that are sharded between ranks"
+            )
         skips = id(optimizer) in self._recorder.scaling.skips
         if skips or form.counters.keys() - {"step"}:
-            raise refused_state(f"looks at the counters of {type(optimizer).__name__}")
+            raise refused_state(f"reads the counters of {type(optimizer).__name__}")
         tensors: dict[str, Tensor] = {}
         if form.counters:
             step = self._updates.scalar(param_group, "step", max(taken - 1, 0))

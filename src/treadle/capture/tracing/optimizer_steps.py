@@ -94,8 +94,8 @@ class OptimizerSteps:
             id(optimizer) in self._taken or why_eager(optimizer) is not None
         ):
             raise refused_scaling(
-                f"a GradScaler steps {type(optimizer).__name__}, which steps twice in the call or "
-                "outside of the graph"
+                f"a GradScaler steps {type(optimizer).__name__}, which steps twice in the call "
+                "or outside the graph"
             )
 
     def _hand_over(self, optimizer: Optimizer, reason: Reason) -> None:
@@ -139,9 +139,11 @@ class OptimizerSteps:
 
 def _steps_twice(reason: Reason) -> CaptureError:
     return CaptureError(
-        f"an optimizer that steps outside of the graph steps twice in one step: {reason.words}",
+        f"an optimizer outside the graph steps twice in one call: {reason.words}",
         code="TR-109",
         where=here(),
-        remedy="compile a function that calls its step() once, or give the optimizer a form "
-        "(treadle.register_optimizer)",
+        remedy=(
+            "compile a function that calls its step() once, or register an update rule for the "
+            "optimizer (treadle.register_optimizer)"
+        ),
     )

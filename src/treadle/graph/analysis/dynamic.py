@@ -160,7 +160,7 @@ class Symbols:
             return reduce(combine, parts)
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
             return reduce(operator.mul, [self._from(expr.base)] * int(expr.exp))
-        raise LoweringError(f"a size of the step is {expr}, which has no form", code="TR-305")
+        raise LoweringError(f"treadle cannot express a size of the step: {expr}", code="TR-305")
 
     def _ratio(self, expr: Any) -> tuple[int, int]:
         """A sympy expression as a number of ours and what it is divided by, a positive one."""
@@ -408,7 +408,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
         if isinstance(leaf, fx.Node):
             if leaf in others:
                 raise LoweringError(
-                    "the step computes a float or a truth value from a size",
+                    "the step computes a float or a boolean from a size",
                     code="TR-305",
                     where=info(leaf).where,
                 )

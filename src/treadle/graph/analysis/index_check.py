@@ -104,7 +104,7 @@ class _BoundCheck:
         return inside if self.ignored is None else inside | (value == self.ignored)
 
     def _assert_on_device(self, value: Tensor) -> None:
-        words = f"TR-407: {self.operation} takes {self.low} to {self.high}"
+        words = f"TR-407: {self.operation} accepts {self.low} to {self.high}"
         aten._assert_async.msg(self._holds(value).all(), words)
 
     def _error(self, value: Tensor) -> BadIndex:
@@ -112,11 +112,13 @@ class _BoundCheck:
         spared = "" if self.ignored is None else f" (or {self.ignored})"
         names = ", ".join(self.inputs) or "the step"
         return BadIndex(
-            f"an index in {names} is out of range: {self.operation} takes "
-            f"{self.low} to {self.high}{spared}, and was given {smallest} to {largest}",
+            f"an index in {names} is out of range: {self.operation} accepts {self.low} to "
+            f"{self.high}{spared}, but received {smallest} to {largest}",
             code="TR-407",
             where=self.origin,
-            remedy="correct the batch; nothing was changed, and the step can go on with the next",
+            remedy=(
+                "fix the batch; nothing has changed, and the step can be called with the next one"
+            ),
         )
 
 

@@ -187,7 +187,7 @@ WHILE_LOOP_BACKWARD = CustomOp(
     kernel=_run_backward,
     gradient=no_second_derivative(
         "torch.while_loop",
-        "a loop of Python's with a fixed number of rounds has a second derivative",
+        "a Python loop with a fixed number of iterations has a second derivative",
     ),
     holds=_held_backward,
 )

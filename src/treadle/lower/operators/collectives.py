@@ -39,8 +39,8 @@ def _start(context: LoweringContext, op: OpOverload, args: Args) -> Lowered:
     started = collective_of(context.node)
     if started is None:
         raise context.fault(
-            f"{op} is no collective that can run inside a compiled step",
-            remedy="leave what sends from one rank to another outside of the step",
+            f"{op} is not a collective that can run inside a compiled step",
+            remedy="move communication between ranks out of the step",
         )
     plain = tuple([_contiguous(context, arg) for arg in args])
     if started.coalesced:

@@ -197,7 +197,7 @@ class CommunicationModel:
             known = ", ".join(sorted(self.groups)) or "none"
             remedy = "give the number of ranks of each group of the step"
             raise PlanError(
-                f"nothing is known of the group {name!r}, only of {known}",
+                f"there is no measurement of the group {name!r}, only of {known}",
                 code="TR-550",
                 remedy=remedy,
             )

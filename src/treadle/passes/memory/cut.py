@@ -150,7 +150,7 @@ def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
     graph = csr_matrix(arcs, shape=(count, count))
     result = maximum_flow(graph, 0, 1)
     if result.flow_value >= infinite:
-        raise VerifyError("a value that must not be kept cannot be computed again either")
+        raise VerifyError("a value that must not be saved cannot be recomputed either")
     residual = (graph - result.flow).tocsr()
     residual.data[residual.data < 0] = 0
     residual.eliminate_zeros()

@@ -192,7 +192,7 @@ def extract(
     for at, node in enumerate(outputs):
         if node is not None and node not in copies:
             raise PlanError(
-                f"output {at} ({node.name}) depends on an input that its half is not given",
+                f"output {at} ({node.name}) depends on an input that its half does not receive",
                 code="TR-210",
                 remedy="this is a bug in treadle: report it with the model",
             )

@@ -246,9 +246,12 @@ def _compile(text: str, compiler: Compiler) -> bytes:
             return target.read_bytes()
     first = "\n".join(done.stderr.splitlines()[:20])
     raise RuntimeFailure(
-        f"{compiler.path} refused generated code:\n{first}",
+        f"{compiler.path} rejected generated code:\n{first}",
         code="TR-402",
-        remedy="this is a bug in treadle: report it; codegen=False runs PyTorch's kernels instead",
+        remedy=(
+            "this is a bug in treadle; please report it. Until then, use codegen=False, which "
+            "runs PyTorch's kernels"
+        ),
     )
 
 

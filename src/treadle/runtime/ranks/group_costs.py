@@ -95,9 +95,12 @@ def _read(text: str) -> GroupMeasurement:
         return measurement_from_words(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
         raise RuntimeFailure(
-            f"the first rank of a group sent something that is no measurement: {error}",
+            f"the first rank of a group sent data that is not a measurement: {error}",
             code="TR-551",
-            remedy="run one version of treadle on all ranks; `treadle cache clear` on the first",
+            remedy=(
+                "run the same version of treadle on all ranks; run `treadle cache clear` on the "
+                "first"
+            ),
         ) from error
 
 

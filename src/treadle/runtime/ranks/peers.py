@@ -178,7 +178,8 @@ class Peers:
     def _go_on(self) -> None:
         if self.fault.raised is not None:
             raise GroupFailure(
-                f"an earlier call failed, and its group cannot go on: {self.fault.raised.message}",
+                "an earlier call failed, so its process group cannot continue: "
+                f"{self.fault.raised.message}",
                 code="TR-506",
                 remedy=RESTART,
             )
@@ -195,11 +196,11 @@ class Peers:
                 return self.fault.adopted(told)
             ended = self.store.ended(self.store.ranks)
             if ended:
-                return _death(ended, f"{awaited} could not end")
+                return _death(ended, f"{awaited} could not finish")
             time.sleep(0.05)
         first = str(error).splitlines()[0]
         return GroupFailure(
-            f"the connection to another rank was lost in {awaited}, and no rank is known to have "
+            f"the connection to another rank was lost in {awaited}, but no rank is known to have "
             f"ended: {first}",
             code="TR-503",
             remedy=f"see the output of all ranks; {RESTART}",
@@ -210,9 +211,9 @@ class Peers:
         told = [ended.get(rank) or self.store.last_seen(rank, call) for rank in late]
         ranks = f"did not arrive: {'; '.join(told)}" if late else "all ranks arrived"
         return GroupFailure(
-            f"{what} was not over in {self._timeout:g} s; {ranks}",
+            f"{what} did not finish within {self._timeout:g} s; {ranks}",
             code="TR-504",
-            remedy="see what these ranks did; timeout= of init_process_group is the limit",
+            remedy="check what these ranks did; timeout= of init_process_group sets the limit",
         )
 
 

@@ -68,7 +68,9 @@ class JointReplay:
         results: int,
     ) -> None:
         plan = RecordingPlan.of(artifact, policy)
-        refusal = plan.refusal or ("not recorded: a part of it waits" if plan.segments else "")
+        refusal = plan.refusal or (
+            "not recorded: part of it waits for the host" if plan.segments else ""
+        )
         self._when = WhenToRecord(refusal)
         self._frame, self._recorder = frame, recorder
         self._cut, self._results = cut, results

@@ -34,7 +34,7 @@ class RecordingBytes:
     @property
     def without_room(self) -> str:
         """Why there is no recording, if there is no room for these."""
-        return f"copies of {self.places + self.results} bytes have no room beside the plan"
+        return f"copies of {self.places + self.results} bytes do not fit beside the plan"
 
 
 class Recorded(Protocol):

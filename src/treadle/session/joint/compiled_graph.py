@@ -201,5 +201,6 @@ def _require_strict(built: Built, options: Options) -> None:
     if options.strict and built.artifact.fallbacks:
         first = built.artifact.fallbacks[0]
         raise LoweringError(
-            f"strict: {first.op} falls back to PyTorch's kernels: {first.reason}", code="TR-302"
+            f"strict=True: {first.op} falls back to PyTorch's kernels: {first.reason}",
+            code="TR-302",
         )

@@ -77,9 +77,9 @@ def _end(name: str, size: int, shapes: Dynamic, sizes: Mapping[str, Sequence[int
     known = sorted(sizes[name])
     at = bisect.bisect_left(known, size)
     beyond = TreadleError(
-        f"{name} is {size}, beyond the last of {', '.join(map(str, known))}",
+        f"{name} is {size}, larger than the last of {', '.join(map(str, known))}",
         code="TR-001",
-        remedy="give a larger size, or cut the batch",
+        remedy="add a larger size, or truncate the batch",
     )
     require(at < len(known), beyond)
     return known[at]

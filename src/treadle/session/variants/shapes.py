@@ -79,7 +79,7 @@ def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynam
         ascending = all(a < b for a, b in itertools.pairwise(sizes[1:]))
         fits = name.isidentifier() and len(sizes) > 1 and 0 <= sizes[0] <= sizes[1] and ascending
         why = f"dim {name} cannot range over {', '.join(map(str, sizes))}"
-        remedy = "give the smallest and the largest size; those between them must ascend"
+        remedy = "pass the smallest and the largest size; sizes between them must ascend"
         require(fits, TreadleError(why, code="TR-001", remedy=remedy))
     return Dynamic(named, sizes_of)
 
@@ -93,7 +93,7 @@ def _mismatch(used: set[str], ranged: set[str]) -> TreadleError:
     missing, extra = sorted(used - ranged), sorted(ranged - used)
     said = f"no range for {', '.join(missing)}" if missing else f"no dim is {', '.join(extra)}"
     return TreadleError(
-        said, code="TR-001", remedy="give every name of a dim one range: time=(16, 1024)"
+        said, code="TR-001", remedy="give every named dim one range: time=(16, 1024)"
     )
 
 
@@ -163,7 +163,7 @@ def _require_fits(argument: str, rank: int, dims: Mapping[int, str]) -> None:
 
 
 def _refused(said: str) -> CaptureError:
-    remedy = "change treadle.dynamic(...), or pass what it says"
+    remedy = "change treadle.dynamic(...), or pass matching arguments"
     return CaptureError(said, code="TR-113", remedy=remedy)
 
 

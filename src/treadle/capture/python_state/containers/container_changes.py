@@ -92,10 +92,10 @@ def reference_to(value: object) -> Reference | None:
     recorder: ContainerRecorder = value.recorder
     if recorder.is_made:
         raise CaptureError(
-            f"the step leaves {recorder.label}, which it has just made in a container outside of "
-            "it, in a second place",
+            f"the step creates {recorder.label} in a container outside the step, and stores it "
+            "in a second place as well",
             code="TR-117",
-            remedy="make it before the step",
+            remedy="create it before the step",
         )
     return Reference(recorder)
 

@@ -154,10 +154,10 @@ class ArrayLeaf:
         for other in self._uses.arrays.values():
             if other.is_written and overlaps([self.value, other.value]):
                 raise CaptureError(
-                    "the step looks at an array of NumPy's that it wrote to through a tensor",
+                    "the step reads a NumPy array directly that it wrote to through a tensor",
                     code="TR-112",
                     where=here(),
-                    remedy="look at the tensor, or write to a copy: torch.tensor(array)",
+                    remedy="read the tensor, or write to a copy: torch.tensor(array)",
                 )
 
     def tensor(self) -> Tensor:

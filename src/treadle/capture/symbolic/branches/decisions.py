@@ -43,7 +43,7 @@ class ValueDecision:
     @property
     def words(self) -> str:
         """That a call takes the other one."""
-        return f"a decision on a tensor was {self.answer} and is {not self.answer}: {self.where}"
+        return f"a branch on a tensor was {self.answer} and is {not self.answer}: {self.where}"
 
 
 @final

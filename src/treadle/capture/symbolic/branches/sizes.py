@@ -62,8 +62,10 @@ def unsized_error(
         why,
         code="TR-150",
         where=where,
-        remedy="keep the shape: torch.where(mask, x, 0) with a sum over mask.sum(), or "
-        "cross_entropy(..., ignore_index=...) instead of picking rows",
+        remedy=(
+            "keep the shape: use torch.where(mask, x, 0) with a sum over mask.sum(), or "
+            "cross_entropy(..., ignore_index=...), instead of selecting rows"
+        ),
     )
 
 
