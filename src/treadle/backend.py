@@ -69,10 +69,11 @@ _TALLY = _Tally()
 
 
 def compiled_graphs() -> int:
-    """How many graphs this backend has compiled in this process: a forward and a backward are two.
+    """The number of graphs that the backend compiled in this process; a forward and a backward are
+    two.
 
-    ``torch.compile`` may leave a model alone without a word; a loop that asks this before and
-    after knows whether it ran as it is, or compiled."""
+    ``torch.compile`` may skip a model silently. Compare this number before and after to see whether
+    a model ran compiled or as it is."""
     return _TALLY.graphs
 
 

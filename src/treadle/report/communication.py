@@ -28,17 +28,16 @@ _COMPUTE = 1
 @final
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step's compute and collectives on a timeline; seconds and bytes are those of
-    ``timeline``."""
+    """A step's compute and collectives on a timeline; ``timeline`` has the seconds and bytes."""
 
     timeline: CommunicationTimeline
 
     def table(self) -> str:
-        """The collectives by kind and group, what hides them, and the exposed share."""
+        """The collectives by kind and group, what overlaps with them, and the exposed share."""
         return communication_text(self.timeline) or "communication: none"
 
     def trace(self, path: str | Path) -> Path:
-        """Write a trace for ``chrome://tracing`` or Perfetto: a row of compute, and one of each
+        """Write a trace for ``chrome://tracing`` or Perfetto: one row for compute, and one for each
         group's collectives. TR-004 if it cannot be written."""
         events = list(communication_events(self.timeline))
         data = {"displayTimeUnit": "ms", "traceEvents": events}

@@ -149,9 +149,9 @@ class Use:
 class PhaseSummary:
     """One phase of a step: ``"forward"``, ``"backward"``, ``"optimizer"``, or ``"other"``.
 
-    ``operations`` of the captured graph became ``launches`` of generated kernels,
-    ``library_calls`` and ``fallbacks``. ``floor_seconds``: what their bytes and products need at
-    the rates of the device, less where bytes stay in a cache; ``seconds``: measured, ``None``
+    ``operations`` of the captured graph became ``launches`` of generated kernels, ``library_calls``
+    and ``fallbacks``. ``floor_seconds``: the time that their bytes and products need at the rates
+    of the device (the real time is less if data stays in a cache); ``seconds``: measured, ``None``
     before ``Step.profile``.
     """
 

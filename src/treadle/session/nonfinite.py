@@ -30,14 +30,14 @@ Kind = Literal["NaN", "inf"]
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Where a value of a step stops being finite: ``count`` of its ``total`` elements are ``kind``.
+    """The value where a step stops being finite: ``count`` of its ``total`` elements are ``kind``.
 
-    ``name``: the operation (``"div.Tensor"``), or the user's name of an input that is so already
-    (``"argument x"``, ``"0.weight"``). ``phase``: ``"input"``, ``"forward"``, ``"backward"`` or
-    ``"optimizer"``; ``module`` and ``where``: the path of the module and the user's line, empty if
-    not known; ``kernel``: the compiled function or library call that computes it, empty for inputs
-    and where it is not known. ``origin``: of a NaN, where the infinite value that it is made of
-    came from, if it is made of one. ``str`` gives all of it in words.
+    ``name``: the operation (``"div.Tensor"``), or the user's name of an input that is not finite
+    itself (``"argument x"``, ``"0.weight"``). ``phase``: ``"input"``, ``"forward"``, ``"backward"``
+    or ``"optimizer"``; ``module`` and ``where``: the path of the module and the user's line, empty
+    if unknown; ``kernel``: the compiled function or library call that computes it, empty for inputs
+    and if unknown. ``origin``: for a NaN, the source of the infinite value that caused it, if there
+    is one. ``str`` describes all of it.
     """
 
     name: str

@@ -16,10 +16,10 @@ BUGS = ("TR-199", "TR-900", "TR-901")
 
 
 class TreadleError(Exception):
-    """Something treadle cannot do, in words a user can act on.
+    """Something that treadle cannot do, with a message that a user can act on.
 
-    ``code`` is stable, ``where`` is the user's source line (``file:line: text``) when known,
-    and ``remedy`` says what to do about it.
+    ``code`` is stable, ``where`` is the user's source line (``file:line: text``) when known, and
+    ``remedy`` says what to do.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TreadleError(Exception):
         super().__init__(self._text())
 
     def rewrite(self, change: Callable[[str], str]) -> None:
-        """Put every text of this error through ``change``."""
+        """Apply ``change`` to every text of this error."""
         self.message, self.where = change(self.message), change(self.where)
         self.remedy = change(self.remedy)
         self.args = (self._text(),)
@@ -73,7 +73,7 @@ class CaptureError(TreadleError):
 
 
 class PlanError(TreadleError):
-    """No memory plan meets the request (``TR-2xx``)."""
+    """No memory plan fits the request (``TR-2xx``)."""
 
 
 class LoweringError(TreadleError):

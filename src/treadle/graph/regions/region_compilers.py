@@ -31,8 +31,8 @@ _COMPILERS: dict[str, RegionCompiler] = {"inductor": compile_module}
 
 
 def register_region_compiler(name: str, compiler: RegionCompiler) -> None:
-    """Let rules of ``Regions`` name this compiler. ``LoweringError`` TR-318 for a name that is
-    taken, or that is no word of letters and digits."""
+    """Register a compiler that rules of ``Regions`` can name. ``LoweringError`` TR-318 for a name
+    that is taken, or that has other characters than letters and digits."""
     if name in (*_COMPILERS, "native", "eager") or not name.isidentifier() or "_" in name:
         raise LoweringError(
             f"{name!r} cannot name a region compiler",

@@ -37,10 +37,10 @@ EAGER = "eager"
 @final
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Nodes that one compiler takes, in the order of the graph; ``number`` counts regions in an
-    order in which they can run. ``reasons``: of the nodes that cannot be lowered, by name.
-    ``handle``: what ``Regions.show`` returned for its text; profiles name it. ``inside``: the node
-    of the loop in each round of which it runs; then it is of that loop's own graph."""
+    """Nodes that one compiler handles, in the order of the graph; ``number`` counts regions in an
+    order in which they can run. ``reasons``: why nodes cannot be lowered, by name. ``handle``: what
+    ``Regions.show`` returned for its text; it is shown in profiles. ``inside``: the node of the
+    loop that runs it in each iteration; it then belongs to that loop's own graph."""
 
     number: int
     compiler: str
@@ -51,7 +51,7 @@ class Region:
 
     @property
     def inputs(self) -> tuple[fx.Node, ...]:
-        """What is passed in, in the order of first use: results of others, inputs of the step, and
+        """The inputs, in the order of first use: results of other regions, inputs of the step, and
         constants of the graph."""
         own = set(self.nodes)
         operands = (
@@ -71,10 +71,11 @@ class Region:
         return sum(map(computes, self.nodes))
 
     def step(self, outputs: Sequence[fx.Node] | None = None) -> StepGraph:
-        """A graph of its own, which gives ``outputs``: by default all that are read outside.
+        """The region as a separate graph that returns ``outputs``: by default all values that are
+        read outside.
 
-        Constants are passed in like everything else. All that is known of a value is known of the
-        input, and of the node, that stands for it.
+        Constants become inputs as well. The inputs and nodes keep all facts about the values that
+        they stand for.
         """
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -93,7 +94,7 @@ class Region:
 
     @property
     def text(self) -> str:
-        """The graph of its own as text, with what it is."""
+        """The separate graph as text, with a heading."""
         head = f"# region {self.number}: {self.compiler}, {self.operations} operations"
         head += f", in each round of {self.inside}" if self.inside else ""
         reasons = [f"# {name}: {reason}" for name, reason in self.reasons.items()]

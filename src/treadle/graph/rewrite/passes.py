@@ -36,7 +36,7 @@ class GraphPass(abc.ABC):
 
     @abc.abstractmethod
     def run(self, step: StepGraph) -> int:
-        """Return how many places changed; zero promises an untouched graph."""
+        """Return the number of changes; zero promises an unchanged graph."""
 
 
 def until_settled(once: Callable[[StepGraph], int], step: StepGraph) -> int:
