@@ -59,7 +59,7 @@ def test_a_wrong_lowering_is_found(file, tmp_path, monkeypatch, capsys):
     smallest = tmp_path / "captured.reduced.txt"
     text = smallest.read_text()
     assert "10 operations, 2 inputs, 2 results: other numbers: out0 differs from eager by" in out
-    assert f"written to {smallest}; again: treadle reduce {smallest}" in out
+    assert f"written to {smallest}; to reproduce: treadle reduce {smallest}" in out
     assert "treadle: operations: 1 operations, 1 inputs, 1 results after" in err
     assert text.startswith("# other numbers: result 0 differs from eager by up to")
     assert text.splitlines()[3:] == [

@@ -184,8 +184,8 @@ def of_a_function(model, h):
 
 
 REFUSED = {
-    "a branch does more than compute .aten.bernoulli": lambda m, h: F.dropout(h, 0.5),
-    "a branch does more than compute .treadle_tests": lambda m, h: of_anything(h),
+    "a branch has a side effect .aten.bernoulli": lambda m, h: F.dropout(h, 0.5),
+    "a branch has a side effect .treadle_tests": lambda m, h: of_anything(h),
     "a branch writes to a tensor from outside": writes,
     "in a branch a size depends on values": lambda m, h: h[h > 0].sum() + h,
     "a branch divides integers": lambda m, h: h + (m.count.long() // m.count.long()),

@@ -85,7 +85,7 @@ def _check_call(what: str, step: Callable[..., object], arguments: tuple[object,
         signature.bind(*arguments)
     except TypeError as error:
         count = f"{len(arguments)} arguments" if len(arguments) != 1 else "one argument"
-        raise _wrong(f"the step does not accept the batch of {what}, {count}: {error}") from None
+        raise _wrong(f"the step does not accept the batch of {what} ({count}): {error}") from None
 
 
 def _is_sequence(batch: object) -> bool:
