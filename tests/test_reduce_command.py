@@ -113,7 +113,7 @@ treadle.register_pass(Approximate())
 """)
     assert main(["reduce", str(file), "--import", str(mine)]) == Exit.DONE
     text = (tmp_path / "captured.reduced.txt").read_text()
-    assert f"# again: treadle reduce {tmp_path}/captured.reduced.txt --import {mine}" in text
+    assert f"# to reproduce: treadle reduce {tmp_path}/captured.reduced.txt --import {mine}" in text
     assert count_of(parse(text)).operations == 1
 
 
@@ -220,7 +220,7 @@ def test_operators_of_users_are_not_run(tmp_path, capsys):
     assert main(["reduce", str(path)]) == Exit.REFUSED
     err = capsys.readouterr().err
     assert "TR-009" in err
-    assert "treadle_reduce_tests.launch.default, which is not run on made-up numbers" in err
+    assert "treadle_reduce_tests.launch.default, which is not run on random inputs" in err
     assert calls == []
 
 

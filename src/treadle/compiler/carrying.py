@@ -52,8 +52,8 @@ def _refuse_handed_out(captured: Captured, steps: CarriedSteps) -> None:
             raise TreadleError(
                 f"the update of {captured.step.signature.inputs[at].name!r} cannot run in the "
                 "next call: this call returns the parameter itself",
-                code="do not return it, or carry another parameter",
-                remedy="return nothing of it, or carry another parameter",
+                code="TR-532",
+                remedy="do not return it, or carry another parameter",
             )
 
 

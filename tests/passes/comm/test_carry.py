@@ -318,12 +318,12 @@ NODES = {
     "a result of the call": (
         lambda step, moved, new, relu: [Move(frozenset([node_of(step, aten.sum.default)]))],
         "TR-532",
-        "'out0' is returned",
+        "the call returns 'out0'",
     ),
     "an input": (
         lambda step, moved, new, relu: [Move(frozenset([step.placeholders[0]]))],
         "TR-530",
-        "w is no operation",
+        "w is not an operation",
     ),
     "a node of another step": (
         lambda step, moved, new, relu: [Move(set_from(traced()[0], REDUCE))],
@@ -645,7 +645,7 @@ WORDS = {
     ),
     "reduced gradient returned": (
         plain(after=lambda model, optimizer, x, y: model[0].bias.grad), Carry("0.bias"),
-        "TR-532", "'result 1' is returned",
+        "TR-532", "the call returns 'result 1'",
     ),
     "norm of a gradient logged": (
         plain(after=lambda model, optimizer, x, y: model[0].bias.grad.norm()), Carry("0.bias"),
