@@ -1,8 +1,9 @@
-"""``torch.compile(model, backend="treadle")``: the reduced form, without the optimizer.
+"""``torch.compile(model, backend="treadle")``: a reduced version, without the optimizer.
 
-Dynamo gives a graph, AOTAutograd a joint forward and backward, which goes through the pipeline of
-whole steps as one graph (``session/joint/``). A graph with effects is cut in two, and each half
-goes through the pipeline; what is kept for the backward is tensors of their own then.
+Dynamo produces a graph, and AOTAutograd a joint forward and backward, which goes through the
+pipeline of whole steps as one graph (``session/joint/``). A graph with side effects is split in
+two, and each half goes through the pipeline; the values saved for the backward are then separate
+tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,12 +1,12 @@
-"""Conditions on indices, and elements of values as terms of them: what a mask says of each place.
+"""Conditions on indices, and terms for elements of values: the meaning of a mask at each position.
 
 ::
 
     condition  =  true | false | index <= 0 | all of conditions | any of conditions
     term       =  condition | index | number | unread | condition ? term : term
 
-An ``Element`` is a whole number (or truth value) that only a run of the step knows: nothing is
-concluded of it but that it is the same wherever value and indices are the same.
+An ``Element`` is an integer (or boolean) that is known only at run time: the only fact about it is
+that it is the same wherever value and indices are the same.
 """
 
 import math

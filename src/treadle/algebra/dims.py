@@ -1,5 +1,4 @@
-"""Dims of dynamic shapes: those that a call's arguments have, and those that Python computes of
-them.
+"""Dims of dynamic shapes: those of a call's arguments, and those that Python computes from them.
 
 ::
 

@@ -1,10 +1,10 @@
-"""Proofs about formulas of indices, for every value of every index, element and size.
+"""Proofs about index formulas, for every value of every index, element and size.
 
-``Prover().holds(condition)`` refutes the opposite: that is split into cases, each a list of linear
-inequalities over whole numbers, and a case is closed once elimination of its variables
-(Fourier and Motzkin's, with constants rounded to whole numbers) arrives at ``positive <= 0``. A
-proof covers all sizes at once. ``False`` is no proof of the opposite: it may be that this method,
-or its patience, was not enough.
+``Prover().holds(condition)`` refutes the negation. The negation is split into cases, each a list of
+linear inequalities over integers, and a case is closed once elimination of its variables
+(Fourier-Motzkin, with constants rounded to integers) arrives at ``positive <= 0``. A proof covers
+all sizes at once. ``False`` does not prove the negation: the method, or its limits, may not have
+been enough.
 """
 
 import math

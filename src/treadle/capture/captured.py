@@ -1,4 +1,4 @@
-"""What a capture gives: a graph, and how its inputs and outputs meet the user's objects."""
+"""The result of a capture: a graph, and how its inputs and outputs map to the user's objects."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final

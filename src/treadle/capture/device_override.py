@@ -1,4 +1,4 @@
-"""Capturing for another device than the model is on, from descriptions instead of tensors."""
+"""Capturing for another device than the model's, from descriptions instead of tensors."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
-"""Optimizers that are not in the graph: they step eagerly when the compiled part is done.
+"""Optimizers that are not in the graph: they step eagerly after the compiled part.
 
-The graph ends where they would begin: what their gradients are at that point becomes an output,
-and their parameters have no value afterwards that the rest of the step could read.
+The graph ends where they start: their gradients at that point become outputs, and the rest of the
+step cannot read their parameters afterwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence

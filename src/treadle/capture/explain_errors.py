@@ -1,4 +1,4 @@
-"""Errors of a traced run in words that a user can act on."""
+"""Errors of a traced run, as messages that a user can act on."""
 
 import contextlib
 import linecache

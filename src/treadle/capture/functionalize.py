@@ -3,8 +3,8 @@
 before:  v = view(w, [4]);  add_(v, x);  y = mul(w, 2);           return y
 after:   v = view(w, [4]);  a = add(v, x);  w' = view(a, [2, 2]);  y = mul(w', 2);  return y, w'
 
-Every storage has a current *base* value. A write to a view makes a new base by undoing the view
-on the result; a later read of any alias of that storage is taken from the new base again.
+Every storage has a current *base* value. A write to a view creates a new base by inverting the view
+on the result; a later read of any alias of that storage is derived from the new base.
 """
 
 import operator

@@ -1,4 +1,4 @@
-"""What cannot be captured, said before anything is traced."""
+"""Refusals before anything is traced."""
 
 import inspect
 import itertools

@@ -1,4 +1,4 @@
-"""Runs of one trace, each of which knows what the runs before it met.
+"""The runs of one trace, each of which uses what the earlier runs met.
 
 ::
 

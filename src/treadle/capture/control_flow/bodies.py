@@ -1,4 +1,4 @@
-"""What the bodies of control-flow functions may do while a step is traced: compute."""
+"""The bodies of control-flow functions: while a step is traced, they may only compute."""
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, cast

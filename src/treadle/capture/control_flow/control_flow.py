@@ -6,11 +6,11 @@
     map(f, xs), scan(...)   as many copies of the body as there are slices
     while_loop(p, f, xs)    one operation, p and f as graphs: ``while_loops.py``
 
-Of a ``cond`` both branches are computed, and one is looked at. That is eager's result exactly,
-forward and backward, where a branch does nothing but compute: values of the other are left out
-by a choice, element by element, and its gradients, which may be NaN, where they would leave it for
-a tensor from outside. A branch that does anything else (draws, writes, checks, calls what nobody
-knows) is refused, since eager would not do it.
+Both branches of a ``cond`` are computed, and one is used. This is exactly eager's result, forward
+and backward, if the branches have no side effects: an elementwise selection drops the values of the
+other branch, and its gradients, which may be NaN, are masked where they would reach a tensor from
+outside. A branch with side effects (random numbers, writes, checks, unknown operations) is refused,
+because eager would not run it.
 """
 
 import functools

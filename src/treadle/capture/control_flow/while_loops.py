@@ -1,4 +1,5 @@
-"""``torch.while_loop`` while a step is traced: one operation, its functions as graphs of their own.
+"""``torch.while_loop`` while a step is traced: one operation, with its functions as separate
+graphs.
 
 ::
 
@@ -7,11 +8,12 @@
                  condition = "carried_0, carried_1, other_0, other_1 -> lt(carried_0, other_0)",
                  body      = "carried_0, ...  -> add(carried_0, 1), tanh(mm(carried_1, other_1))")
 
-Both functions run once, on tensors that stand for the carried ones of any round. What they use from
-outside is swapped for a tensor of its type, in order of first use, and becomes an operand. What is
-traced meanwhile is taken out as a graph; in the step's own graph nobody reads it, so it goes.
-A gradient of the body is traced with it. Which carried tensors need a gradient may depend on the
-body: it is traced again until the same tensors need a gradient before and after a round.
+Both functions run once, on tensors that stand for the carried tensors of any iteration. Each tensor
+that they use from outside is replaced by one of the same type, in order of first use, and becomes
+an operand. The traced nodes are extracted as a graph; nothing in the step's own graph reads them,
+so they are removed there. A gradient of the body is traced with it. Which carried tensors need a
+gradient may depend on the body, so it is traced again until the same tensors need a gradient before
+and after an iteration.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""Communication with other processes inside a traced run: refused, since none of it would happen.
+"""Communication with other processes inside a traced run: refused, because it would never happen.
 
 A collective that the step calls is an operation of the trace. ``DistributedDataParallel`` sends
-gradients from hooks in C++ on the user's own parameters, which the trace does not touch: its
-forward, without which it sends nothing, is watched instead. Hooks of Python on those parameters'
-accumulators, as other wrappers set them, are looked for.
+gradients from C++ hooks on the user's own parameters, which the trace does not touch. So its
+forward, without which it sends nothing, is intercepted instead. Python hooks on the accumulators of
+those parameters, which other wrappers set, are detected.
 """
 
 from collections.abc import Iterable, Mapping

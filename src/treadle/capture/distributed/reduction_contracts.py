@@ -1,4 +1,4 @@
-"""What a wrapper's plan demands of a graph, and whether the graph has it.
+"""The collectives that a wrapper's plan requires of a graph, and the check for them.
 
 ::
 
@@ -7,9 +7,9 @@
                               p' = f(p, wait(reduce_scatter(g)))             along the parts,
                               and wait(all_reduce(...)) of that              along the copies
 
-The wrappers insert this while the step is traced, where hooks fire. Here nothing is known of that:
-gradients are followed from where a backward pass makes them to what is written, through whatever
-way they take, and each has to go through the collectives that the plan has for its parameter.
+The wrappers insert these while the step is traced, where hooks fire. This check is independent of
+that: it follows gradients from the backward pass to the values that are written, along all paths,
+and each must pass through the collectives that the plan has for its parameter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -12,8 +12,9 @@ and where the gradient of ``w`` is final::
     p.grad += convert(s[:own rows])
 
 (Zhao et al., 2023; Rajbhandari et al., 2020, stage 3.) After a forward the module holds its parts
-again. What is gathered anew for the backward pass (``reshard_after_forward``) is decided on the
-graph, by ``passes/comm/sharding/gather_again.py``; here it is noted where each group is gathered.
+again. Which parameters are gathered again for the backward pass (``reshard_after_forward``) is
+decided on the graph, by ``passes/comm/sharding/gather_again.py``; this module records where each
+group is gathered.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

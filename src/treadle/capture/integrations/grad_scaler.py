@@ -8,8 +8,8 @@ selected in the graph.
     scaler.step(opt)       parameters and state: where(found_inf, as they were, updated)
     scaler.update()        scale: where(found_inf, scale * backoff, scale, or grown)
 
-An optimizer's step counter is Python's: the number ``found_inf`` is a result, and says after the
-call whether it advances. One that is disabled does what it does by itself.
+An optimizer's step counter is kept by Python: the number ``found_inf`` is a result, and decides
+after the call whether the counter advances. A disabled scaler is left alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator

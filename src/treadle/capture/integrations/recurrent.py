@@ -1,4 +1,5 @@
-"""``torch.lstm`` and its kin while a step is traced: one operation a layer, not one a time step.
+"""``torch.lstm`` and its kin while a step is traced: one operation per layer, not one per time
+step.
 
 before:  addmm, sigmoid, tanh, mul, ...     T times, and again in backward
 after:   y, cy = recurrent_layer(x, h, c, weights)

@@ -5,9 +5,9 @@ what the step sets before an update that reads them.
 
     group["lr"] = lr_at(self.n); optimizer.step()     the update's rate is an input of the graph
 
-An update reads those of its group as they are when it is called. What a form makes of them
-(``beta1`` of ``betas``) is computed again at every call; a tensor, or a number that is known after
-the launch, is taken as it is, where the form hands it on.
+An update reads the hyper-parameters of its group when it is called. Values that an update rule
+derives from them (``beta1`` of ``betas``) are recomputed at every call; a tensor, or a number that
+is known after the launch, is used directly if the rule passes it on.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Optimizers without a form, whose own ``step`` is captured as the user's code that it is.
+"""Optimizers without an update rule, whose own ``step`` is captured as user code.
 
 Parameters, gradients, hyper-parameters and ``optimizer.state`` are traced when it runs, so what it
-computes is part of the graph. One whose code cannot be captured (it looks at values, or calls
-extensions) steps outside of the graph.
+computes is part of the graph. If the code cannot be captured (it reads values, or calls
+extensions), the optimizer runs outside the graph.
 """
 
 from collections.abc import Callable, Mapping

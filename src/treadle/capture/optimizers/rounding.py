@@ -1,4 +1,5 @@
-"""The compound operations of ``torch.optim``'s updates: half precisions are rounded once each.
+"""The compound operations of ``torch.optim``'s updates: half precisions are rounded once per
+operation.
 
 Scalars are 0-dim float64 tensors, which the in-place forms with ``alpha=`` and ``value=`` do not
 take.

@@ -1,8 +1,8 @@
-"""Updates of parameters of one type, which are traced once.
+"""Updates of parameters of one type, traced once.
 
-A model has hundreds of parameters and few shapes. What our own forms of optimizers do depends on
-the types of what they are given, on the options of the group and on nothing else: the update of a
-second parameter of the same types is that of the first, with other tensors.
+A model has hundreds of parameters and few shapes. treadle's own update rules depend only on the
+types of their arguments and on the options of the group. So the update of a second parameter with
+the same types is that of the first, with other tensors.
 """
 
 from collections.abc import Callable, Hashable, Sequence

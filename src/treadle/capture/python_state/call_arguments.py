@@ -1,4 +1,4 @@
-"""How a step's function names its arguments, and the one form of all calls that mean the same.
+"""How a step's function names its arguments, and the canonical form of equivalent calls.
 
     step(x, y=y)                      ->  step(x, y, 1.0)      for  def step(x, y, scale=1.0)
     step(y=y, x=x, scale=1.0)         ->  step(x, y, 1.0)

@@ -1,4 +1,4 @@
-"""What a run left in places outside of it, and what was there before."""
+"""What a run changed outside the step, and what was there before."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Values of Python's that say everything about themselves: what they are, which are the same."""
+"""Plain Python values: their kinds, and equality between them."""
 
 from typing import Any, TypeGuard
 

@@ -1,8 +1,8 @@
-"""Questions to the operating system: the clock, files, random bytes, other processes. What it would
-answer at a later call nobody can know, and what it was told to do would be done once.
+"""Calls to the operating system: the clock, files, random bytes, other processes. The answers at a
+later call are unknown, and effects would happen only once.
 
-Python asks through functions made in C, of a few modules; each call of one that code of the user's
-makes, or Python's library for it, is noticed.
+Python calls the system through C functions of a few modules; every such call by user code, or by
+Python's library on its behalf, is detected.
 """
 
 from types import BuiltinFunctionType, FrameType, ModuleType

@@ -1,4 +1,4 @@
-"""What a step does to containers outside of it, done again at every call.
+"""Changes of a step to containers outside it, repeated at every call.
 
 A run in which a list, dict, set or deque gets or loses entries is run once more with containers
 that note it (``container_recorders``) in all the places where those stand.

@@ -1,4 +1,4 @@
-"""What a run made and left in places outside of it: made anew for every call."""
+"""Objects that a run created and stored outside the step: recreated for every call."""
 
 import copy
 from collections.abc import Callable, Mapping

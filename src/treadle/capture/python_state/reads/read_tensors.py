@@ -1,4 +1,4 @@
-"""Tensors that a run found outside of its step: each counts by its type, not by its numbers."""
+"""Tensors that a run found outside its step: their types are compared, not their values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import final
