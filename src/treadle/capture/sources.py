@@ -1,4 +1,4 @@
-"""Where each input of a step is found when it is called."""
+"""Where a call finds each input of a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

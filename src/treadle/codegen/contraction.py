@@ -1,6 +1,7 @@
-"""Which products a sum takes in before it rounds: both printers write that out, and compilers are
-told to contract nothing. Only those of one operation: what an operation gives is rounded, whether
-its readers are in the same kernel or not, so that a schedule decides no bits (decision 0007).
+"""Which products are fused into a sum before rounding: both printers write this explicitly, and
+compilers must not contract. Only products within one operation are fused: the result of an
+operation is always rounded, whether its readers are in the same kernel or not, so that a schedule
+does not affect bits (decision 0007).
 
 ::
 

@@ -1,4 +1,4 @@
-"""A captured step as data: what another process needs beside the artifact to serve calls."""
+"""A captured step as data: what another process needs, apart from the artifact, to serve calls."""
 
 from typing import cast
 

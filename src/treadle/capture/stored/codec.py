@@ -1,4 +1,4 @@
-"""Records of a capture as JSON data and back: what they say, and which of the user's objects.
+"""Records of a capture as JSON data and back: their values, and references to the user's objects.
 
 ::
 
@@ -7,8 +7,8 @@
     a place that was read ->  ["record", "...", "Location", {...}], of ["node", 17] of the snapshot
     anything else         ->  ``NotStored``
 
-Only data classes of treadle's are made again, from their declared fields: nothing that is read can
-run anybody's code.
+Only treadle's own dataclasses are recreated, from their declared fields: nothing that is read can
+run code.
 """
 
 import base64

@@ -1,7 +1,7 @@
-"""Numbers that Python makes of the sizes of arguments, given by the arguments of each call.
+"""Numbers that Python computes from sizes of arguments, determined by the arguments of each call.
 
-Whole numbers are formulas of the dims. PyTorch rearranges floats, so what Python made one of is
-noted, and computed again as it was.
+Integers are formulas of the dims. PyTorch rearranges float expressions, so Python's computation of
+a float is recorded and repeated exactly.
 """
 
 import operator

@@ -1,4 +1,4 @@
-"""Functions of Python's numbers as functions of tensors without dims.
+"""Functions of Python numbers, as functions of 0-dim tensors.
 
 ::
 
@@ -6,8 +6,8 @@
     math.log(a)     log(a)                  as long as that is finite
     round(a, 2)     round(a * 100) / 100    as long as a * 100 is no half
 
-Where that does not hold, Python raises an error, gives a number of another kind, or rounds
-otherwise: a call of which it does not hold is eager's.
+If the condition does not hold, Python raises an error, returns a number of another type, or rounds
+differently: such a call runs in eager.
 """
 
 import functools

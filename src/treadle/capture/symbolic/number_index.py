@@ -1,4 +1,4 @@
-"""Indices that are numbers which change from call to call, or arrays of NumPy's.
+"""Indices that are numbers which change from call to call, or NumPy arrays.
 
 ::
 
@@ -6,8 +6,8 @@
     x[i * 8 : i * 8 + 8]   ->  x[p + arange(8)]            p: where the slice begins
     x[indices]         ->  x[a tensor of the array of the call]
 
-That ``i`` is within bounds, and how long a slice is, are decisions. In eager the first two are
-views; here they are copies, so that writing to one is refused.
+Whether ``i`` is within bounds, and the length of a slice, are branches. In eager the first two are
+views; here they are copies, so writing to one is refused.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""Numbers and texts of Python's that may differ from call to call, while a step is captured.
+"""Python numbers and strings that may change from call to call, during capture.
 
-In the place of such a value stands an object that answers as the value would, and notes when an
-answer was needed: then the graph depends on it. One that only scales tensors becomes an input at
-run time; one that nothing asked is none of the step's business. A comparison is a decision: the
-graph depends on how it came out, which is asked again before each call.
+A substitute object behaves like the value, and records when the value itself was needed: then the
+graph depends on it. A number that only scales tensors becomes an input at run time; a number that
+nothing used does not matter. A comparison is a branch: the graph depends on its outcome, which is
+checked before each call.
 """
 
 import functools

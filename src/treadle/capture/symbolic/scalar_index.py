@@ -7,7 +7,7 @@
     x[3, i]      ->  x[:, i[None]].squeeze(1)[3]          and so beside masks, None and ...
     x[3, i] = v  ->  x[3][i] = v
 
-In eager ``x[i]`` is a view. Here it is a copy, so that writing to it is refused.
+In eager ``x[i]`` is a view. Here it is a copy, so writing to it is refused.
 """
 
 from collections.abc import Callable, Sequence

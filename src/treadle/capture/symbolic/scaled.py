@@ -1,8 +1,8 @@
-"""Torch's functions of numbers that stand in for others, as functions of tensors without dims.
+"""Torch functions of substitute numbers, as functions of 0-dim tensors.
 
-So a factor of a moving average, a bound or a threshold that changes from call to call is an
-input of the graph. A function that has no form here is given the number itself, on which the graph
-then depends.
+So a factor of a moving average, a bound or a threshold that changes from call to call is an input
+of the graph. A function that is not rewritten here receives the number itself, and the graph then
+depends on it.
 """
 
 import operator

@@ -1,4 +1,4 @@
-"""Sizes of the arguments of a step for many sizes, as numbers of Python's.
+"""Sizes of arguments, as Python numbers, in a step for many sizes.
 
 ::
 
@@ -6,8 +6,9 @@
     scores / math.sqrt(x.shape[1])     an input of the graph, likewise
     f"{len(x)} rows"                   a text, likewise
 
-PyTorch's symbols serve as sizes of tensors. Where Python makes something else of one, a number
-stands in for it, which the call's own arguments give (``capture/symbolic/call_sizes``).
+PyTorch's symbols are used as sizes of tensors. If Python computes something else from one, a
+substitute number takes its place, which the call's own arguments determine
+(``capture/symbolic/call_sizes``).
 """
 
 import math

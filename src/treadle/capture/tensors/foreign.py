@@ -1,5 +1,5 @@
-"""Tensors that a captured step cannot hold: of no dense layout, of no memory of their own, or of
-memory that somebody else made."""
+"""Tensors that a captured step cannot contain: not dense, without their own memory, or in memory
+that something else allocated."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Places for the tensors of a call among what a step returns and leaves.
+"""Slots for the tensors of a call in the values that a step returns and stores.
 
 ::
 

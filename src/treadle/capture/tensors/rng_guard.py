@@ -1,7 +1,7 @@
 """Random generators while a step is traced.
 
-PyTorch's (``RngGuard``): whose numbers are drawn, and that none of them is seeded. Python's and
-NumPy's (``PythonRngGuard``): that none is drawn from otherwise than ``host_draws`` knows, since
+PyTorch's (``RngGuard``): which generators are drawn from, and that none of them is seeded. Python's
+and NumPy's (``PythonRngGuard``): that none is drawn from otherwise than ``host_draws`` knows, since
 that happens once, when traced.
 """
 

@@ -5,10 +5,10 @@
     embedding(w, i, sparse=True)   w.grad = sparse(indices i [1, N], values g [N, D], size [V, D])
     in the graph                   i, g
 
-Rows of a gradient may repeat, and then their sum counts. Two of them are added by putting the rows
-of one behind those of the other; what scales one scales its values. An optimizer updates the rows
-that there are (``OptimizerUpdate.update_rows``), and a gradient that is left in ``.grad`` is put
-together after the call. So no gradient has as many rows as the table.
+Rows of a gradient may repeat; their sum counts. Two gradients are added by concatenating their
+rows; scaling a gradient scales its values. An optimizer updates only these rows
+(``OptimizerUpdate.update_rows``), and a gradient that stays in ``.grad`` is assembled after the
+call. So no gradient has as many rows as the table.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

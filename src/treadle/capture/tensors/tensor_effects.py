@@ -1,4 +1,4 @@
-"""What a step does to the user's own tensors, beside writing to their memory: another memory by
+"""Changes of a step to the user's own tensors other than writes to their memory: another memory by
 ``.data =``, ``requires_grad``, ``.grad`` and other attributes.
 
 ::

@@ -1,7 +1,8 @@
-"""What stands in the place of ``optimizer.step`` while a step is traced.
+"""The substitute for ``optimizer.step`` while a step is traced.
 
-An optimizer with a form updates in the graph; one without steps by its own code, which is traced,
-or after the graph: then its gradients are results, and nobody may read its parameters afterwards.
+An optimizer with an update rule updates in the graph. Without a rule, its own code is traced, or it
+runs after the graph: then its gradients are results, and the step may not read its parameters
+afterwards.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What a step leaves outside of it, as values that are put in places at every call."""
+"""Side effects of a step, as values that every call stores in places."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Sizes that the step's own values decide: what depends on them is called at run time."""
+"""Sizes that depend on the step's own values: operations that depend on them are called at run
+time."""
 
 import itertools
 import operator

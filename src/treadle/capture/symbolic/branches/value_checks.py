@@ -1,4 +1,4 @@
-"""What PyTorch's CPU kernels require of values: taken for granted, and looked at in each call.
+"""Requirements of PyTorch's CPU kernels on values: assumed, and checked by each call.
 
 ::
 
@@ -6,11 +6,10 @@
     n // d, n % d                   expect(all(d != 0))          of whole numbers
     table[(x * 10).long()]          expect(all(-rows <= i < rows))
 
-A call in which it does not hold has changed nothing and is eager's, which raises its own error. On
-a GPU nothing is looked at: PyTorch's kernels there stop the device or go on, and so does ours.
-Indices of whole numbers of the batch are checked before the step, by
-``graph/analysis/index_bounds.py``; those that their own operations bound, as ``argmax`` does, are
-not checked.
+A call that violates one has changed nothing and runs in eager, which raises its own error. On a GPU
+nothing is checked: PyTorch's kernels there stop the device or continue, and so do treadle's.
+Integer indices of the batch are checked before the step, by ``graph/analysis/index_bounds.py``;
+those that their own operations bound, as ``argmax`` does, are not checked.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
