@@ -1,4 +1,4 @@
-"""Sizes while a trace runs: symbols, of which those that values decide have no number yet."""
+"""Sizes while a trace runs: symbols; those that depend on values have no number yet."""
 
 import inspect
 import math

@@ -1,4 +1,4 @@
-"""Which updates of a step run in its next call: what ``Options.carry`` asks for, as moves."""
+"""Which updates of a step run in its next call: ``Options.carry`` as moves."""
 
 from fnmatch import fnmatchcase
 

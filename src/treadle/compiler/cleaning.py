@@ -1,4 +1,4 @@
-"""The passes of the stages ahead of the memory plan; those of a plan are its own."""
+"""The passes of the stages before the memory plan; a plan has its own passes."""
 
 from collections.abc import Sequence
 from dataclasses import replace

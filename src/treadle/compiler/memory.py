@@ -1,4 +1,4 @@
-"""Plans of memory by exact peaks: of the kernels and calls that a candidate becomes."""
+"""Memory plans by exact peaks: those of the kernels and calls of each candidate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What is told of a compiled step: its variants, and what their memory is."""
+"""The facts that are reported about a compiled step: its variants, and their memory."""
 
 from collections.abc import Iterable, Sequence
 

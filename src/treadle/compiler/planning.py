@@ -1,4 +1,4 @@
-"""``treadle.plan``: does a step fit, and in how much, before anything runs."""
+"""``treadle.plan``: whether a step fits, and its frontier, before anything runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,5 +1,5 @@
-"""The regions of a step: what its options choose, before anything is looked up in the cache; and
-what they are, for whoever asks."""
+"""The regions of a step: the choice by its options, before the cache lookup, and the resulting
+regions on request."""
 
 from dataclasses import replace
 

@@ -1,12 +1,12 @@
-"""Numbers in Python's places (attributes, entries, variables) that change from call to call, and
+"""Numbers in Python objects (attributes, entries, variables) that change from call to call, and
 arrays of them.
 
 ::
 
     self.n += 1; loss = loss * 0.9 ** self.n      n: read before the launch, written after it
 
-While a step is captured, numbers and arrays that stand in are in those places. What the step puts
-there, also one that is computed of others, is computed again at each call, exactly as Python does.
+During capture, these places contain substitute numbers and arrays. Values that the step stores
+there, including computed ones, are recomputed at each call, exactly as Python does.
 """
 
 import contextlib

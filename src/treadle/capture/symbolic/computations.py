@@ -1,4 +1,4 @@
-"""What Python computes of numbers that stand in, and what it decides by them, at every call."""
+"""Python's computations and branches on substitute numbers, repeated at every call."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field

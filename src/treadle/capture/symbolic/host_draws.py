@@ -10,11 +10,10 @@ in the same order, before the launch.
     n = random.randint(1, 3); x[:n]           likewise for each whole number, and for each place of
                                               ``random.choice([...])``
 
-Whether a variant serves a call is asked of the numbers that the call would draw, and the generators
-are put back. What else a draw decides while the step is captured (a number that is none of the
-whole ones, a list that is shuffled) is TR-119, and so is a draw from a generator of the user's own,
-or by a function that was imported by its name: the state of the generator is then not what the
-draws that are known leave.
+To find the variant that serves a call, the call draws its numbers, and the generators are then
+restored. Other branches on random numbers during capture (on a float, on a shuffled list) raise
+TR-119. So do numbers from the user's own generators, or from a function that was imported by its
+name: then the state of the generator is not the one after the known draws.
 """
 
 import functools

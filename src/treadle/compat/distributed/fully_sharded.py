@@ -1,8 +1,8 @@
-"""What ``fully_shard`` is going to do, read off the modules.
+"""The plan of ``fully_shard``, read from the modules.
 
-Its hooks on modules gather parameters on streams of their own, resize storages and reduce
-gradients: nothing of that can be traced. What decides it stands in plain objects: one state for
-each call of ``fully_shard``, with groups of parameters.
+Its module hooks gather parameters on separate streams, resize storages and reduce gradients. None
+of this can be traced. The plan is in plain objects: one state for each call of ``fully_shard``,
+with groups of parameters.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""What PyTorch's kernels refuse and its fake tensors take: asked of a kernel while it is traced.
+"""Operands that PyTorch's kernels reject but its fake tensors accept: tested with a kernel during
+the trace.
 
 ::
 
@@ -7,9 +8,9 @@
     softmax(x, 5)                       fake: a type.  all kernels: an IndexError
     max(x: f32[0])                      fake: a type.  all kernels: "max(): Expected ..."
 
-Generated code would compute something there. So a call whose dtypes may be refused runs once on
-tensors of one element, of the same dtypes and device, with the kernel that eager would call; and
-one that may be refused for want of elements on what it is given, which has none.
+Generated code would compute something there. So a call whose dtypes may be rejected runs once on
+one-element tensors of the same dtypes and device, with the kernel that eager would call. A call
+that may be rejected because it has no elements runs on its own empty operands.
 """
 
 import functools

@@ -1,12 +1,12 @@
-"""Values whose sizes are known at the call only: a sample of each value, and beside it its twin.
+"""Values whose sizes are known only at the call: a sample of each value, and its symbolic twin.
 
 A graph of a step with dynamic shapes looks like any other: its fake values have the sizes of one
 sample, so that passes can count and compare. Each value of dynamic sizes has a *twin*, the fake
 value with symbols of the ``ShapeEnv`` that the step was traced under, and sizes among the arguments
 are ``Size``. ``layout_of`` gives shape and strides as ``Size``.
 
-All values of such a graph are of one ``SampleMode``, which has the twins and the ``Symbols``.
-Whoever has a value or the graph has these; two graphs share nothing, however equal their dims are.
+All values of such a graph belong to one ``SampleMode``, which has the twins and the ``Symbols``.
+They are reachable from any value or from the graph; two graphs share nothing, even with equal dims.
 """
 
 import operator

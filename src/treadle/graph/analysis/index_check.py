@@ -1,7 +1,6 @@
 """The checks of a step's indices, ready to run on the inputs of a call: data, without the graph.
 
-Those of a step of many sizes have a ``Size`` wherever the call decides; ``at`` makes the ones to
-run.
+For a step with many sizes, they contain ``Size`` values; ``at`` creates the checks for one call.
 """
 
 from collections.abc import Callable, Iterator, Sequence

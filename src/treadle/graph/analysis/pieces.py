@@ -6,7 +6,7 @@
     p = split(x, [2, 3], 1); q = p[1]        Piece(x, dim=1, start=2, stop=5)
     c = cat([a, b], 1)                       a: Piece(c, 1, 0, 2),  b: Piece(c, 1, 2, 5)
 
-One index of a dim is a piece that lost its dim: ``select``, and the results of ``unbind``.
+One index of a dim is a piece without the dim: ``select``, and the results of ``unbind``.
 """
 
 import itertools

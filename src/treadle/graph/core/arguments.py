@@ -6,7 +6,7 @@
 
     map_argument(f, ([x, 2], None))  ->  ([f(x), f(2)], f(None))
 
-FX walks them, which keeps lists lists. ``util/nested.py`` has the map of what is no graph any more.
+FX's own traversal keeps lists as lists. ``util/nested.py`` has the map for values outside graphs.
 """
 
 from collections.abc import Callable

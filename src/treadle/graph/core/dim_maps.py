@@ -11,10 +11,10 @@
     slice(x, 1, 2, 5)       x: [a] [b]             ->  [a] [c]
     mm(x, y)                x: [a] [k]  y: [k] [b] ->  [a] [b]      contracts
 
-The letters are *factors*. A dim is some of them, the slowest first; one of size 1 is none. What has
-a factor in common with the result is needed index by index: element ``i`` of the factor takes
-elements ``i`` of the operands that have it, so that the call on some of its indices alone gives
-those of the result. A factor of an operand alone is needed whole.
+The letters are *factors*. A dim is a list of factors, the slowest first; a dim of size 1 has none.
+A factor that an operand shares with the result is needed index by index: element ``i`` of the
+factor uses elements ``i`` of the operands that have it, so the call on some of its indices gives
+those indices of the result. A factor of only an operand is needed whole.
 
 ``tests/graph/test_dim_maps.py`` compares every declaration with the operator.
 """

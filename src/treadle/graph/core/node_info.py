@@ -1,11 +1,11 @@
-"""What is known of a node besides its operation: its value, and where it belongs.
+"""The facts about a node besides its operation: its value, and where it belongs.
 
 ::
 
     node.meta  =  {"val": value, "treadle": NodeInfo(phase="forward", where="net.py:7", ...)}
 
-The value stands under FX's key, where the passes of users and of PyTorch have it too; all else is
-one record. No other module names a key of ``node.meta``.
+The value is under FX's key, where users' and PyTorch's passes find it; everything else is one
+record. No other module uses a key of ``node.meta``.
 """
 
 from collections.abc import Iterable

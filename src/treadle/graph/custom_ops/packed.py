@@ -1,4 +1,4 @@
-"""Packed sequences as operations of a graph: padded rows beside their lengths.
+"""Packed sequences as operations of a graph: padded rows with their lengths.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Regions that another compiler takes: one operator each, and one interface for all compilers.
+"""Regions for other compilers: one operator each, and one interface for all compilers.
 
 ::
 

@@ -1,15 +1,15 @@
-"""Parts of a graph that one compiler takes: as large as they can be, and no path leaves one and
-comes back.
+"""Parts of a graph for one compiler: as large as possible, and no path leaves a region and returns
+to it.
 
 ::
 
     before:  a = exp(x); b = mine(a); c = neg(a); d = add(b, c)       mine: PyTorch's kernel
     after:   native {a, c} -> eager {b} -> native {d}
 
-Regions are made of nodes of one compiler. What a graph of regions depends on has no circle, so each
-region can run in one piece. Of no compiler can two regions be joined without such a circle: that is
-what "as large as they can be" means. Where only the order of calls says what comes first (draws,
-custom operations), it counts as a path.
+Regions consist of nodes of one compiler. The dependency graph of regions has no cycle, so each
+region can run as a whole. Joining any two regions of a compiler would create a cycle: that is the
+meaning of "as large as possible". If only the order of calls determines what comes first (random
+numbers, custom operations), it counts as a path.
 """
 
 import itertools
