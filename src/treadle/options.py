@@ -1,4 +1,4 @@
-"""Every knob of treadle, in one frozen dataclass, and the only reader of the environment."""
+"""All options of treadle, in one frozen dataclass, and the only reader of the environment."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
-"""Objects that nobody has written to since they were looked at, asked about all at once.
+"""Objects that were not written to since they were checked, compared all at once.
 
-Their words of memory are compared with what they were: by one call of C code, or by NumPy where
-there is no compiler and all words lie in the objects themselves. Where words are not known, dicts
-and tensors are asked.
+Their memory words are compared with the earlier values: by one call of C code, or by NumPy if there
+is no compiler and all words are in the objects themselves. If words are not known, dicts and
+tensors are queried.
 """
 
 import functools

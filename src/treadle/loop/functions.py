@@ -1,5 +1,4 @@
-"""What the functions of formulas cost: one table, which every decision about computing one twice
-asks."""
+"""The cost of functions in formulas: one table, which every decision about recomputation uses."""
 
 import torch
 

@@ -1,16 +1,16 @@
-"""Elements of values as terms of their indices, read off the formulas that lowering makes.
+"""Elements of values as terms of their indices, read from the formulas that lowering creates.
 
 ::
 
     x + y       lowered:  [i, j] -> x[i, j] + y[i, j]      at (a, b):  x at (a, b) plus y at (a, b)
     x[f]        lowered:  [i] -> x[value(f[i])]            at a:       x at what f is at a
 
-Each node is lowered by itself when it is first asked for, and its operands are asked in turn. What
-has no formula, or no exact term, is an element that only a run knows: ``reasons`` tells why.
+Each node is lowered separately when it is first needed, and then its operands. An element without a
+formula, or without an exact term, is known only at run time: ``reasons`` has the reason.
 
-Numbers are exact: of whole numbers it is proved that their dtype holds them, floating-point ones
-are computed as their dtype computes them. Terms hold for every index within the value, whatever
-they say of others.
+Numbers are exact: for integers it is proved that their dtype can hold them, and floating-point
+numbers are computed in their dtype. Terms are valid for every index within the value, and undefined
+for others.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Which operations are library calls by choice, and why. Any other call is a fallback.
 
-An operation with a rule is a call only where its rule declines; then it is listed here if that
-is as it should be (``gather`` has a formula, the sum of many writes into one place has none).
+An operation with a rule is a call only if its rule declines; it is listed here if that is intended
+(``gather`` has a formula, the sum of several writes to one element has none).
 """
 
 from collections.abc import Mapping

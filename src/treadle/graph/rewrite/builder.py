@@ -1,4 +1,4 @@
-"""New nodes in the place of old ones: the one way in which passes and rules make them."""
+"""New nodes instead of old ones: the only way in which passes and rules create them."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Who hears of passes and does something with the graph: writes it down, or runs it."""
+"""Observers of passes that use the graph: they write it down, or run it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

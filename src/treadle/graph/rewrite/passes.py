@@ -1,4 +1,4 @@
-"""What a pass is, what it may demand of the order, and the only loop that runs passes."""
+"""What a pass is, its constraints on the order, and the only loop that runs passes."""
 
 import abc
 import time

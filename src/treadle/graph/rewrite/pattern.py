@@ -13,7 +13,7 @@
               |  Chain f ... Pattern     any number of calls of a set, of one value each, none too
               |  Named x Call            whatever call it is, under a name
 
-A Call that a program uses twice is one Call, and stands for one value.
+A Call that a program uses twice is one Call, and matches one value.
 """
 
 import functools

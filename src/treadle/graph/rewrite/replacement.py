@@ -1,4 +1,4 @@
-"""What a rule puts in place of what it found: built, compared with what was there, put in."""
+"""The replacement of a rule: built, compared with the matched values, and inserted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,10 +9,10 @@
     result    =  "return" "[" arguments "]"  ["#" "[" quoted names "]"]
     write     =  name "<-" name  ["#" name of the user's]
 
-``graph/text/exact.py`` says how types, arguments and notes are written, ``size_text.py`` how dims
-and sizes. What ``show(step)`` leaves out has a usual value: contiguous, on the CPU, forward. Values
-are computed again, operation by operation, and a type that is not the one in the text is an error.
-Every input has memory of its own, and no pass has run.
+``graph/text/exact.py`` defines how types, arguments and notes are written, ``size_text.py`` how
+dims and sizes. Parts that ``show(step)`` leaves out have default values: contiguous, on the CPU,
+forward. Values are recomputed, operation by operation, and a type that differs from the text is an
+error. Every input has its own memory, and no pass has run.
 """
 
 import operator

@@ -1,11 +1,11 @@
-"""Collectives: library calls into buffers of ours, each with a call that waits for it.
+"""Collectives: library calls into treadle's buffers, each with a call that waits for it.
 
 ::
 
     s = all_reduce(g, "sum", "0")      s = all_reduce.out(g, "sum", "0")
     w = wait_tensor(s)                 w = wait.out(s, [g])        where s is, if only ``w`` reads s
 
-What a collective reads is an argument of its wait too: until then its bytes are in use.
+The input of a collective is also an argument of its wait: until then its bytes are in use.
 """
 
 from treadle.algebra.strides import contiguous_strides

@@ -1,4 +1,4 @@
-"""Tensors made from nothing. They stay formulas: no buffer holds a constant or a mask."""
+"""Tensors created without operands. They stay formulas: no buffer contains a constant or a mask."""
 
 from collections.abc import Sequence
 

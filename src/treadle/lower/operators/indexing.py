@@ -1,4 +1,5 @@
-"""Gathers, joins and pads: ``out[i] = x[f(i)]``, where ``f`` may read an index tensor."""
+"""Gathers, concatenations and padding: ``out[i] = x[f(i)]``, where ``f`` may read an index
+tensor."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Operations that compute each element from the elements at the same place: ``out[i] = f(x[i])``.
+"""Elementwise operations: ``out[i] = f(x[i])``.
 
 Half precisions are computed in float32 and rounded once, as eager does.
 """

@@ -1,4 +1,4 @@
-"""The gradient of an attention that was found, each node of it checked to be exactly that."""
+"""The gradient of a matched attention, with a check of each node."""
 
 import math
 from dataclasses import dataclass

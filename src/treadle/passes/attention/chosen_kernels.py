@@ -1,4 +1,4 @@
-"""Attention by the kernel that was measured to be the fastest, whichever PyTorch picked."""
+"""Attention by the kernel that was measured to be the fastest, independent of PyTorch's choice."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

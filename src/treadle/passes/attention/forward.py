@@ -1,4 +1,5 @@
-"""From a softmax to the attention around it: back to the scores' product, on to that of values."""
+"""From a softmax to the attention around it: back to the product of the scores, forward to that
+with the values."""
 
 import math
 from collections.abc import Callable, Sequence

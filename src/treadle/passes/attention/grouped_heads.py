@@ -1,4 +1,5 @@
-"""Heads of keys and values that several queries share, handed to attention as they are."""
+"""Grouped-query attention: shared heads of keys and values, passed to attention without repeating
+them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

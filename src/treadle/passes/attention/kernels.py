@@ -1,4 +1,4 @@
-"""The library's kernels that take the place of attention written out, one for each kind of device.
+"""The library kernels that replace attention that is written out, one for each kind of device.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a mask of attention lets through, by name, proved for every pair of a query and a key.
+"""Named patterns of attention masks, proved for every pair of a query and a key.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Masks of attention that are proved to be a flag of the kernel, or nothing at all."""
+"""Attention masks that are proved to equal a flag of the kernel, or to have no effect."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Attention within a window, by the kernel of PyTorch's that skips what the window hides.
+"""Attention within a window, by the PyTorch kernel that skips the keys outside the window.
 
 ::
 
@@ -7,8 +7,8 @@
     after:   t = flash_attention(q^T, k^T, v^T, window_size_left=63, window_size_right=0)
              y = t[0]^T; dq, dk, dv = flash_attention_backward(dy^T, ...)^T   [B, T, H, D]
 
-The kernel is FlashAttention-2's (Dao, 2023), whose blocks of keys outside of the window of a block
-of queries are never loaded.
+The kernel is FlashAttention-2's (Dao, 2023), which never loads blocks of keys outside the window of
+a block of queries.
 """
 
 import operator

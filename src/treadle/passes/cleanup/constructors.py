@@ -1,4 +1,4 @@
-"""Values that are made from numbers alone."""
+"""Values that are made only from numbers."""
 
 import math
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""Seconds that collectives take: measured, or by the number of messages and bytes that the usual
-algorithms send; and for groups of other sizes than were measured.
+"""Seconds of collectives: measured, or estimated from the messages and bytes that the usual
+algorithms send; also for groups of other sizes than the measured ones.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which collectives can be joined with others at all, and which of them with each other."""
+"""Which collectives can be bucketed at all, and which of them with each other."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass

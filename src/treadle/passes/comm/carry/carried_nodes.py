@@ -1,4 +1,4 @@
-"""Sets of nodes that run inside of the next call.
+"""Sets of nodes that run in the next call.
 
 ::
 

@@ -1,7 +1,7 @@
-"""What is to run inside of the next call, and whether it may.
+"""Moves of nodes into the next call, and whether they are legal.
 
-A moved set is legal if it is closed, writes only what stays the user's own from call to call, and
-if nothing that it writes is read in the next call before the node that it is put in front of.
+A moved set is legal if it is closed, writes only values that persist between calls, and if the next
+call reads none of these before the node in front of which the set is placed.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Optimizer updates in two groups that share nothing but inputs."""
+"""Optimizer updates in two groups that share only inputs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
