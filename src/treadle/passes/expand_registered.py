@@ -1,4 +1,4 @@
-"""Operations that users gave a meaning become that."""
+"""Replacement of operations by their registered lowerings."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,5 @@
-"""What the options of a step say about its regions: PyTorch's kernels for some operations, another
-compiler for others."""
+"""The region options of a step: PyTorch's kernels for some operations, another compiler for
+others."""
 
 import fnmatch
 import operator

@@ -1,4 +1,4 @@
-"""What users add: passes of their own, and operations as other operations."""
+"""Users' extensions: their own passes, and lowerings of operations."""
 
 from collections.abc import Callable
 from typing import Any

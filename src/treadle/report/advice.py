@@ -1,4 +1,4 @@
-"""What to do next about a compiled step: the reason why it is slow or large, first things first."""
+"""Advice about a compiled step: the reasons why it is slow or large, the most important first."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two compiled steps beside each other, and a compiled step as a table of a notebook."""
+"""Two compiled steps side by side, and a compiled step as a table in a notebook."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

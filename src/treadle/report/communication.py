@@ -1,4 +1,5 @@
-"""What the collectives of a step cost and what hides them: in words, as a trace, before it runs."""
+"""The cost of a step's collectives and what overlaps with them: as text and as a trace, before it
+runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

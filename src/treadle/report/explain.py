@@ -1,4 +1,4 @@
-"""What became of a step and why it takes what it takes, in words."""
+"""What a step was compiled to, and where its time and memory go, as text."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Whether passes keep the numbers of a step: each is run on made-up inputs, before and after.
+"""Whether passes preserve the results of a step: it runs on random inputs before and after each
+pass.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The stages of a compile: their order, their products, who hears of them, and their clock."""
+"""The stages of a compile: their order, their products, their observers, and their clock."""
 
 import time
 from collections.abc import Generator, Sequence

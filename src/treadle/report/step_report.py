@@ -1,5 +1,4 @@
-"""Everything there is to say about a compiled step, as data: ``explain``, reports, traces and
-summaries show it."""
+"""All facts about a compiled step, as data: ``explain``, reports, traces and summaries show it."""
 
 import platform
 from collections import Counter

@@ -7,9 +7,9 @@
 
     exposed  =  union of the groups' intervals  minus  union of compute's intervals
 
-A collective starts when the compute before it has ended and the collectives of its group before it
-have; nothing else waits for it than its waits, and the end of the step. So the step takes as long
-as its compute and what is exposed, which is never a sum of the collectives' own times.
+A collective starts when the compute before it and the earlier collectives of its group have ended;
+only its waits, and the end of the step, wait for it. So the step takes the time of its compute plus
+the exposed time, which is never a sum of the collectives' own times.
 """
 
 import heapq

@@ -1,14 +1,14 @@
-"""Which values to keep: a minimum cut in which computing again has a price.
+"""Which values to keep: a minimum cut in which recomputation has a price.
 
 ::
 
     source --price(v)--> v.in --bytes(v)--> v.out --inf--> u.in   for every u that reads v
                                             v.out --inf--> sink   if backward reads v
 
-What is kept is cut at ``bytes``; what is computed again is cut at ``price``, and then all its
-operands must be on the sink's side too: kept, or computed again. Inputs are always there and
-take no part. The textbook formulation has an infinite price for everything it forbids to
-recompute; a finite one lets the same cut find block checkpointing by itself.
+A kept value is cut at ``bytes``; a recomputed value is cut at ``price``, and then all its operands
+must be on the sink's side too: kept, or recomputed. Inputs are always available and not part of the
+network. The textbook formulation has an infinite price for everything that must not be recomputed;
+with a finite price, the same cut finds block checkpointing automatically.
 """
 
 import math

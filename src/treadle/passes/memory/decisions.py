@@ -1,4 +1,4 @@
-"""What became of each activation, and why, in rows a person can read."""
+"""The decision for each activation, with its reason, in readable rows."""
 
 import re
 from collections.abc import Sequence

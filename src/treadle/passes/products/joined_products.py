@@ -1,4 +1,4 @@
-"""Products that are only joined, as one product of joined factors."""
+"""Products that are only concatenated, as one product of concatenated factors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What was cut and joined again, or joined and cut again.
+"""Values that were split and concatenated again, or concatenated and split again.
 
 ::
 
@@ -6,7 +6,7 @@
     split(cat(a, b))            a, b
     cat(cat(a, b), slice(a))    cat(a, b, slice(a))
 
-All of it is exact: the same elements, read from where they come from.
+All of this is exact: the same elements, read from their origin.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Weights in few bits that a product reads as they are, without a wide copy of them."""
+"""Weights in few bits that a product reads directly, without a wide copy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

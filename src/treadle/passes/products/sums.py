@@ -1,4 +1,5 @@
-"""Products that sum into each other, that add a bias, and that are no work for a library."""
+"""Products that sum into each other, products with a bias, and products that are too small for a
+library."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """From C++ text to loaded functions.
 
-One process should hold one OpenMP runtime: two have two thread pools, and each thinks that the
-cores are its own. So a library is linked with the very file that PyTorch loaded, by its path;
-the dynamic linker then finds it loaded already. Clang's own runtime has the GNU entry points,
-but not the other way round, so g++ is asked first.
+A process should have one OpenMP runtime: two would have two thread pools that compete for the
+cores. So a library is linked with the very file that PyTorch loaded, by its path; the dynamic
+linker then finds it loaded already. Clang's own runtime has the GNU entry points, but not the other
+way round, so g++ is asked first.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-"""The digest of Triton's own files, which it keys its cache by: 0.4 s of reading, once a process,
-while a start does something else."""
+"""The digest of Triton's own files, which is part of its cache keys: 0.4 s of reading, once per
+process, in parallel with a start."""
 
 import functools
 import importlib

@@ -1,8 +1,8 @@
-"""Compiles functions of generated modules into Triton's cache, in a process of its own.
+"""Compiles functions of generated modules into Triton's cache, in a separate process.
 
 It is run as a file and imports neither treadle nor PyTorch, so it is there in a fraction of a
-second. The first line of its input is the target; each further line is a job as
-``triton_ahead.py`` writes it, and gets a line in reply: what went wrong, or an empty text.
+second. The first line of its input is the target; each further line is a job as ``triton_ahead.py``
+writes it, and gets a line in reply: the error, or an empty line.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""D9: products are computed piece by piece, beside the collectives that they wait for.
+"""D9: products are computed chunk by chunk, concurrently with the collectives that they wait for.
 
 Asynchronous tensor parallelism, or micro-pipelining: Wang et al., "Overlap Communication with
 Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS 2023.

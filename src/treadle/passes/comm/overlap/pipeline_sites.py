@@ -1,13 +1,14 @@
-"""Collectives and the products beside them that can be computed piece by piece.
+"""Collectives and neighbouring products that can be computed chunk by chunk.
 
 ::
 
     gather      w = wait(all_gather(x)); o = moves of w; y = mm(o, a); z = addmm(b, o, c)
     scatter     y = mm(x, a); o = moves of y; w = wait(reduce_scatter(o))
 
-Each row of a product needs one row of its left factor. So a part of the rows that every rank gives
-is gathered and multiplied by itself, and a part of the rows that every rank gets is multiplied and
-reduced by itself. What a product sums over is never cut: that would round otherwise.
+Each row of a product needs one row of its left factor. So a part of the rows that every rank sends
+can be gathered and multiplied separately, and a part of the rows that every rank receives can be
+multiplied and reduced separately. The summed dim of a product is never split, because that would
+round differently.
 """
 
 from abc import ABC

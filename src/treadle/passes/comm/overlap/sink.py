@@ -1,4 +1,4 @@
-"""D4: a wait stands where its result is needed."""
+"""D4: a wait is placed where its result is needed."""
 
 from dataclasses import dataclass
 from math import ceil

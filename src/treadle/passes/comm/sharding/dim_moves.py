@@ -1,4 +1,4 @@
-"""Where the dims of a value go, through operations that only put its elements elsewhere.
+"""The dims of a value, followed through operations that only move its elements.
 
 ::
 
@@ -7,8 +7,8 @@
     c = cat([p[0], p[1]], 1)                                          [a 2] [ranks 2, s 6] [k 8]
     v = view(c, [24, 8])                                              [a 2, ranks 2, s 6] [k 8]
 
-Each dim is a list of factors, the slowest first, and a move puts factors elsewhere. A view may find
-that one consists of two: both stand for it from then on, wherever it stood.
+Each dim is a list of factors, the slowest first, and a move reorders factors. A view may split a
+factor into two, which then replace it everywhere.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Numbers made of all rows of a value, as numbers made of each rank's rows.
+"""Scalars computed from all rows of a value, as scalars computed from each rank's rows.
 
 ::
 
@@ -7,7 +7,7 @@
     mean(w)      part: sum own rows         combined: sum    finish: / elements of w
     any(w)       part: amax (own rows != 0) combined: amax   finish: != 0
 
-A rank may have no rows: its part is what changes nothing.
+A rank may have no rows: its part is then the neutral value.
 """
 
 import math
