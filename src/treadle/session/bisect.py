@@ -1,13 +1,13 @@
-"""Where a compiled step leaves eager: region by region, then node by node.
+"""Where a compiled step starts to differ from eager: region by region, then node by node.
 
 ::
 
     for each region:  its graph, compiled alone, against PyTorch's kernels, on the same inputs
     in the first that is off:  from a result that is off to an operand that is off, until none is
 
-Each region gets what PyTorch's kernels made of all before it, so that an error does not travel.
-What is compiled alone may be fused in another way than in the whole step; a fault that depends on
-the fusion of two regions is not found here, and then no region is named.
+Each region receives the results of PyTorch's kernels for everything before it, so errors do not
+propagate. A region that is compiled alone may be fused in another way than in the whole step; an
+error that depends on the fusion of two regions is not found here, and then no region is named.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What is said of the places where generated code stops and PyTorch's kernels go on."""
+"""Warnings about places where generated code stops and PyTorch's kernels continue."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""What a call leaves for the next one, or for a flush.
+"""What a call carries to the next one, or to a flush.
 
 ::
 
     nothing pending --call--> pending --call--> pending --flush--> nothing pending
             first              steady                   flush
 
-A call of another variant, a compile, an eager call and whatever reads parameters or state in public
-flush first. What is pending is gone only after a program that has used it up succeeded.
+A call of another variant, a compile, an eager call, and every visible read of parameters or state
+flush first. Pending work is removed only after a program that used it succeeded.
 """
 
 import threading

@@ -1,4 +1,5 @@
-"""A step of ``DataParallel`` around its calls: one start for all ranks, and its eager form."""
+"""``DataParallel`` around the calls of a step: equal start values on all ranks, and its eager
+version."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -6,8 +6,8 @@
     exp(x)       inf      <- the origin: nothing that it is made of is infinite
     inf - inf    NaN      <- what is found: nothing that it is made of is NaN
 
-Infinite values alone are no error: masks of attention are made of them. They are found where one
-reaches a result, a parameter or state of an optimizer.
+Infinite values alone are not an error: attention masks contain them. They are reported if one
+reaches a result, a parameter or optimizer state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Hooks at all by which parameters and optimizer state are read or written between two calls.
+"""Hooks on every way to read or write parameters and optimizer state between two calls.
 
 ::
 

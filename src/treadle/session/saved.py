@@ -1,10 +1,10 @@
-"""Saved steps: what a compile made, in a file of its own, to be found again instead of made.
+"""Saved steps: the results of compiles in a file, for reuse instead of a new compile.
 
 The file holds cache entries under their own keys, among them what was captured (``starts``).
 Loading puts them into the cache; at its first call the step starts from there as any other does,
-and traces nothing if it reads what the saved one read. Otherwise it is captured, and its key says
-whether what was saved is what it needs. So a saved step is never run for a function, a model or a
-PyTorch that it was not made for.
+and traces nothing if it reads what the saved one read. Otherwise it is captured, and its key
+decides whether the saved entries fit. So a saved step never runs for a function, a model or a
+PyTorch version that it was not made for.
 """
 
 import re

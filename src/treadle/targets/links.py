@@ -1,4 +1,4 @@
-"""What ranks send messages on, and what was measured of a group of them."""
+"""The links between ranks, and measurements of a group."""
 
 import math
 from collections.abc import Iterable, Mapping

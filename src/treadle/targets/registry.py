@@ -1,4 +1,4 @@
-"""The targets there are. Filled when they are imported; users add theirs before they compile."""
+"""The available targets. The registry is filled at import; users add theirs before they compile."""
 
 from collections.abc import Mapping
 

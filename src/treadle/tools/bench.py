@@ -1,8 +1,8 @@
 """``treadle bench``: a user's step by several compilers, interleaved in one run.
 
-Each contestant trains a job of its own, made from the same seed, and takes its turn in every
-round, so that other work on the machine slows all of them alike. A ratio is the median over the
-rounds of the contestant's time over eager's in the same round.
+Each contestant trains its own job, created from the same seed, and takes its turn in every round,
+so that other work on the machine slows all of them equally. A ratio is the median over the rounds
+of the contestant's time over eager's in the same round.
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""``FILE:FUNCTION`` on the command line: what a user's file says is to be trained."""
+"""``FILE:FUNCTION`` on the command line: the training job that a user's file defines."""
 
 import importlib.util
 import inspect

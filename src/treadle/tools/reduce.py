@@ -1,4 +1,4 @@
-"""``treadle reduce FILE``: the smallest graph that still fails, of one that does."""
+"""``treadle reduce FILE``: reduces a failing graph to the smallest graph that still fails."""
 
 import shlex
 import tempfile

@@ -1,4 +1,4 @@
-"""The errors a user of treadle can meet, and the one way to raise them.
+"""The errors that users of treadle can meet, and the one way to raise them.
 
 Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx`` lowering,
 ``4xx`` run time, ``5xx`` distributed. ``docs/reference/errors.md`` has a section for each.

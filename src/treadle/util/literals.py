@@ -1,4 +1,4 @@
-"""Arguments and numbers as texts, and the same read back: what both IRs have in their texts.
+"""Arguments and numbers as text, and reading them back: the common part of both IRs' texts.
 
 ::
 

@@ -1,11 +1,11 @@
-"""Why an operation runs as PyTorch's kernel instead of in a generated one: the one table of codes.
+"""Why an operation runs as a PyTorch kernel instead of a generated one: the one table of codes.
 
 ::
 
     "TR-312: aten.foo.default"  =  code  ": "  detail
 
-Lowering gives such a reason to each call that nobody chose, and ``explain``, ``strict``, warnings
-and regions show it. ``docs/reference/errors.md`` has each code.
+Lowering gives such a reason to each call that was not made by choice, and ``explain``, ``strict``,
+warnings and regions show it. ``docs/reference/errors.md`` has each code.
 """
 
 import enum

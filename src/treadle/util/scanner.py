@@ -1,4 +1,4 @@
-"""Reads what ``show`` prints, from left to right; what does not fit is shown with its place."""
+"""Reads the output of ``show`` from left to right; errors show their position."""
 
 import ast
 import re

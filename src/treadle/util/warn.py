@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's from which a call came."""
+"""Warnings that name the user's line from which a call came."""
 
 import contextlib
 import sys

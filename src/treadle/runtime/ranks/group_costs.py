@@ -1,8 +1,8 @@
 """How long collectives of a process group take: measured at its first use, and kept.
 
-All ranks of a group do the same and have the same numbers after: whether to measure is decided
-together, rank 0's cache decides for all, each time is the slowest rank's, and rank 0's digits are
-everybody's.
+All ranks of a group do the same and have the same results afterwards: they decide together whether
+to measure, rank 0's cache decides for all, each time is that of the slowest rank, and all ranks use
+the digits of rank 0.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other in its store, and the first fault of the group.
+"""The messages between the ranks of a group in its store, and the first fault of the group.
 
 ::
 

@@ -1,11 +1,14 @@
-"""The other ranks of a process group: that they run the same step, and why they cannot go on.
+"""The other ranks of a process group: the check that they run the same step, and the reason why
+they cannot continue.
 
-What is looked at when: a call that runs the step of the call before asks the store nothing. A rank
-whose step is another one asks all ranks before its first collective. A rank that waits for longer
-than a few milliseconds, in a collective or in a vote, looks whether others ask or have failed.
+When each check happens: a call that runs the same step as the previous call does not use the store.
+A rank with another step starts a vote of all ranks before its first collective. A rank that waits
+for longer than a few milliseconds, in a collective or in a vote, checks whether others vote or have
+failed.
 
-A fault ends what waits in its call or a later one. A rank that found it has done its part of every
-earlier call, where the others may still be receiving: such a wait ends by itself, or after a while.
+A fault ends all waits in its call or in a later one. The rank that found it has finished its part
+of every earlier call, where the others may still be receiving: such a wait ends normally, or after
+a while.
 """
 
 import atexit

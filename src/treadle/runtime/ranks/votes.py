@@ -6,8 +6,8 @@
     the last of them      vote/7/verdict = same, or differ
     where they differ     vote/7/text/<digest> = the lines, from the first rank of each digest
 
-A vote costs each rank three requests to the store and one for each look at the verdict, however
-many ranks there are. The keys of one vote go with the next.
+A vote costs each rank three requests to the store and one for each read of the verdict, for any
+number of ranks. The keys of one vote are deleted by the next.
 """
 
 import hashlib

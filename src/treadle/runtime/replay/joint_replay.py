@@ -1,14 +1,14 @@
 """Recordings of calls that stop in the middle: of a forward's launches, and of its backward's.
 
-As ``replay.py`` does it for whole steps. Both recordings lie in one pool of memory, and what the
-forward's has allocated stays until the backward's has run; incoming gradients have fixed places::
+Like ``replay.py`` for whole steps. Both recordings are in one memory pool, and the forward's
+allocations stay until the backward has run; incoming gradients have fixed places::
 
     call 1, 2     launch by launch
     call 3        the same, timed
     call 4        the forward is recorded, and then the backward
     call 5 ...    moving inputs and incoming gradients are copied to their places; replay
 
-Recorded is all of both or nothing.
+Both are recorded completely, or none.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What of an artifact can be recorded: all its steps, some segments of them, or nothing."""
+"""Which part of an artifact can be recorded: all steps, some segments, or nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One graph that the backend has compiled, and how users reach all of them."""
+"""One graph that the backend compiled, and access to all of them."""
 
 import itertools
 import threading

@@ -6,7 +6,7 @@
     one:      p, x      ->  y, dp        with  dy = incoming_gradient([y], ...)
 
 So a forward and a backward are planned, lowered, scheduled and packed into one arena like a whole
-step. ``graph/custom_ops/incoming.py`` says why the forward comes first, and
+step. ``graph/custom_ops/incoming.py`` explains why the forward comes first, and
 ``runtime/execute/joint_calls.py`` how it runs.
 """
 

@@ -1,7 +1,8 @@
-"""What of models and optimizers decides a call's key, looked at again only where it may differ.
+"""The facts about models and optimizers that are in a call's key, read again only if they may
+differ.
 
-Of modules the dicts are watched that hold modes, parameters, buffers and hooks; of tensors the
-layouts, all at once; of optimizers the groups. What no watch can tell of is looked at as before.
+For modules, the dicts of modes, parameters, buffers and hooks are watched; for tensors, the
+layouts, all at once; for optimizers, the groups. Facts that no watch covers are read as before.
 """
 
 import operator

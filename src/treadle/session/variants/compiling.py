@@ -1,4 +1,4 @@
-"""A variant is made: the step is captured along the path that a call takes, and compiled."""
+"""Creating a variant: the step is captured along the path that a call takes, and compiled."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator

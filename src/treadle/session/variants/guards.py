@@ -1,4 +1,4 @@
-"""What a compiled variant depends on, and in words what changed."""
+"""What a compiled variant depends on, and messages about changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

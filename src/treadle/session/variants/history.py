@@ -1,4 +1,4 @@
-"""Why a step has more than one variant, in words and in order."""
+"""The reasons why a step has more than one variant, in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""One compile for many sizes: of dims that were declared, or else of those that calls change."""
+"""One compile for many sizes: of declared dims, or of dims that calls change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Batches padded to sizes of which there are few, so that few programs serve them."""
+"""Batches padded to a few sizes, so that few programs serve them."""
 
 import bisect
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Dims of the arguments that change from call to call, and what a call's shapes say of them."""
+"""Dims of arguments that change from call to call, and their sizes in one call."""
 
 import bisect
 import functools
