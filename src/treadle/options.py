@@ -294,7 +294,7 @@ class Options:
     carry: Carry | tuple[Carry, ...] = field(default=(), metadata=_DECIDES_NOTHING)  # as regions
 
     def __post_init__(self) -> None:
-        _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is no size is refused here
+        _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is not a size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure, overlap=self.overlap)
         _require_flags(async_tensor_parallel=self.async_tensor_parallel)

@@ -177,7 +177,7 @@ def test_rounding_reaches_the_pass():
 def test_what_is_no_call_of_the_kernel():
     step = trace(lambda x: x.exp(), torch.ones(3))
     node = call_in(step, torch.ops.aten.exp.default)
-    assert explain(CallFastestAttention(), node) == f"{node} is no call of the flash kernel"
+    assert explain(CallFastestAttention(), node) == f"{node} is not a call of the flash kernel"
 
 
 def test_arguments_are_those_of_the_call():

@@ -47,12 +47,12 @@ def test_what_was_cut_and_joined_again_goes(name):
 NOT_WHOLE = {
     "other order": (lambda x: torch.cat([x[:, 2:], x[:, :2]], 1), "do not follow"),
     "gap": (lambda x: torch.cat([x[:, :2], x[:, 3:]], 1), "do not follow"),
-    "twice": (lambda x: torch.cat([x[:, :6], x[:, 0:3]], 1), "is no piece"),
+    "twice": (lambda x: torch.cat([x[:, :6], x[:, 0:3]], 1), "is not a slice"),
     "end is missing": (lambda x: torch.cat([x[:, :2], x[:, 2:5]], 1), "a part of x is missing"),
     "begin is missing": (lambda x: torch.cat([x[:, 1:2], x[:, 2:]], 1), "a part of x is missing"),
     "other dim": (lambda x: torch.cat(torch.split(x, 2, 0), 1), "x is cut apart"),
-    "no pieces": (lambda x: torch.cat([x.exp(), x], 1), "exp is no piece"),
-    "steps": (lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1), "is no piece"),
+    "no pieces": (lambda x: torch.cat([x.exp(), x], 1), "exp is not a slice"),
+    "steps": (lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1), "is not a slice"),
     "two values": (lambda x: torch.cat([x[:, :3], x.exp()[:, 3:]], 1), "do not follow"),
     "other strides": (lambda x: torch.cat([*x.t().split(2)]), "changes f32[6, 4] to f32[6, 4]"),
 }
@@ -193,7 +193,7 @@ STAYS = {
         "is not inside one operand of cat",
     ),
     "other dim": (lambda x, y: torch.cat([x, y], 1)[:2].exp(), "cuts another dim"),
-    "steps": (lambda x, y: torch.cat([x, y], 1)[:, 0:6:2].exp(), "is no piece"),
+    "steps": (lambda x, y: torch.cat([x, y], 1)[:, 0:6:2].exp(), "is not a slice"),
     "not cut": (lambda x, y: torch.cat([x, y], 1), "cat is read whole by output"),
     "converted": (
         lambda x, y: torch.cat([x.double(), y], 1)[:, 6:].exp(),

@@ -60,7 +60,7 @@ class Prover:
         return all(self._closed(known, [part, *others]) for part in first.parts)
 
     def _contradict(self, facts: Sequence[Index]) -> bool:
-        """Whether no whole numbers within their bounds satisfy all inequalities."""
+        """Whether no integers within their bounds satisfy all inequalities."""
         rows = [_row(index) for index in facts]
         inequalities = _rounded(_numbered([*rows, *_bounds_of(rows)]))
         while inequalities is not None:
@@ -175,7 +175,7 @@ def _numbered(rows: Iterable[_Row]) -> list[_Inequality]:
 
 
 def _rounded(inequalities: Iterable[_Inequality]) -> list[_Inequality] | None:
-    """Each with the smallest whole numbers, trivial ones left out; ``None`` if one is false.
+    """Each with the smallest integers, trivial ones left out; ``None`` if one is false.
 
     ``2 * i - 3 <= 0``  ->  ``i - 1 <= 0``
     """

@@ -21,7 +21,7 @@ from treadle.util.errors import CaptureError
 
 
 class CallsClosure(CaptureError):
-    """An optimizer outside of the graph is given a closure, which it may call as often as its
+    """An optimizer outside the graph is given a closure, which it may call as often as its
     values say (TR-105)."""
 
     def __init__(self, optimizer: Optimizer, where: str) -> None:
@@ -137,7 +137,7 @@ def run_eagerly(steps: Sequence[EagerStep], grads: Sequence[Tensor]) -> None:
 
 
 def drop_lost(writes: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
-    """The write-backs without those of parameters that an optimizer outside of the graph writes.
+    """The write-backs without those of parameters that an optimizer outside the graph writes.
 
     ``lost`` marks a value that stands for what such an optimizer leaves in a parameter.
     """

@@ -79,7 +79,7 @@ def running_line(frame: FrameType | None = None) -> Line:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    """Code that belongs to no file and to no module is the user's inside of the step; around it, it
+    """Code that belongs to no file and to no module is the user's inside the step; around it, it
     is what the tracer evaluates."""
     name = frame.f_code.co_filename
     if not name.startswith("<") or "__name__" in frame.f_globals:

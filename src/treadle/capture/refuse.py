@@ -104,9 +104,9 @@ def named_models(models: object) -> dict[str, nn.Module]:
 
 
 def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
-    """One optimizer, a list or a dict, as a dict; a single one is named ``""``. A wrapper that
-    is no optimizer (Accelerate's) stands for the optimizer whose ``step`` it calls. Optimizers that
-    an optimizer holds (``self.base_optimizer``) follow it. None is there twice."""
+    """One optimizer, a list or a dict, as a dict; a single one is named ``""``. A wrapper that is
+    not an optimizer (Accelerate's) stands for the optimizer whose ``step`` it calls. Optimizers
+    inside an optimizer (``self.base_optimizer``) follow it. None occurs twice."""
     named: dict[int, tuple[str, Optimizer]] = {}
     left = [*_named(_opened(optimizers), Optimizer, "optimizer").items()]
     for name, candidate in left:  # which grows
@@ -118,7 +118,7 @@ def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
 
 
 def _opened(value: object) -> object:
-    """In the place of an object that is no optimizer, but has some as attributes, those."""
+    """In the place of an object that is not an optimizer, but has some as attributes, those."""
     if isinstance(value, Optimizer | Mapping | Sequence):
         return value
     try:

@@ -65,7 +65,7 @@ def reads_of(run: Run) -> RunReads:
 
 
 def _is_made(entry: GivenTensor, run: Run) -> bool:
-    """Whether it stands for a number or an array in the graph, and is no tensor of the user's."""
+    """Whether it stands for a number or an array in the graph, and is not a user's tensor."""
     made = run.numbers.uses.inputs, run.numbers.uses.arrays
     find = entry.find
     return isinstance(find, HeldTensor) and any(id(find.tensor) in each for each in made)

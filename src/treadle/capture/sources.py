@@ -303,7 +303,7 @@ class ClosedOverTensor:
 @final
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that an object, a container or a variable outside of the step holds. A call takes
+    """A tensor that an object, a container or a variable outside the step holds. A call takes
     the tensor that is there."""
 
     place: Location | StateLocation

@@ -144,7 +144,7 @@ def capture(
             raise
         except Exception as error:
             first, failed = first or error, own_steps.failed
-            if not own_steps.taken:  # what is outside of the graph may be why
+            if not own_steps.taken:  # what is outside the graph may be why
                 error = error if own_steps.has_failed else first
                 if not isinstance(error, CaptureError) and place is None and tried:  # the user's
                     tried[-1].outputs.tell_known()

@@ -20,7 +20,7 @@ CONTRACTED = (torch.float32, torch.float64)
 
 
 def only_summed(kernel: Kernel) -> frozenset[Expr]:
-    """Values inside of an operation that all of their users add to another one, or take it away:
+    """Values inside an operation that all of their users add to another one, or take it away:
     such a product need not be rounded for any of them. What has a name is an operation's value."""
     summed, others = set[Expr](), set[Expr]()
     for item in kernel.body:

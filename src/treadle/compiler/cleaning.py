@@ -53,7 +53,7 @@ OPTIONAL: tuple[GraphPass, ...] = (
     AddBiasInProduct(),  # after products are summed: a sum of two has no bias
     SplitBias(),  # the biases that stay there
     DECOMPOSE_VECTORS,
-    BatchProducts(),  # last: what is one batch is no product that adds something
+    BatchProducts(),  # last: what is one batch is not a product that adds something
 )
 """Right, and not known to win: benchmarks/rewrites.py runs them after ``CLEAN``."""
 COUNTER_BASED: tuple[GraphPass, ...] = (

@@ -197,8 +197,8 @@ class Table:
 @final
 class Watches:
     """Several watches as one. Words are compared in one pass, those first that were added first;
-    what is no word is asked after them. ``whole``: the ids of dicts and tensors that are watched in
-    all that counts of them, so that nobody else has to.
+    what is not a word is asked after them. ``whole``: the ids of dicts and tensors that are watched
+    in all that counts of them, so that nobody else has to.
 
     A loop at the level of a module writes to its globals at every turn: a watch is asked whether
     what was written counts (``FingerprintWatch.excuse``), which costs less than to look at all

@@ -222,7 +222,7 @@ class Elements:
         if not isinstance(leaf, fx.Node):
             return leaf
         if leaf not in self._loads:
-            require(is_tensor(leaf), NoMatch, f"{leaf} is no tensor")
+            require(is_tensor(leaf), NoMatch, f"{leaf} is not a tensor")
             dtype = type_of(leaf).dtype
             require(dtype in DTYPES, NoMatch, f"numbers of {dtype} are not read")
             self._operands[leaf.name] = leaf
@@ -262,7 +262,7 @@ def _digits(number: int, rank: int) -> list[int]:
         digit = (number + _DIGIT // 2) % _DIGIT - _DIGIT // 2
         digits.append(digit)
         number = (number - digit) // _DIGIT
-    require(number == 0, VerifyError, "a place that is no sum of digits")
+    require(number == 0, VerifyError, "a place that is not a sum of digits")
     return digits
 
 
@@ -473,7 +473,7 @@ def _leaf_in(leaf: Index | IndexNumber | Unread, dtype: torch.dtype) -> Numeric:
             return leaf
         case IndexNumber(value) if dtype in _WHOLE:
             whole = value == value and abs(value) < 2**53 and value == int(value)
-            require(whole, NoMatch, f"{value} is no whole number")
+            require(whole, NoMatch, f"{value} is not an integer")
             return _leaf_in(Index.of(int(value)), dtype)
         case IndexNumber(value):
             return IndexNumber(float(torch.tensor(value, dtype=torch.float64).to(dtype)))

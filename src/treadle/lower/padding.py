@@ -153,7 +153,7 @@ def _shape(node: fx.Node) -> Shape:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """The node whose buffer a view reads; itself if it is no view."""
+    """The node whose buffer a view reads; itself if it is not a view."""
     while node.target in views.VIEWS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

@@ -24,7 +24,7 @@ from treadle.util.expected import NotExpected
 
 
 def made_up_inputs(step: StepGraph) -> list[Tensor]:
-    """Inputs of a step, of its types: floats in ``0 .. 1``, whole numbers that are zero, so that
+    """Inputs of a step, of its types: floats in ``0 .. 1``, integers that are zero, so that
     they are places in anything; the same each time."""
     generator = torch.Generator().manual_seed(0)
     return [_made_up(value_of(node), generator) for node in step.placeholders]

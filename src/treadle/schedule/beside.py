@@ -58,7 +58,7 @@ def blocks_beside(blocks: Sequence[Interval], busy: Sequence[int]) -> frozenset[
 
 
 def _fits(block: Interval, outside: Bytes, most: int) -> bool:
-    """Whether a block fits beside the others that are outside of the arena."""
+    """Whether a block fits beside the others that are outside the arena."""
     return int(outside[block.first : block.last + 1].max()) + block.nbytes <= most
 
 

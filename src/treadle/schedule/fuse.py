@@ -479,7 +479,7 @@ def stored_buffers(
     buffers: Mapping[str, Buffer],
     results: frozenset[str],
 ) -> Iterator[ScheduledOp]:
-    """The members of the group at a position whose value someone outside of the kernel reads.
+    """The members of the group at a position whose value someone outside the kernel reads.
     ``loaders``: of all groups."""
     for op in group.placed:
         name = op.buffer

@@ -119,7 +119,7 @@ def _tensors(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def _laid_out(value: object, expected: object) -> Tensor | None:
     """A value in the layout that the graph knows; ``None`` where calls decided other sizes, or
-    where it is no tensor."""
+    where it is not a tensor."""
     if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
         return None
     if tuple(expected.shape) != tuple(value.shape) or expected.dtype is not value.dtype:

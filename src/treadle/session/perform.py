@@ -19,7 +19,7 @@ def perform(
     seconds: list[float] | None,
     call: RankCall,
 ) -> list[Tensor | None]:
-    """The results of a run, optimizers that step outside of the graph included. What fails before
+    """The results of a run, optimizers that step outside the graph included. What fails before
     anything is written, or can be undone, has not happened; TR-406 otherwise. ``seconds``: gets the
     time of each host step. ``call``: among the ranks that it communicates with."""
     begun: list[bool] = []

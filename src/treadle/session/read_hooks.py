@@ -28,7 +28,7 @@ _PROTOCOL = 4
 @final
 class ReadHooks:
     """``reads`` is called before somebody reads, from ``attach`` on until ``detach``. It may be
-    called more than once, and inside of a walk over hooks, where nothing is detached."""
+    called more than once, and inside a walk over hooks, where nothing is detached."""
 
     def __init__(
         self,

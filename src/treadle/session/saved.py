@@ -110,7 +110,7 @@ def load_saved(path: Path, cache: Cache) -> Saved:
     for name, data in bundle.entries.items():
         key = name.removesuffix(LIBRARY)
         if not _KEY.fullmatch(key):
-            raise RuntimeFailure(f"{path}: {name!r} is no key of a cache", code="TR-405")
+            raise RuntimeFailure(f"{path}: {name!r} is not a key of a cache", code="TR-405")
         if key in starts:  # the cache may have what other processes read
             add_records(cache, key, starts[key])
         elif cache.payload(key, name[len(key) :]) is None:

@@ -32,7 +32,7 @@ COMPARED = 50
 WARMUP = 3
 """Steps left out of the step time: first touches of memory."""
 _LINES = 10
-"""Lines that tell of the training where the output is no terminal."""
+"""Lines that tell of the training where the output is not a terminal."""
 
 Tell = Callable[[int, str], object]
 """That so many steps are done, and how it stands."""

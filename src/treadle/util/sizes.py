@@ -29,7 +29,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """``"12GiB"`` -> 12884901888. A whole number is bytes already; ``PlanError`` otherwise."""
+    """``"12GiB"`` -> 12884901888. An integer is bytes already; ``PlanError`` otherwise."""
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
@@ -39,7 +39,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def _meant(text: object) -> str:
-    """What to write in the place of a text, or of another value, that is no size."""
+    """What to write in the place of a text, or of another value, that is not a size."""
     number = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     if number is not None and number[2] == "%" and 0 <= float(number[1]) <= 100:
         ratio = float(number[1]) / 100

@@ -108,7 +108,7 @@ class Pure(DispatchMode):
         return without_functions(self._checked)(func, args, dict(kwargs or {}))
 
     def _checked(self, func: Function, args: Args, named: Kwargs) -> object:
-        if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
+        if isinstance(func, OpOverload) and func.namespace != "prim":  # that is not a computation
             self._check(func, args, named)
         result = func(*args, **named)
         if isinstance(func, OpOverload) and sizes_from_values(func) and not _is_sized(result):

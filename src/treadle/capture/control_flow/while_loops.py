@@ -366,7 +366,7 @@ def _names(carried: int, others: int) -> list[str]:
 
 
 def _require_condition(condition: _Run) -> None:
-    """One truth value, which eager asks for before each round."""
+    """One boolean, which eager asks for before each round."""
     (leaf, *more) = condition.leaves or [None]
     if more or not isinstance(leaf, Tensor):
         raise unfit(

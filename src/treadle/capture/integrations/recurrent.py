@@ -94,7 +94,7 @@ class _Stack:
 @final
 @dataclass(frozen=True, slots=True)
 class RecurrentLayers:
-    """``onednn``: whether PyTorch may use it outside of the trace; ``packed``: packed rows."""
+    """``onednn``: whether PyTorch may use it outside the trace; ``packed``: packed rows."""
 
     onednn: bool
     packed: PackedRows = field(default_factory=PackedRows)

@@ -49,7 +49,7 @@ class OwnSteps:
         return OwnSteps(self.taken - others, refused, has_failed=has_failed)
 
     def why_eager(self, optimizer: Optimizer) -> Reason | None:
-        """Why it steps outside of the graph."""
+        """Why it steps outside the graph."""
         reason = why_eager(optimizer)
         why = self.refused.get(id(optimizer))
         if reason is None or why is None:

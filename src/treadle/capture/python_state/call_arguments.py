@@ -4,7 +4,7 @@
     step(y=y, x=x, scale=1.0)         ->  step(x, y, 1.0)
     step(x, model)                    ->  step(x)              where ``model`` is the default
 
-The function gets the same values either way. A default that is a number, a truth value, a text or
+The function gets the same values either way. A default that is a number, a boolean, a text or
 ``None`` is filled in, so that it is an argument as others are; other defaults are left out, and are
 read from the function, as what a step reads outside is.
 """

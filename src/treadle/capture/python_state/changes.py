@@ -85,7 +85,7 @@ def holds(part: Part) -> list[object]:
 
 
 def look_at(change: Change) -> Look:
-    """At the place of a change that is no argument's."""
+    """At the place of a change that is not an argument's."""
     part, name = change.part, change.name
     return lambda _: (part.get(name),)
 

@@ -64,7 +64,7 @@ class Flattened:
 
 
 def flattened(value: object, flatten: Flatten) -> Flattened | None:
-    """What ``value`` holds, by name; ``None`` for what is no container of tensors and values.
+    """What ``value`` holds, by name; ``None`` for what is not a container of tensors and values.
 
     Data classes, ``UserDict`` (the batches of tokenizers), ``SimpleNamespace``, subclasses of
     ``dict`` and ``list``, of ``tuple`` with attributes, are opened always, other objects if an

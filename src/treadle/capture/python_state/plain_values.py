@@ -28,12 +28,12 @@ PlainFact = tuple[type, object]
 
 
 def is_real(value: object) -> TypeGuard[RealNumber]:
-    """Exactly a number of Python's or of NumPy's, and no truth value."""
+    """Exactly a number of Python's or of NumPy's, and no boolean."""
     return type(value) in NUMBERS
 
 
 def is_whole(value: object) -> TypeGuard[WholeNumber]:
-    """Exactly a whole number of Python's or of NumPy's."""
+    """Exactly an integer of Python's or of NumPy's."""
     return type(value) in WHOLE_NUMBERS
 
 

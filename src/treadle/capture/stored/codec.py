@@ -290,7 +290,7 @@ class Decoder:
         """A data class of treadle's, past its own ways of being made."""
         kind = self.kind(rest[0], rest[1])
         if not _is_own(kind.__module__) or not dataclasses.is_dataclass(kind):
-            raise NotStored(f"{rest[1]} is no record")
+            raise NotStored(f"{rest[1]} is not a record")
         record: object = object.__new__(kind)
         self.kept(record)
         held = cast("dict[str, object]", rest[2])
@@ -402,5 +402,5 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
 def _elementwise(name: str) -> object:
     found = ufunc_of(name)
     if found is None:
-        raise NotStored(f"{name}, which is no function of elements in this NumPy")
+        raise NotStored(f"{name}, which is not a function of elements in this NumPy")
     return found

@@ -7,7 +7,7 @@ in the same order, before the launch.
     perm = np.random.permutation(n)           likewise an array, of which a tensor is made
 
     if random.random() < 0.5: ...             a decision: a variant for each way that calls go
-    n = random.randint(1, 3); x[:n]           likewise for each whole number, and for each place of
+    n = random.randint(1, 3); x[:n]           likewise for each integer, and for each place of
                                               ``random.choice([...])``
 
 To find the variant that serves a call, the call draws its numbers, and the generators are then
@@ -100,7 +100,7 @@ class HostDraws:
         return is_whole(self._values[at])
 
     def decisions(self) -> list[NumberDecision]:
-        """That the drawn whole numbers on which the graph depends are what they were."""
+        """That the drawn integers on which the graph depends are what they were."""
         values = self._values
         return [
             NumberDecision(

@@ -45,7 +45,7 @@ class GraphForm:
 def graph_form(function: object, operands: Sequence[object]) -> GraphForm | None:
     """That of a function of numbers."""
     if function is operator.pow and not any(isinstance(operand, float) for operand in operands):
-        return None  # a negative exponent would make a float of whole numbers
+        return None  # a negative exponent would make a float of integers
     if function is round and len(operands) == 2:
         digits = operands[1]
         return _rounded(digits) if type(digits) is int and 0 <= digits <= _MOST_DIGITS else None
@@ -85,7 +85,7 @@ def _to_whole(function: Callable[[Tensor], Tensor]) -> GraphForm:
 
 
 def _by(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A kernel of whole numbers stops at a zero."""
+    """A kernel of integers stops at a zero."""
 
     def compute(dividend: Tensor, divisor: Tensor) -> Tensor:
         return function(dividend, torch.where(divisor == 0, torch.ones_like(divisor), divisor))

@@ -95,7 +95,7 @@ def number_index(x: Tensor, entries: Sequence[object]) -> NumberIndex:
 
 
 def _of_array(entry: object) -> object:
-    """An index that is an array, as a tensor: whole numbers, or a mask."""
+    """An index that is an array, as a tensor: integers, or a mask."""
     if not is_array(entry):
         return entry
     leaf: ArrayLeaf = entry

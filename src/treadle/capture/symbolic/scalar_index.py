@@ -175,7 +175,7 @@ def _dim(entries: tuple[object, ...]) -> int | None:
 
 def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
     """At which of ``count`` dims each entry of an index begins; ``None`` where one is none of a
-    slice, a whole number, a tensor, ``None`` and ``...``."""
+    slice, an integer, a tensor, ``None`` and ``...``."""
     taken: list[int] = []
     for entry in entries:
         match entry:

@@ -74,7 +74,7 @@ def made_of_sizes(
     function: Callable[..., Any], operands: tuple[object, ...], otherwise: Callable[[], object]
 ) -> object:
     """What Python's ``function`` makes of sizes: a size again, which PyTorch gives (``otherwise``),
-    of whole numbers and where it rounds."""
+    of integers and where it rounds."""
     sizes = next(filter(None, map(_sizes, filter(is_symbol, operands))), None)
     if sizes is None:
         return otherwise()
@@ -102,4 +102,4 @@ def truncated(value: Symbol) -> object:
 
 _TRUNC = math.trunc  # while a trace runs, ours is in its place
 ROUND = frozenset({math.ceil, math.floor, math.trunc})
-"""What makes a whole number of a size or a fraction of one."""
+"""What makes an integer of a size or a fraction of one."""

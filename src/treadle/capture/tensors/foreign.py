@@ -56,7 +56,7 @@ def refuse_foreign_writes(
     found: ReadsGraph,
     looked_at: Sequence[NdArray],
 ) -> None:
-    """TR-112 for a write to a tensor of memory that something else outside of the step has: an
+    """TR-112 for a write to a tensor of memory that something else outside the step has: an
     array of NumPy's, bytes. One that the run itself made is traced as a copy of it
     (``lift_fresh``), to which the write would go; of one that is held the run would see the array
     as it was. ``looked_at``: arrays of which the snapshot knows nothing."""

@@ -174,7 +174,7 @@ class DataAssignments:
 @final
 @dataclass(slots=True, eq=False)
 class HeldTensor:
-    """A tensor that something outside of the step holds. A call takes the tensor that is there.
+    """A tensor that something outside the step holds. A call takes the tensor that is there.
     ``place``: where that is, once it is known."""
 
     tensor: Tensor | None = field(default=None, metadata=NOT_STORED)
@@ -191,8 +191,8 @@ class HeldTensor:
 @final
 @dataclass(frozen=True, slots=True)
 class GivenTensor:
-    """A tensor of the user's that is no parameter or buffer: ``traced`` in its place, and what it
-    was like before the step."""
+    """A user's tensor that is not a parameter or buffer: ``traced`` in its place, and its state
+    before the step."""
 
     label: str
     find: Callable[[], object]
@@ -223,7 +223,7 @@ class GivenTensor:
         self, assignments: DataAssignments, uses: TensorUses
     ) -> Iterator[tuple[TensorLocation, object]]:
         """Its aspects that the step changed, with what is there now. TR-117 for all but ``.data``
-        of a tensor that is no argument."""
+        of a tensor that is not an argument."""
         if assignments.before(self.traced) is not None:
             yield self._place("data", Aspect.DATA), self.traced.detach()
         if self.traced.is_leaf:

@@ -42,7 +42,7 @@ class OptimizerStates:
 
     def traced(self, optimizer: Optimizer) -> TracedState | None:
         """What the step finds in the place of ``optimizer.state``; nothing in that of an optimizer
-        outside of the graph."""
+        outside the graph."""
         if not self._request.own_steps.takes(optimizer) and why_eager(optimizer) is not None:
             return None
         param_groups = {

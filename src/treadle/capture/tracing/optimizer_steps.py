@@ -32,7 +32,7 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class EagerGradient:
-    """The gradient that an optimizer outside of the graph gets, and the one it was copied from."""
+    """The gradient that an optimizer outside the graph gets, and the one it was copied from."""
 
     copy: Tensor
     original: Tensor
@@ -127,11 +127,11 @@ class OptimizerSteps:
         return [self._gradients[id(parameter)].copy for parameter in parameters]
 
     def gradients(self) -> list[Tensor]:
-        """Those that optimizers outside of the graph get, in the order of their steps."""
+        """Those that optimizers outside the graph get, in the order of their steps."""
         return [copy for step in self.eager for copy in self._copies(step.parameters)]
 
     def is_as_handed(self, parameter: nn.Parameter, grad: Tensor | None) -> bool:
-        """Whether ``grad`` is still what an optimizer outside of the graph was given."""
+        """Whether ``grad`` is still what an optimizer outside the graph was given."""
         handed = self._gradients.get(id(parameter))
         if handed is None or grad is None or grad is not handed.original:
             return False

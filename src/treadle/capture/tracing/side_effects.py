@@ -52,7 +52,7 @@ EffectLocation = (
 @final
 @dataclass(frozen=True, slots=True)
 class SideEffect:
-    """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
+    """What the step leaves in a place outside it. ``leaves``: slots for tensors."""
 
     place: EffectLocation
     leaves: tuple[object, ...]

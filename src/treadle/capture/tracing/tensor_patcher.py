@@ -319,8 +319,8 @@ class TensorPatcher(TorchFunctionMode):
         )
 
     def inside(self, leaf: Tensor, *, held: bool = True) -> Tensor:
-        """The traced tensor for one of the user's own; ``held``: also for one that is no parameter
-        or buffer."""
+        """The traced tensor for one of the user's own; ``held``: also for one that is not a
+        parameter or buffer."""
         if not self._is_outside(leaf):
             return leaf
         entry = self._table.get(id(leaf))

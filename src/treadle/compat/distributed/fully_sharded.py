@@ -201,7 +201,7 @@ def _state_of(module: nn.Module) -> object:
 
 def _states_within(models: Iterable[nn.Module]) -> list[tuple[object, bool]]:
     """All states of the models, in the order of their modules, and whether each is an outermost
-    one: inside of no other, in any of the models."""
+    one: inside no other, in any of the models."""
     found: dict[int, object] = {}
     inner: set[int] = set()
     seen: set[tuple[int, bool]] = set()

@@ -69,7 +69,7 @@ def _asks(op: OpOverload) -> Callable[..., object]:
 
 
 def _may_be_refused(tensors: list[Tensor]) -> bool:
-    """Whether they are of several dtypes, or whole numbers that are no ``int64``; on a device of
+    """Whether they are of several dtypes, or integers that are no ``int64``; on a device of
     this process."""
     floats = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     whole = {tensor.dtype for tensor in tensors} - floats
@@ -94,7 +94,7 @@ def _needs_elements(op: OpOverload) -> Callable[..., object]:
 
 
 def _kind(value: object) -> object:
-    """What of an operand a kernel's check looks at; whole numbers are sizes, or choices that do not
+    """What of an operand a kernel's check looks at; integers are sizes, or choices that do not
     matter."""
     if isinstance(value, Tensor):
         return value.dtype, value.device, value.dim()

@@ -91,7 +91,7 @@ class Symbols:
         return value if isinstance(value, int) else self._from(value.node.expr)
 
     def computed(self, function: SizeExpression) -> SymInt | None:
-        """What Python computes of sizes, as a symbol of its own; ``None`` where it is no size."""
+        """A Python computation on sizes, as a symbol of its own; ``None`` if it is not a size."""
         dim = function.dim()
         if dim is None:
             return None
@@ -305,7 +305,7 @@ def symbols_of(values: object) -> Symbols | None:
 
 def symbols_of_graph(graph: fx.Graph) -> Symbols | None:
     """The symbols behind a graph of samples; ``None`` where all shapes are known. A size may have
-    come from an argument that is no input, since nothing reads its elements."""
+    come from an argument that is not an input, since nothing reads its elements."""
     return symbols_of([known_value(node) for node in graph.nodes])
 
 
@@ -386,7 +386,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     """
     symbols = mode.symbols
     numbers: dict[fx.Node, int | SymInt] = {}
-    others: set[fx.Node] = set()  # floats and answers: a whole number may be made of them
+    others: set[fx.Node] = set()  # floats and answers: an integer may be made of them
 
     def size(number: fx.Node | SymInt) -> int:
         return symbols.size(numbers[number] if isinstance(number, fx.Node) else number)

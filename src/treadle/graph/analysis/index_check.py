@@ -148,7 +148,7 @@ class _IndexChecks:
         if not self.checks:
             return
         values = {name: inputs[number] for name, number in self.inputs}
-        for call in self.calls:  # on whole numbers, of which there are no gradients
+        for call in self.calls:  # on integers, of which there are no gradients
             call.run(values)
         for check in self.checks:
             check.require(values[check.value])

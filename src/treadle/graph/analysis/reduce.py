@@ -204,7 +204,7 @@ def _units(step: StepGraph) -> list[Unit]:
 
 def _with_operations(step: StepGraph, units: Sequence[Unit]) -> StepGraph | None:
     """Only these operations; what they read of others become inputs, what others read of them
-    results. ``None`` where that is no tensor, or nothing is left to look at."""
+    results. ``None`` where that is not a tensor, or nothing is left to look at."""
     kept = {node for unit in units for node in unit}
     needed = _needed(step, kept)
     if not all(isinstance(value_of(node), Tensor) for node in needed):

@@ -47,7 +47,7 @@ _AS_PYTHON: Mapping[object, Callable[..., object]] = {
 
 @final
 class SizeFloats:
-    """Those of one graph. ``size``: of a node that is a whole number, or of a symbol, the size;
+    """Those of one graph. ``size``: of a node that is an integer, or of a symbol, the size;
     ``evaluate``: gives a node of tensors its value."""
 
     def __init__(
@@ -115,7 +115,7 @@ class SizeFloats:
         return node
 
     def computed(self, number: fx.Node) -> SizeExpression | None:
-        """A whole number that is made of floats of sizes, as Python computes it."""
+        """An integer that is made of floats of sizes, as Python computes it."""
         made = self._computed(number)
         return made if isinstance(made, SizeExpression) else None
 

@@ -42,7 +42,7 @@ def given_of(
     operand: Callable[[fx.Node], object],
     other: Callable[[object], object] | None = None,
 ) -> Given:
-    """The arguments of ``node`` for a call outside of the graph: nodes among them as ``operand``
+    """The arguments of ``node`` for a call outside the graph: nodes among them as ``operand``
     gives them, all else as ``other`` does."""
     if other is None:
         replaced = cast(Callable[[fx.Node], Argument], operand)

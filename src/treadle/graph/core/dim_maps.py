@@ -148,7 +148,7 @@ class FactorTable:
         """The dims of ``node``, whose one operand has ``dims``; ``NoMatch`` where it does more than
         to put elements elsewhere, or to give them another dtype."""
         moves = node.target in MOVES or node.target in CASTS
-        require(moves, NoMatch, f"{node} is no move of elements")
+        require(moves, NoMatch, f"{node} is not a move of elements")
         known = dim_map(node)
         place: dict[int, Factors] = {}
         for dim, factors in zip(dims, known.operands[0][1], strict=True):
@@ -236,8 +236,8 @@ def dim_map(node: fx.Node) -> DimMap:
 
 
 def with_columns(node: fx.Node) -> list[fx.Node]:
-    """``node`` and the values that it is a view of, down to the first that is no view. ``NoMatch``
-    if a view has another last dim than its operand."""
+    """``node`` and the values that it is a view of, down to the first that is not a view.
+    ``NoMatch`` if a view has another last dim than its operand."""
     chain = [node]
     while chain[-1].target in _VIEWS:
         view, (above,) = chain[-1], chain[-1].all_input_nodes

@@ -35,7 +35,7 @@ class NodeInfo:
     that a node of the forward pass is in, where regions are not traced twice. ``recomputed``:
     whether the memory plan computes it a second time. ``asked_at``: for a condition, which place
     of the user's code asks it. ``draw``: which draw of random numbers it is; negative if none.
-    ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
+    ``lost``: whether it stands for what code outside the graph leaves in a parameter.
     ``chunk``: of the rows that it is computed for, where others of the same kind are computed for
     other rows before and after.
     ``gathered``: of a node that gathers parameters which their modules drop after a forward

@@ -27,7 +27,7 @@ def limit(p: float) -> int:
 
 
 def _mask(keys: Tensor, at: int, size: list[int], p: float, dtype: torch.dtype) -> Tensor:
-    """By PyTorch's kernels, whose whole numbers wrap at 64 bits."""
+    """By PyTorch's kernels, whose integers wrap at 64 bits."""
     count = torch.arange(math.prod(size), dtype=torch.int64, device=keys.device)
     x = count.mul_(keys[at])
     terms = x.clone(), x + keys[at]

@@ -99,7 +99,7 @@ def _kept_bytes(x: Tensor, count: int) -> list[Tensor]:
 
 
 Inputs = tuple[Tensor, Tensor, Tensor | None, list[Tensor], *tuple[object, ...]]
-"""``x, h, c, weights`` and what is no tensor."""
+"""``x, h, c, weights`` and what is not a tensor."""
 
 
 def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:

@@ -62,7 +62,7 @@ class LoopBody:
 
 def bodies_of(op: str, args: Sequence[Any]) -> tuple[LoopBody, ...]:
     """The functions that the call of ``op`` runs: the condition, the body, and the gradients of a
-    round if it goes back; none of anything that is no loop."""
+    round if it goes back; none of anything that is not a loop."""
     if op == str(while_loop):
         *_, condition, body, _ = args
         return LoopBody(condition), LoopBody(body)

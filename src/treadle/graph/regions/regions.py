@@ -102,7 +102,7 @@ class Region:
 
 
 def computes(node: fx.Node) -> bool:
-    """Whether the node makes memory of its own: it is no item, and no view."""
+    """Whether the node makes memory of its own: it is neither an item nor a view."""
     if node.op != "call_function" or is_item(node):
         return False
     return not isinstance(node.target, OpOverload) or facts_of(node.target).allocates

@@ -77,7 +77,7 @@ class Each:
 @final
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """What is no value of the graph and passes ``test``, or with ``number`` is one number
+    """What is not a value of the graph and passes ``test``, or with ``number`` is one number
     everywhere. ``name``: the variable that is it from then on."""
 
     test: Test | None
@@ -383,7 +383,7 @@ class _Compiler:
             case _Naming():
                 variable, call = node.args
                 pattern = self.pattern(call)
-                assert isinstance(pattern, PatternCall), f"{call} is no operation"
+                assert isinstance(pattern, PatternCall), f"{call} is not an operation"
                 return NamedCall(pattern, _name(variable))
             case _CallOf(targets):
                 words = " or ".join(map(operation_name, targets))
@@ -438,7 +438,7 @@ class _Compiler:
 
 def _name(variable: object) -> str:
     named = isinstance(variable, fx.Node) and variable.op == "placeholder"
-    require(named, VerifyError, f"{variable} is no variable of the rule")
+    require(named, VerifyError, f"{variable} is not a variable of the rule")
     assert isinstance(variable, fx.Node)
     return str(variable.target)
 

@@ -91,7 +91,7 @@ class Rule:
     replacement: Replacement = field(repr=False)
     check: Callable[..., None] = field(default=_always, repr=False)
     one_region: bool = field(default=False, repr=False)
-    """Whether a checkpointed region, or what its policy asks for, may not end inside of the match;
+    """Whether a checkpointed region, or what its policy asks for, may not end inside the match;
     otherwise a policy may be that of the last node."""
 
     @staticmethod

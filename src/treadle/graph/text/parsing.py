@@ -135,7 +135,7 @@ class _Reader:
                 parts.add(word)
                 place, word = self.scanner.place(), self.scanner.word()
             if word not in set(Role):
-                raise self.scanner.error(f"{word!r} is no role: {', '.join(Role)}", place)
+                raise self.scanner.error(f"{word!r} is not a role: {', '.join(Role)}", place)
             role, users = Role(word), self._users_name()
         self.inputs.append(Input(role, users or name, "sharded" in parts, "uneven" in parts))
         node = self.graph.placeholder(name)
@@ -275,7 +275,7 @@ class _Reader:
             elif word in NOTES:
                 with_info(node, **{word: self._noted()})
             else:
-                raise self.scanner.error(f"{word!r} is no phase and no note", at)
+                raise self.scanner.error(f"{word!r} is neither a phase nor a note", at)
             if not self.scanner.take(","):
                 return
 

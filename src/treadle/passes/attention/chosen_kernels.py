@@ -58,7 +58,7 @@ class CallFastestAttention(NodeRewrite[_Flash]):
     contract: ClassVar[Contract] = Contract()
 
     def find(self, node: fx.Node) -> _Flash:
-        require(node.target is _FLASH, NoMatch, f"{node} is no call of the flash kernel")
+        require(node.target is _FLASH, NoMatch, f"{node} is not a call of the flash kernel")
         args = arguments(node)
         drawn = f"{node} drops out, by numbers of the kernel's own"
         require(not args["dropout_p"] and not args["return_debug_mask"], NoMatch, drawn)

@@ -91,7 +91,7 @@ class GroupHeads(NodeRewrite[_Grouped]):
     contract: ClassVar[Contract] = Contract()
 
     def find(self, node: fx.Node) -> _Grouped:
-        require(node.target in KERNELS, NoMatch, f"{node} is no call of a kernel that shares heads")
+        require(node.target in KERNELS, NoMatch, f"{node} calls no kernel that shares heads")
         args = arguments(node)
         drawn = f"{node} drops out: that it draws the same for shared heads is not known"
         require(not args["dropout_p"], NoMatch, drawn)

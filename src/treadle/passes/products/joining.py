@@ -147,7 +147,7 @@ def _is_cat_along(user: fx.Node, node: fx.Node) -> bool:
 
 def _from_cat(joined: Joined, reader: fx.Node) -> _Cut:
     piece = piece_of(reader)
-    require(piece is not None, NoMatch, f"{reader} is no piece")
+    require(piece is not None, NoMatch, f"{reader} is not a slice")
     assert piece is not None
     require(piece.dim == joined.dim, NoMatch, f"{reader} cuts another dim")
     starts = joined.starts

@@ -68,7 +68,7 @@ def _check_int8(
 ) -> None:
     _require_host(x)
     require(x.dtype is torch.bfloat16, NoMatch, f"{x} was not faster")
-    require(weight.dtype is torch.int8, NoMatch, f"{weight} is no int8")
+    require(weight.dtype is torch.int8, NoMatch, f"{weight} is not int8")
     require(x.is_contiguous, NoMatch, f"{x} is not laid out row by row")
     require(weight.is_contiguous, NoMatch, f"{weight} is not laid out row by row")
     require(divides(_LANES, weight.shape[1]), NoMatch, f"{weight} has rows of {weight.shape[1]}")
@@ -124,7 +124,7 @@ class ScaleInProduct(RulePass):
 
 def _check_wide(x: TensorType, wide: TensorType, bias: object = None) -> None:
     _require_host(wide)
-    require(wide.dtype.is_floating_point, NoMatch, f"{wide} is no floating point")
+    require(wide.dtype.is_floating_point, NoMatch, f"{wide} is not floating-point")
     _require_rows(x, _FEW)
 
 

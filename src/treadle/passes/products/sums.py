@@ -239,12 +239,12 @@ def _check_vector(x: TensorType, y: TensorType) -> None:
 
 
 def _check_column(x: TensorType, y: TensorType) -> None:
-    require(same(y.shape[1], 1), NoMatch, f"{y} is no column")
+    require(same(y.shape[1], 1), NoMatch, f"{y} is not a column")
     _check_vector(x, y)
 
 
 def _check_row(x: TensorType, y: TensorType) -> None:
-    require(same(x.shape[0], 1), NoMatch, f"{x} is no row")
+    require(same(x.shape[0], 1), NoMatch, f"{x} is not a row")
     _check_vector(x, y)
 
 

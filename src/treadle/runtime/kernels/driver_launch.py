@@ -90,7 +90,7 @@ class KernelParameter:
 
 def parameters_of(signature: Sequence[object]) -> tuple[KernelParameter, ...] | None:
     """What a kernel takes whose arguments have these types, in Triton's words: constants are part
-    of its code. ``None``: others than pointers and whole numbers with a sign."""
+    of its code. ``None``: others than pointers and integers with a sign."""
     kept = [(at, str(kind)) for at, kind in enumerate(signature) if kind != "constexpr"]
     widths = [_WORD if kind.startswith("*") else _WIDTHS.get(kind, 0) for _, kind in kept]
     if not all(widths):

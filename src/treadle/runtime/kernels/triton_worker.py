@@ -81,7 +81,7 @@ def _compiles_launchers() -> bool:
 
 def _main() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints is no reply
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints is not a reply
     target = GPUTarget(*json.loads(sys.stdin.readline()))
     driver.set_active(cast("Any", _Driver(target)))
     for line in sys.stdin:

@@ -60,7 +60,7 @@ def measured_group(
     same and tell nobody. ``None`` on all ranks if one of them says not to ``measure``, for a group
     of one rank or of ranks that are not there, and where there is no memory for it.
 
-    ``RuntimeFailure`` TR-551 if what rank 0 says is no measurement: another version of treadle.
+    ``RuntimeFailure`` TR-551 if what rank 0 says is not a measurement: another version of treadle.
     """
     known = _KNOWN.setdefault(group, {})
     if device not in known:

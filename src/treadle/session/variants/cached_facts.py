@@ -131,7 +131,7 @@ def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | PolledModels |
             if any(type(mapping) is not dict for mapping in held) or not _is_plain(module):
                 return None
             if any(len(hook) > 1 for hook in hooks):
-                return None  # their order may be another one, which is no write
+                return None  # their order may be another one, which is not a write
             dicts += (vars(module), *held, *hooks)
             parameters += [parameter for parameter in held[0].values() if parameter is not None]
             buffers += [buffer for buffer in held[1].values() if buffer is not None]

@@ -103,7 +103,7 @@ class Specializations:
             self.notes[-1] += f", again: what runs depends on {', '.join(sorted(deciding))}"
 
     def _valid(self, general: GuardKey) -> list[Compiled]:
-        """Patterns that read outside of the step what is there now."""
+        """Patterns that read outside the step what is there now."""
         return [
             compiled
             for key, compiled in self._known

@@ -103,7 +103,7 @@ def reference_to(value: object) -> Reference | None:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ContainerChanges:
-    """All operations of a run on containers outside of it, as a place: what is put there is what
+    """All operations of a run on containers outside it, as a place: what is put there is what
     each operation is given at this call, and the containers themselves."""
 
     log: OperationLog

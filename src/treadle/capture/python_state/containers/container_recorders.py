@@ -96,7 +96,7 @@ class ContainerRecorder:
 
 @dataclass(slots=True)
 class OperationLog:
-    """What a run did to containers outside of it, in order."""
+    """What a run did to containers outside it, in order."""
 
     operations: list[Operation] = field(default_factory=list[Operation])
     recorders: list[ContainerRecorder] = field(default_factory=list[ContainerRecorder])

@@ -3,7 +3,7 @@
 ::
 
     binary_cross_entropy(x, y)      expect(all(0 <= x <= 1)); expect(all(0 <= y <= 1))
-    n // d, n % d                   expect(all(d != 0))          of whole numbers
+    n // d, n % d                   expect(all(d != 0))          of integers
     table[(x * 10).long()]          expect(all(-rows <= i < rows))
 
 A call that violates one has changed nothing and runs in eager, which raises its own error. On a GPU
@@ -138,7 +138,7 @@ def _is_on_host(node: fx.Node) -> bool:
     return isinstance(first, Tensor) and target_for(first.device).on_host
 
 
-# -- between which numbers a whole number is, as far as operations say
+# -- between which numbers an integer is, as far as operations say
 
 _FILLED: dict[object, Range | None] = {
     aten.full: None, aten.full_like: None, aten.new_full: None,

@@ -68,7 +68,7 @@ def _candidate(collective: Collective) -> JoinCandidate:
     require(alike, NoMatch, f"{node} gives each rank another part of what it sends")
     require(not collective.coalesced, NoMatch, f"{node} is several already")
     whole = info(node).piece is None
-    require(whole, NoMatch, f"{node} is a piece of what was one: products go on beside it")
+    require(whole, NoMatch, f"{node} is a chunk of a collective that overlaps with products")
     require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")
     require(len(node.users) == 1, NoMatch, f"{node} is read before it is waited for")
     (source,), (wait,) = collective.inputs, waits

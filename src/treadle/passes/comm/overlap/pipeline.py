@@ -134,11 +134,11 @@ class PipelineProducts(GraphPass):
         start = site.collective.node
         if trial is not None:
             times = f"{1e3 * trial.seconds:.3f} ms instead of {1e3 * best.seconds:.3f} ms"
-            return f"{start} in {trial.pieces} pieces: a step of {times}"
+            return f"{start} in {trial.pieces} chunks: a step of {times}"
         halves = attempt(cut_factor, site, 2, self.smallest_rows)
         if isinstance(halves, NoMatch):
             return halves.message
-        return f"{start} in pieces: a higher peak"
+        return f"{start} in chunks: a higher peak"
 
     def _judged(self, step: StepGraph, pieces: int = 1) -> "_Trial":
         placed = step.copy()

@@ -111,7 +111,7 @@ def cut_factor(site: PipelineSite, pieces: int, smallest_rows: int) -> int:
     start, sizes = site.collective.node, site.moves.sizes
     rows = prod(sizes(site.rows))
     enough = rows // pieces >= smallest_rows
-    require(enough, NoMatch, f"{start}: {pieces} pieces of {rows} rows are smaller products than "
+    require(enough, NoMatch, f"{start}: {pieces} chunks of {rows} rows are smaller products than "
             f"of {smallest_rows}")  # fmt: skip
     for row in site.rows:
         (size,) = sizes([row])
@@ -266,7 +266,7 @@ def _from_product(collective: Collective) -> list[fx.Node]:
             at = split
         else:
             lone = at.op == "call_function" and len(at.all_input_nodes) == 1
-            require(lone, NoMatch, f"{at} is no product, nor a move of its elements")
+            require(lone, NoMatch, f"{at} is neither a product nor a move of its elements")
             chain.insert(0, at)
         at = _operand(at)
 
@@ -299,7 +299,7 @@ def _require_no_fence(product: fx.Node, start: fx.Node) -> None:
 def _only_wait(collective: Collective) -> fx.Node:
     node, waits = collective.node, collective.waits
     require((collective.ranks or 1) > 1, NoMatch, f"{node} has a group of one rank")
-    require(info(node).piece is None, NoMatch, f"{node} is a piece already")
+    require(info(node).piece is None, NoMatch, f"{node} is a chunk already")
     require(info(node).gathered is None, NoMatch, f"{node} gathers parameters")
     require(not collective.coalesced, NoMatch, f"{node} is several")
     require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")

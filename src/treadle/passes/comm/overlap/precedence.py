@@ -27,7 +27,7 @@ _IN_ORDER = (
 )
 """Nodes with one of these keep their order among each other."""
 _FOREIGN = Effect.COMMUNICATES | Effect.UNKNOWN
-"""What meets other processes and is no collective that is known, or may: neither collectives nor
+"""What meets other processes and is not a known collective, or may: neither collectives nor
 waits change sides of it."""
 
 

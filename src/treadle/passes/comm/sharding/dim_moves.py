@@ -27,7 +27,7 @@ aten = torch.ops.aten
 def moved(moves: FactorTable, node: fx.Node, dims: Dims) -> Dims:
     """The dims of ``node``, whose operand has ``dims``; ``NoMatch`` if it does more than to put
     elements elsewhere, or to give them another dtype."""
-    require(node.target not in EXPANDS, NoMatch, f"{node} is no move of elements")
+    require(node.target not in EXPANDS, NoMatch, f"{node} is not a move of elements")
     return moves.through(node, dims)
 
 
@@ -37,7 +37,7 @@ def rejoined(moves: FactorTable, join: fx.Node, dims: Dims) -> Dims:
     assert split is not None, join
     pieces = arguments(join)["tensors"]
     sizes = {type_of(piece).shape for piece in pieces}
-    require(len(sizes) == 1, NoMatch, f"{split} cuts pieces of several sizes")
+    require(len(sizes) == 1, NoMatch, f"{split} makes parts of several sizes")
     args = arguments(split)
     along = args["dim"] % len(dims)
     left = list(moves.factors([dims[along]]))

@@ -102,7 +102,7 @@ def _mean(reader: fx.Node) -> Combined:
 
 def _bound(combine: OpOverload, fill: float, reader: fx.Node) -> Combined:
     dtype = _number(reader)
-    require(dtype.is_floating_point, NoMatch, f"{reader} is no floating-point number: {dtype}")
+    require(dtype.is_floating_point, NoMatch, f"{reader} is not a floating-point number: {dtype}")
 
     def part(emit: Emit, own: fx.Node) -> fx.Node:
         return _extreme(emit, combine, _as(emit, own, dtype), fill)
