@@ -345,7 +345,12 @@ def test_any_step(found):
         ("x: f32[2]\ny: f32[3] = neg(x)\nreturn [y]", 2, 13, "gives f32[2], which is not what"),
         ("x: f32[2]\ny: f32[2] = neg(x, 3)\nreturn [y]", 2, 13, "neg does not take this"),
         ("x: f32[2]\ny: f32[2] = neg_(x)\nreturn [y]", 2, 13, "writes to its argument"),
-        ("x: f32[2]\ny: f32[2] = neg(x)  # sideways\nreturn [y]", 2, 23, "no phase and no note"),
+        (
+            "x: f32[2]\ny: f32[2] = neg(x)  # sideways\nreturn [y]",
+            2,
+            23,
+            "neither a phase nor a note",
+        ),
         ("x: f32[2]\ny: f32[2] = neg(x\nreturn [y]", 2, 18, "',' is expected here"),
         ("x: f32[2]\ny: f32[2] = neg(<int 2>)\nreturn [y]", 2, 17, "a value or a literal"),
         ("x: f32[2]\ny: f32[] = x[0]\nreturn [y]", 2, 12, "'x' has no result 0"),

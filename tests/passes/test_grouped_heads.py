@@ -215,9 +215,7 @@ def test_other_kernels_are_left_alone():
         return efficient(q, as_transformers(k), as_transformers(v), None, True)[0]
 
     step = step_of(program)
-    assert "no call of a kernel that shares heads" in explain(
-        GroupHeads(), call_in(step, efficient)
-    )
+    assert "calls no kernel that shares heads" in explain(GroupHeads(), call_in(step, efficient))
     assert GroupHeads().run(step) == 0
 
 

@@ -50,7 +50,7 @@ NOT_WHOLE = {
     "twice": (lambda x: torch.cat([x[:, :6], x[:, 0:3]], 1), "is not a slice"),
     "end is missing": (lambda x: torch.cat([x[:, :2], x[:, 2:5]], 1), "a part of x is missing"),
     "begin is missing": (lambda x: torch.cat([x[:, 1:2], x[:, 2:]], 1), "a part of x is missing"),
-    "other dim": (lambda x: torch.cat(torch.split(x, 2, 0), 1), "x is cut apart"),
+    "other dim": (lambda x: torch.cat(torch.split(x, 2, 0), 1), "x is split along another dim"),
     "no pieces": (lambda x: torch.cat([x.exp(), x], 1), "exp is not a slice"),
     "steps": (lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1), "is not a slice"),
     "two values": (lambda x: torch.cat([x[:, :3], x.exp()[:, 3:]], 1), "do not follow"),
@@ -72,7 +72,7 @@ def test_what_is_not_all_of_a_value_stays(name):
 NOT_STACKED = {
     "other order": (lambda x: torch.stack([x[1], x[0], x[2], x[3]]), "do not follow"),
     "part": (lambda x: torch.stack([x[0], x[1]]), "a part of x is missing"),
-    "other dim": (lambda x: torch.stack(torch.unbind(x, 0), 1), "x is cut along another dim"),
+    "other dim": (lambda x: torch.stack(torch.unbind(x, 0), 1), "x is split along another dim"),
     "not selected": (lambda x: torch.stack([x.exp(), x]), "exp is not selected from anything"),
 }
 
