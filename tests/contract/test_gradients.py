@@ -151,7 +151,7 @@ def test_gradients_that_are_replaced_before_anything_is_added_to_them(make):
 def test_gradients_that_are_used_do(name):
     step = beside_eager(making(KEEPING[name]), lambda _: (torch.randn(4, 5),), steps=4)
     where = "2.weight" if name == "some" else "0.weight"
-    assert step.recompiles == [f"{where}.grad is there"]
+    assert step.recompiles == [f"{where}.grad is set now"]
 
 
 @pytest.mark.parametrize("by_model", [False, True])
