@@ -41,7 +41,7 @@ _ROUNDINGS = 8
 class Failure:
     """How a graph fails. Two graphs fail the same way if their ``kind`` is the same."""
 
-    kind: str  # "TR-900 KeyError", "other numbers"
+    kind: str  # "TR-900 KeyError", "different results"
     words: str
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Trial:
         for at, output in enumerate(step.signature.outputs):
             words = self._other(ours[at], theirs.values[at], theirs.filled[at])
             if words:
-                return Failure("other numbers", f"{output.name} {words}")
+                return Failure("different results", f"{output.name} {words}")
         return None
 
     def _other(self, mine: Tensor | None, other: Tensor | None, filled: Tensor | None) -> str:

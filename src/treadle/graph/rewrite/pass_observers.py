@@ -62,7 +62,7 @@ class CheckNumbers(Observer):
         before, self._expected = self._expected, self._results(step)
         for new, old, output in zip(self._expected, before, step.signature.outputs, strict=True):
             if not _same_bits(new, old):
-                raise VerifyError(f"after {each}: {output.name} has other numbers")
+                raise VerifyError(f"after {each}: {output.name} has different results")
 
     def _results(self, step: StepGraph) -> list[Tensor | None]:
         with torch.random.fork_rng():

@@ -108,7 +108,7 @@ class VariantCompiler:
             from treadle.capture.step import capture
             from treadle.compiler.pipeline import compile_graph
             from treadle.report.watch import watcher_for
-        flush_all()  # a compile may run the models on made-up tensors
+        flush_all()  # a compile may run the models on random tensors
         watcher = watcher_for(self.step.name, self.options)
         clock = clock.heard_by(watcher)
         try:
