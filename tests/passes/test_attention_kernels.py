@@ -104,7 +104,7 @@ def test_numbers(causal, trains, b, shared, groups, t, s, scale, tokens_first):
 
 
 REFUSED = {
-    "dropout": (attending(dropout=0.1), operands(), "drops out"),
+    "dropout": (attending(dropout=0.1), operands(), "has dropout"),
     "other keys": (attending(), operands(s=8), "kernels begin at different corners"),
     "odd heads": (attending(), operands(d=12), "12 wide"),
     "wide heads": (attending(), operands(d=136), "136 wide"),

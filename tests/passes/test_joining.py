@@ -201,7 +201,7 @@ STAYS = {
     ),
     "columns": (
         lambda x, y: torch.cat([x.t().exp(), x.t()])[:6].relu(),
-        "is not laid out row by row",
+        "is not in row-major order",
     ),
     "by strides": (
         lambda x, y: torch.cat([x, y], 1)[:, 6:].as_strided((2,), (1,)).exp(),

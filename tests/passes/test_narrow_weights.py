@@ -223,7 +223,7 @@ KEPT = {
         lambda x, w: (x @ (v := w.to(x.dtype)), v.sum()),
         (ROW, BYTES),
     ),
-    "stack joins inside of rows: it is read by leaps": (
+    "stack concatenates inside rows: it is read with gaps": (
         lambda x, p: x @ torch.stack([p & 15, p >> 4], -1).flatten(1).to(x.dtype),
         (ROW, torch.randint(0, 256, (64, 16)).to(torch.uint8)),
     ),
@@ -352,11 +352,11 @@ UNSCALED = {
         scaled,
         (HALF[:, :40].contiguous(), BY_ROWS[:, :40].contiguous(), HALF_SCALE),
     ),
-    "bf16[6, 64] is not laid out row by row": (
+    "bf16[6, 64] is not in row-major order": (
         scaled,
         (HALF.t().contiguous().t(), BY_ROWS, HALF_SCALE),
     ),
-    "i8[32, 64] is not laid out row by row": (scaled, (HALF, BYTES.t(), HALF_SCALE)),
+    "i8[32, 64] is not in row-major order": (scaled, (HALF, BYTES.t(), HALF_SCALE)),
     "mul converts or stretches mm": (scaled, (HALF, BY_ROWS, SCALE)),
     "s is bf16[6, 1], not one number a column": (scaled, (HALF, BY_ROWS, HALF_SCALE[:6, None])),
     "s is bf16[], not one number a column": (scaled, (HALF, BY_ROWS, HALF_SCALE[0])),

@@ -554,7 +554,7 @@ def test_sizes_that_each_call_decides_stay():
     pair(sample, twin)
     set_value(step.placeholders[0], sample)
     (reason,) = pipeline().choose(step).reasons.values()
-    assert reason == "all_gather_into_tensor has sizes that each call decides"
+    assert reason == "all_gather_into_tensor has dynamic sizes"
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -48,7 +48,7 @@ class UpdatesOfGroup:
 
 def _types(tensors: Sequence[Tensor]) -> Hashable | None:
     """Equal for tensors that an update cannot tell apart; ``None`` where some share memory, or have
-    sizes that calls decide."""
+    dynamic sizes."""
     keys = {storage_key(tensor) for tensor in tensors}
     if len(keys) < len(tensors) or None in keys:
         return None

@@ -33,7 +33,7 @@ Row = dict[int, float]
 def require_known(*extents: int) -> None:
     """``Unsupported`` where a call decides one of them, and so which inputs an output reads."""
     if any(isinstance(extent, Size) for extent in extents):
-        raise Unsupported("sizes that each call decides say which inputs an output reads")
+        raise Unsupported("the inputs that an output reads depend on dynamic sizes")
 
 
 @final

@@ -186,7 +186,7 @@ def _also_used(forward: Forward, names: str) -> str:
     words = f"the gradient of the scores is used by {names}"
     if not any(mask.add for mask in forward.scores.masks):
         return words
-    return f"{words}: a bias is learned, and the kernel gives no gradient of what is added"
+    return f"{words}: a bias is learned, and the kernel computes no gradient for it"
 
 
 def _factor(forward: Forward, reader: fx.Node, at: fx.Node) -> float:

@@ -60,14 +60,12 @@ class CallFastestAttention(NodeRewrite[_Flash]):
     def find(self, node: fx.Node) -> _Flash:
         require(node.target is _FLASH, NoMatch, f"{node} is not a call of the flash kernel")
         args = arguments(node)
-        drawn = f"{node} drops out, by numbers of the kernel's own"
+        drawn = f"{node} has dropout, with the kernel's own random numbers"
         require(not args["dropout_p"] and not args["return_debug_mask"], NoMatch, drawn)
         query, key, value = (type_of(args[name]) for name in OPERANDS)
         sizes = (query.shape[2], key.shape[2], query.shape[3])
         fixed = all(type(size) is int for size in sizes) and value.shape[3] == query.shape[3]
-        require(
-            fixed, NoMatch, f"{node} has sizes that the call decides, or values of another width"
-        )
+        require(fixed, NoMatch, f"{node} has dynamic sizes, or values of another width")
         corner = f"{node} is causal, of other queries than keys: kernels begin at different corners"
         require(not args["is_causal"] or sizes[0] == sizes[1], NoMatch, corner)
         if args["is_causal"]:

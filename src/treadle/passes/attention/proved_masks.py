@@ -236,7 +236,7 @@ class _Decisions:
         """What must hold of a call whose mask goes."""
         args, rounds = arguments(node), KERNELS[node.target].rounds
         require(not (rounds and self.by.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
-        drawn = f"{node} drops out: that it draws the same without {bias} is not known"
+        drawn = f"{node} has dropout, and might draw other numbers without {bias}"
         require(not (rounds and args["dropout_p"]), NoMatch, drawn)
         for call in (node, *_backward(node)):
             require(not _wants_bias(call), NoMatch, f"{call} gives a gradient of {bias}")

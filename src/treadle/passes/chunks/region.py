@@ -182,7 +182,7 @@ class _Finder:
 
     def _fetch(self, operand: fx.Node, rows: RowRange, row_dims: Shape) -> RowPart | None:
         """The chunk's part of an operand: of a member, or of a wide value that may become one."""
-        require(operand not in self.late, NoMatch, f"{operand} is known after all rows alone")
+        require(operand not in self.late, NoMatch, f"{operand} is known only after all rows")
         if operand not in self.members:
             self._adopt(operand, rows, row_dims)
         if operand not in self.members:

@@ -50,7 +50,7 @@ def _counted(node: fx.Node) -> int | float:
     require(number is not None, NoMatch, f"{args['self']} is not one number everywhere")
     require(result.ndim > 0, NoMatch, f"{node} has no dims")
     static = not any(isinstance(size, Size) for size in result.shape)
-    require(static, NoMatch, f"{node} has sizes that calls decide")
+    require(static, NoMatch, f"{node} has dynamic sizes")
     exact = not isinstance(number, complex) and not result.dtype.is_complex
     exact = exact and result.dtype is not torch.bool
     require(exact, NoMatch, f"{node} is {result}")

@@ -111,7 +111,7 @@ def _erase(reader: fx.Node, *, until: fx.Node) -> None:
 def cuts_of(node: fx.Node) -> list[_Cut]:
     """Where each reader of a cat or stack finds its elements; ``NoMatch`` unless all of them can,
     cats of the cat aside."""
-    require(type_of(node).is_contiguous, NoMatch, f"{node} is not laid out row by row")
+    require(type_of(node).is_contiguous, NoMatch, f"{node} is not in row-major order")
     readers = _pieces_among(node)
     require(bool(readers), NoMatch, f"{node} is not cut")
     joined = joined_of(node)
@@ -182,7 +182,7 @@ def _require_same_bytes(node: fx.Node, cut: _Cut) -> None:
     require(len(regions) == 1, NoMatch, f"{reader} is in another region than {node}")
     new, old = type_of(source), type_of(reader)
     require(new.dtype is old.dtype, NoMatch, f"{node} converts {source}")
-    require(new.is_contiguous, NoMatch, f"{source} is not laid out row by row")
+    require(new.is_contiguous, NoMatch, f"{source} is not in row-major order")
     require(not leaves_step(reader), NoMatch, f"{reader} is returned and would be {source}")
     require(not read_by_strides(reader), NoMatch, f"{reader} is read by its strides")
 

@@ -69,8 +69,8 @@ def _check_int8(
     _require_host(x)
     require(x.dtype is torch.bfloat16, NoMatch, f"{x} was not faster")
     require(weight.dtype is torch.int8, NoMatch, f"{weight} is not int8")
-    require(x.is_contiguous, NoMatch, f"{x} is not laid out row by row")
-    require(weight.is_contiguous, NoMatch, f"{weight} is not laid out row by row")
+    require(x.is_contiguous, NoMatch, f"{x} is not in row-major order")
+    require(weight.is_contiguous, NoMatch, f"{weight} is not in row-major order")
     require(divides(_LANES, weight.shape[1]), NoMatch, f"{weight} has rows of {weight.shape[1]}")
     _require_rows(x, _SOME)
 
@@ -150,7 +150,7 @@ def _collect(node: fx.Node, read: dict[fx.Node, None], formula: list[fx.Node]) -
     if node.target in JOINS:
         dim = arguments(node)["dim"] % type_of(node).ndim
         inner = dim == type_of(node).ndim - 1
-        require(not inner, NoMatch, f"{node} joins inside of rows: it is read by leaps")
+        require(not inner, NoMatch, f"{node} concatenates inside rows: it is read with gaps")
     formula.append(node)
     for operand in node.all_input_nodes:
         _collect(operand, read, formula)

@@ -160,7 +160,7 @@ def _gather(collective: Collective) -> GatherSite:
     ranks = moves.factors([ranks])
     summed = not rows or not set(ranks) <= set(rows)
     require(not summed, NoMatch, f"{products[0]} sums over what is gathered")
-    require(type_of(operand).is_contiguous, NoMatch, f"{operand} is not laid out row by row")
+    require(type_of(operand).is_contiguous, NoMatch, f"{operand} is not in row-major order")
     for product in products:
         row_arguments(product)
     return GatherSite(
@@ -243,7 +243,7 @@ def _scatter(collective: Collective) -> ScatterSite:
     ranks = moves.taken(collective.node, sent, collective.ranks or 1)
     rows, columns = (moves.factors([dim]) for dim in start)
     require(set(ranks) <= set(rows), NoMatch, f"{collective.node} parts the columns of {source}")
-    require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
+    require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not in row-major order")
     products = _summed(source)
     _require_no_fence(products[0], collective.node)
     for product in products:
@@ -310,5 +310,5 @@ def _only_wait(collective: Collective) -> fx.Node:
 
 
 def _require_plain(node: fx.Node, kind: TensorType) -> None:
-    require(not dims_in(kind.shape), NoMatch, f"{node} has sizes that each call decides")
+    require(not dims_in(kind.shape), NoMatch, f"{node} has dynamic sizes")
     require(kind.numel > 0, NoMatch, f"{node} sends nothing")
