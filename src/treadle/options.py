@@ -169,7 +169,7 @@ class DataParallel:
     def __post_init__(self) -> None:
         if self.shard not in SHARDS:
             raise TreadleError(
-                f"DataParallel(shard={self.shard!r}) is none of {', '.join(map(repr, SHARDS))}",
+                f"DataParallel(shard={self.shard!r}) is not one of {', '.join(map(repr, SHARDS))}",
                 code="TR-500",
                 remedy=(
                     '"optimizer" shards state and updates; to shard parameters, apply '
