@@ -5,7 +5,9 @@ import sys
 import weakref
 
 import pytest
+import torch
 
+import treadle
 from treadle.capture.python_state.code.frames import ExecutionRecord, FrameRecorder
 
 
@@ -89,3 +91,43 @@ def test_only_a_generator_that_was_there_before_is_resumed(tracing):
         sys.settrace(before)
     assert new.executed.resumed == ""
     assert (advanced.executed.resumed, again.executed.resumed) == ("values", "values")
+
+
+@torch.library.custom_op("treadle_frames_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+doubled.register_autograd(lambda ctx, grad: grad * 2)
+
+
+@doubled.register_fake
+def shape_of_doubled(x):
+    return torch.empty_like(x)
+
+
+def test_frames_within_an_operation_count_where_they_may_be_the_users(monkeypatch):
+    """PyTorch's own read the environment in some versions: another variable was another start."""
+    entered = set()
+    note = ExecutionRecord.note
+
+    def noted(record, code, space, owner):
+        entered.add(code.co_name)
+        note(record, code, space, owner)
+
+    monkeypatch.setattr(ExecutionRecord, "note", noted)
+
+    model = torch.nn.Linear(3, 3)
+
+    def step(x):
+        with torch.profiler.record_function("range"):
+            y = model(x)
+        (doubled(y) if doubles else y).sum().backward()
+
+    doubles = False
+    treadle.compile(step, model=model)(torch.ones(2, 3))
+    assert "forward" in entered
+    assert "is_available" not in entered  # of GPUs, asked by fake tensors
+    doubles = True
+    treadle.compile(step, model=model)(torch.ones(2, 3))
+    assert "shape_of_doubled" in entered

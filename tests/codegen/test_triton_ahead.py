@@ -1,5 +1,6 @@
 """Device code is compiled in other processes, under the keys that launches ask for."""
 
+import importlib
 import os
 import selectors
 import subprocess
@@ -14,11 +15,14 @@ from test_triton_compile import dtypes_of
 from test_triton_sizes import SIZED, pattern
 from triton_run import rendered
 
+from fake_driver import Driver, Kernel
 from treadle.loop.program import Buffer, BufferKind
-from treadle.runtime.kernels import triton_ahead, triton_launch
+from treadle.runtime.kernels import device_code, prepared_launch, triton_ahead, triton_launch
+from treadle.runtime.kernels.device_code import DeviceCode
 from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead
 from treadle.runtime.kernels.triton_launch import TritonLauncher
 from treadle.runtime.store.artifact import step_at
+from treadle.runtime.store.cache import _read
 
 pytest.importorskip("triton")
 TARGET = ("cuda", 90, 32)
@@ -80,7 +84,7 @@ def launched(function, launch):
             types = tuple(getattr(torch, name) for name in function.entry["types"])
             numbers, constants = launch.sizes[0], {}
         tensors = [torch.empty(64, dtype=dtype) for dtype in types]
-        options = triton_launch._options(stage)
+        options = prepared_launch.options_of(stage)
         stage["jit"].run(*tensors, *numbers, grid=(1,), warmup=True, **constants, **options)
 
 
@@ -113,6 +117,34 @@ def test_a_launch_finds_what_a_worker_compiled(name, kept, tmp_path):
     assert entries(kept) == compiled
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_a_worker_compiled_is_launched_without_triton(name, kept, tmp_path, monkeypatch):
+    source, launches = programs(KERNELS[name])
+    cuda = Driver(str(tmp_path))
+    functions = TritonLauncher(tmp_path / "modules", cuda.runner).load([source], launches).device
+    loaded = []
+
+    def load_binary(name, binary, shared, device):
+        assert binary.startswith(b"\x7fELF")
+        code = next(each for each in codes if each.binary == binary)
+        loaded.append(Kernel([], code.signature))
+        return 0, loaded[-1].function, 32, 0, 1024
+
+    payloads = [_read(path) or b"" for path in (tmp_path / "modules").glob("??/*")]
+    codes = [DeviceCode.parse(payload) for payload in payloads if b"ELF" in payload]
+    assert len(codes) >= len(functions)
+    active = importlib.import_module("triton.runtime.driver").driver.active
+    active.utils = SimpleNamespace(load_binary=load_binary)
+    monkeypatch.setattr(device_code, "_kernels", {})
+    monkeypatch.setattr("triton.runtime.jit.JITFunction.run", None)
+    for launch in launches:
+        entry = functions[launch.function].entry
+        kinds = [torch.float32] if entry["table"] else [getattr(torch, t) for t in entry["types"]]
+        rows = [[torch.empty(64, dtype=kind) for kind in kinds] for _ in launch.sizes]
+        functions[launch.function](rows, launch.sizes)()
+    assert len(loaded) == len(codes)
+
+
 def test_of_sizes_that_calls_say_both_classes_are_compiled(kept, tmp_path):
     kernels, buffers = pattern(SIZED["adamw"])
     source, (launch,), _ = rendered(kernels, buffers)
@@ -128,7 +160,9 @@ def test_another_process_with_the_same_caches_starts_no_worker(kept, tmp_path, m
     source, launches = programs([make.softmax(64, 1000), make.transpose(100, 77)])
     TritonLauncher(tmp_path / "modules").load([source], launches)
     asked = []
-    monkeypatch.setattr(triton_launch, "compile_ahead", lambda jobs, target: asked.append(jobs))
+    monkeypatch.setattr(
+        triton_launch, "compile_ahead", lambda jobs, target: asked.append(jobs) or []
+    )
     TritonLauncher(tmp_path / "modules").load([source], launches)
     assert not asked
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "emptied"))
@@ -139,7 +173,9 @@ def test_another_process_with_the_same_caches_starts_no_worker(kept, tmp_path, m
 def jobs_of(tmp_path, monkeypatch, kernels):
     """The jobs of ``kernels``, of which none has run."""
     asked = []
-    monkeypatch.setattr(triton_launch, "compile_ahead", lambda jobs, target: asked.extend(jobs))
+    monkeypatch.setattr(
+        triton_launch, "compile_ahead", lambda jobs, target: asked.extend(jobs) or []
+    )
     source, launches = programs(kernels)
     TritonLauncher(tmp_path / "modules").load([source], launches)
     return asked
@@ -149,7 +185,8 @@ def test_a_worker_that_fails_at_one_function_goes_on_with_others(kept, tmp_path,
     kernels = [make.softmax(64, 1000), make.transpose(100, 77), make.adamw(1003)]
     jobs = jobs_of(tmp_path, monkeypatch, kernels)
     failing = [replace(job, arguments=job.arguments[:-1]) for job in jobs[:1]]
-    assert not compile_ahead(failing * 4 + jobs, TARGET)
+    compiled = compile_ahead(failing * 4 + jobs, TARGET)
+    assert {job.line for job, _ in compiled} == {job.line for job in jobs}
     assert len(entries(kept)) == len(jobs)
 
 
@@ -183,9 +220,10 @@ def test_workers_start_while_functions_are_generated(kept, tmp_path, monkeypatch
     jobs = jobs_of(tmp_path, monkeypatch, [make.softmax(64, 1000), make.transpose(100, 77)])
     with triton_ahead.workers_ahead(2 * triton_ahead._OPERATIONS_PER_WORKER):
         assert len(recorded) == 2
-        assert compile_ahead(jobs, TARGET)
+        assert len(compile_ahead(jobs, TARGET)) == len(jobs)
         assert len(recorded) == 2
-        assert compile_ahead(jobs, TARGET), "those that have ended are not asked again"
+        again = compile_ahead(jobs, TARGET)
+        assert len(again) == len(jobs), "those that have ended are not asked again"
         assert len(recorded) == 4
     assert all(worker.poll() is not None for worker in recorded)
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from treadle.runtime.kernels.driver_launch import cuda_library, kernel_runner
+from treadle.runtime.kernels.prepared_launch import FunctionCode
 from treadle.runtime.kernels.triton_launch import DeviceLaunch, _Bound
 from treadle.runtime.replay.tables import Tables
 
@@ -126,7 +127,7 @@ class Doubling:
         assert runner is not None
         stage = {"jit": jit, "programs": lambda n: -(-n // 128), "warps": 4, "pipeline": 0}
         entry = {"stages": [stage], "types": ("float32",) * 2, "sizes": ("n",), "table": False}
-        function = DeviceLaunch(entry, Tables(), runner)
+        function = DeviceLaunch(entry, Tables(), FunctionCode("", None, runner))
         self.n = n
         self.rows = [[[None, None]], [[None, None]]]
         self.arrays = [(ctypes.c_void_p * 2)() for _ in range(2)]

@@ -49,6 +49,7 @@ from treadle.capture.tensors.foreign import (
 )
 from treadle.capture.tensors.result_slots import slots_in
 from treadle.capture.tracing.run import Run
+from treadle.compat.operators.operator_facts import is_profiler_mark
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import hold_constants
 from treadle.graph.core.node_info import copy_notes, info, tensor_of, with_info
@@ -230,7 +231,7 @@ def _strip(graph: fx.Graph) -> None:
     """Profiler ranges and other calls without values leave the graph."""
     for node in reversed(list(graph.nodes)):
         op = node.target
-        if isinstance(op, OpOverload) and op.namespace == "profiler" and not node.users:
+        if isinstance(op, OpOverload) and is_profiler_mark(op) and not node.users:
             graph.erase_node(node)
 
 

@@ -21,14 +21,11 @@ from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.executable import Executable
-from treadle.runtime.kernels import triton_key
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.store.artifact import Artifact, CallStep
 from treadle.runtime.store.cache import Cache
 from treadle.runtime.store.serialize import artifact_from_dict
-from treadle.targets.cuda import TRITON
-from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure
 
 if TYPE_CHECKING:  # read when somebody asks
@@ -36,12 +33,6 @@ if TYPE_CHECKING:  # read when somebody asks
 
 _ROOM = 1 << 20
 """Bytes that copies of the batch and of results may always take, where no budget is given."""
-
-
-def begin_loading(devices: Iterable[torch.device]) -> None:
-    """Before a start for tensors there: what kernels will be loaded with."""
-    if any(target_for(device).language == TRITON for device in devices):
-        triton_key.begun()
 
 
 def built_again(

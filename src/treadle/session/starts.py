@@ -37,7 +37,7 @@ from treadle.capture.stored.names import (
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.stored.reads import Data, read_again
 from treadle.compiler.compiled import Compiled, StartRecord, StoredBuild
-from treadle.compiler.stored_build import begin_loading, built_again
+from treadle.compiler.stored_build import built_again
 from treadle.graph.text.canonical import text_of_value
 from treadle.options import Options, deciding
 from treadle.passes.registered import is_anything_registered
@@ -222,7 +222,6 @@ class Starts:
         known: Iterable[Compiled],
     ) -> Compiled | None:
         objects, clock = self._objects(), Clock()
-        begin_loading({parameter.device for parameter in objects.parameters})
         with clock.stage("start"):
             ignored = cast("list[int]", record["ignored"])
             reads = read_again(cast("Data", record["reads"]), objects, inputs, ignored)

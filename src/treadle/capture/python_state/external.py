@@ -40,7 +40,7 @@ from treadle.capture.symbolic.host_draws import HostDraws
 from treadle.capture.symbolic.numbers import as_key
 from treadle.capture.tensors.rng_guard import PythonRngGuard
 from treadle.compat.hooks import tensor_hooks
-from treadle.compat.operators.operator_facts import facts_of
+from treadle.compat.operators.operator_facts import facts_of, is_profiler_mark
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import dispatch_of_trace
 from treadle.util.errors import CaptureError
@@ -138,7 +138,7 @@ class ExternalState:
 
         def call(mode: object, op: object, *rest: object, **named: object) -> object:
             self._threads.follow()
-            whole = isinstance(op, OpOverload) and facts_of(op).is_unknown
+            whole = isinstance(op, OpOverload) and _may_run_their_code(op)
             before, self._watch.inside = self._watch.inside, 0 if whole else get_ident()
             try:
                 return (dispatch if whole else paused)(mode, op, *rest, **named)
@@ -324,6 +324,11 @@ class ExternalState:
     def before(self, owner: object, at: int) -> Reading | None:
         """What a part of an object held before the run."""
         return self._kept.before(owner, at)
+
+
+def _may_run_their_code(op: OpOverload) -> bool:
+    """Whether the user's code, or that of what they installed, may run within the operation."""
+    return facts_of(op).is_unknown and not is_profiler_mark(op)
 
 
 def _of_real_name(change: Change) -> Change:

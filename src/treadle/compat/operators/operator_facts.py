@@ -443,6 +443,11 @@ def follows_seed(op: OpOverload, arguments: Mapping[str, object]) -> bool:
     return Effect.DRAWS in call_effects(op, arguments) or bool(arguments.get("dropout_p"))
 
 
+def is_profiler_mark(op: OpOverload) -> bool:
+    """Whether it tells PyTorch's profiler where a range begins or ends, and does nothing else."""
+    return op.namespace == "profiler"
+
+
 def gives_undefined(op: OpOverload) -> bool:
     """Whether its result is whatever memory held: a shape is all that may be asked of it."""
     return schema_of(op).name in _UNDEFINED

@@ -67,7 +67,8 @@ _BY_TRITON, _READY, _NOTHING = range(3)
 ALIGNED = 16
 """Bytes; addresses and sizes that are multiples of it allow wide loads."""
 _WORD = ctypes.sizeof(ctypes.c_uint64)
-_WARP = 32
+WARP = 32
+"""Threads."""
 _MOST_SHARED = 228 * 1024
 """Bytes for which Triton launches without attributes."""
 _SCRATCH = 2
@@ -99,17 +100,29 @@ def parameters_of(signature: Sequence[object]) -> tuple[KernelParameter, ...] | 
     return (*own, *[KernelParameter(None, _WORD)] * _SCRATCH)
 
 
-def is_plain(metadata: Any) -> bool:
-    """Whether a kernel with Triton's ``metadata`` is launched without attributes and scratch."""
-    attributes = (
-        metadata.num_ctas != 1,
-        metadata.launch_cooperative_grid,
-        metadata.launch_pdl,
-        metadata.global_scratch_size,
-        metadata.profile_scratch_size,
-        metadata.shared > _MOST_SHARED,
-    )
-    return not any(attributes)
+METADATA = (
+    "num_ctas",
+    "launch_cooperative_grid",
+    "launch_pdl",
+    "global_scratch_size",
+    "profile_scratch_size",
+    "shared",
+    "num_warps",
+)
+"""What Triton says of a kernel and a launch depends on."""
+
+
+def metadata_of(kernel: Any) -> dict[str, Any]:
+    """Of a ``kernel`` of Triton's."""
+    return {name: getattr(kernel.metadata, name) for name in METADATA}
+
+
+def is_plain(metadata: Mapping[str, Any]) -> bool:
+    """Whether a kernel with this ``METADATA`` is launched without attributes and scratch."""
+    scratch = metadata["global_scratch_size"] or metadata["profile_scratch_size"]
+    attributes = metadata["launch_cooperative_grid"] or metadata["launch_pdl"]
+    more = metadata["num_ctas"] != 1 or metadata["shared"] > _MOST_SHARED
+    return not (scratch or attributes or more)
 
 
 @final
@@ -138,6 +151,41 @@ class DriverLibrary:
         places = ctypes.byref(offset), ctypes.byref(nbytes)
         asked = (self.param_info(function, at, *places) for at in range(most))
         return [nbytes.value for _ in takewhile(lambda status: not status, asked)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DriverKernel:
+    """A kernel on a device that cuLaunchKernel launches: the driver's handle of its ``function``,
+    and what it takes. ``shared``: bytes."""
+
+    function: int
+    parameters: tuple[KernelParameter, ...]
+    threads: int
+    shared: int
+
+    @staticmethod
+    def of(
+        library: DriverLibrary, function: int, signature: Sequence[object], warps: int, shared: int
+    ) -> "DriverKernel | None":
+        """``None`` if the driver says that it takes something else than its ``signature``."""
+        parameters = parameters_of(signature)
+        if parameters is None:
+            return None
+        widths = library.widths(function, len(parameters) + 1)
+        if widths != [parameter.nbytes for parameter in parameters]:
+            return None
+        return DriverKernel(function, parameters, WARP * warps, shared)
+
+    @staticmethod
+    def of_triton(library: DriverLibrary, kernel: Any) -> "DriverKernel | None":
+        """A ``kernel`` that Triton has launched; ``None`` for one that it has to launch."""
+        metadata = metadata_of(kernel)
+        if not is_plain(metadata):
+            return None
+        signature = list(kernel.src.signature.values())
+        own = metadata["num_warps"], metadata["shared"]
+        return DriverKernel.of(library, kernel.function, signature, *own)
 
 
 class _Row(ctypes.Structure):
@@ -182,16 +230,15 @@ class KernelArguments:
 
 @final
 class KernelRow:
-    """One kernel of a launch. Triton launches it first, and then C if it ``holds`` it."""
+    """One kernel of a launch. Others launch it first, and then C if it ``holds`` it."""
 
-    __slots__ = ("_addresses", "_arguments", "_expected", "_kernel", "_library", "_packed", "row")
+    __slots__ = ("_addresses", "_arguments", "_expected", "_kernel", "_packed", "row")
 
-    def __init__(self, library: DriverLibrary) -> None:
+    def __init__(self) -> None:
         self.row = _Row()
-        self._library = library
         self._addresses: Pointers | None = None
         self._arguments: KernelArguments | None = None
-        self._kernel: Any = None
+        self._kernel: DriverKernel | None = None
         self._packed: tuple[Pointers, Pointers] | None = None  # C reads them, as ``_expected``
         self._expected: Pointers | None = None
 
@@ -210,36 +257,20 @@ class KernelRow:
         """Until it is told again what it holds: its arguments change."""
         self.row.state = _BY_TRITON
 
-    def holds(self, kernel: Any, programs: int) -> None:
-        """From now on it launches ``kernel``, as Triton just did."""
-        if self._addresses is None:
+    def holds(self, kernel: DriverKernel, programs: int) -> None:
+        """From now on it launches ``kernel``."""
+        if self._addresses is None or self._arguments is None:
             return
         if kernel is not self._kernel:
-            self._kernel, self._packed = kernel, self._prepared(kernel, programs)
-        if self._packed is None:
-            return
+            self._kernel, self._packed = kernel, self._arguments.packed(kernel.parameters)
+            row = self.row
+            row.function, row.parameters = kernel.function, ctypes.addressof(self._packed[0])
+            row.programs, row.threads, row.shared = programs, kernel.threads, kernel.shared
         now: list[int] = [address or 0 for address in self._addresses]
         expected = now if self.row.exact else [address % ALIGNED == 0 for address in now]
         self._expected = (ctypes.c_uint64 * len(now))(*expected)
         self.row.expected = ctypes.addressof(self._expected)
         self.row.state = _READY
-
-    def _prepared(self, kernel: Any, programs: int) -> tuple[Pointers, Pointers] | None:
-        """The packed arguments; ``None`` for a kernel that Triton has to launch."""
-        assert self._arguments is not None
-        row, metadata = self.row, kernel.metadata
-        row.state = _BY_TRITON
-        parameters = parameters_of(list(kernel.src.signature.values()))
-        if parameters is None or not is_plain(metadata):
-            return None
-        widths = self._library.widths(kernel.function, len(parameters) + 1)
-        if widths != [parameter.nbytes for parameter in parameters]:
-            return None
-        held = self._arguments.packed(parameters)
-        row.function, row.parameters = kernel.function, ctypes.addressof(held[0])
-        row.programs, row.threads = programs, _WARP * metadata.num_warps
-        row.shared = metadata.shared
-        return held
 
 
 class DriverLaunch(ABC):
@@ -281,12 +312,11 @@ class KernelTable:
         self._fills_tables = any(launch.fills_tables for launch in launches)
 
     def __call__(self) -> None:
-        if _is_watched() or (self._fills_tables and self._launches[0].is_recorded()):
+        if is_watched() or (self._fills_tables and self._launches[0].is_recorded()):
             for at, launch in enumerate(self._launches):
                 self._try(at, launch)
             return
-        active: Any = driver.active
-        stream = active.get_current_stream(active.get_current_device())
+        stream = _current_stream()
         first, count, at = ctypes.addressof(self._rows), len(self._rows), 0
         run, launch_kernel = self._runner.run, self._runner.library.launch
         while (at := at + run(first + _WORD * at, count - at, launch_kernel, stream)) < count:
@@ -301,7 +331,12 @@ class KernelTable:
             raise JoinedLaunchError(at, error) from error
 
 
-def _is_watched() -> bool:
+def _current_stream() -> int:
+    active: Any = driver.active
+    return active.get_current_stream(active.get_current_device())
+
+
+def is_watched() -> bool:
     """Whether somebody is to hear of each launch of Triton's."""
     hooks: tuple[Any, ...] = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return any(hook.calls if isinstance(hook, knobs.HookChain) else hook for hook in hooks)
@@ -318,6 +353,15 @@ class KernelRunner:
     def takes(self, action: object) -> bool:
         """Whether it knows how to run this one."""
         return isinstance(action, DriverLaunch) and bool(action.rows)
+
+    def launch(self, kernel: DriverKernel, programs: int, arguments: KernelArguments) -> bool:
+        """One kernel now; whether the driver took it."""
+        row = KernelRow()
+        row.reads(arguments, arguments.pointers, exact=True)
+        row.holds(kernel, programs)
+        rows = (ctypes.c_void_p * 1)(ctypes.addressof(row.row))
+        launched = self.run(ctypes.addressof(rows), 1, self.library.launch, _current_stream())
+        return launched == 1
 
     def together(self, launches: Sequence[DriverLaunch]) -> KernelTable:
         """Runs them one after another."""

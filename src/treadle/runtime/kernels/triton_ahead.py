@@ -2,11 +2,12 @@
 
 Triton compiles where it launches: one function at a time, under the interpreter lock. A worker
 (``triton_worker.py``) makes the call of a launch with substitutes for its tensors, which puts the
-code into Triton's cache on disk, under the key that the launch uses. The launch compiles whatever
-is missing there: another class of arguments (an unaligned address), or a function on which a worker
-failed. Workers start while the functions are still being generated.
+code into Triton's cache on disk, under the key that the launch uses, and returns what it compiled.
+The launch compiles whatever is missing: another class of arguments (an unaligned address), or a
+function on which a worker failed. Workers start while the functions are still being generated.
 """
 
+import base64
 import json
 import os
 import selectors
@@ -17,7 +18,10 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, final
+from typing import IO, Any, final
+
+from treadle.runtime.kernels.device_code import DeviceCode
+from treadle.runtime.kernels.driver_launch import METADATA
 
 _WORKER = str(Path(__file__).with_name("triton_worker.py"))
 _FUNCTIONS_PER_WORKER = 4
@@ -63,32 +67,48 @@ def workers_ahead(operations: int) -> Iterator[None]:
             _waiting.reset(before)
 
 
-def compile_ahead(jobs: Sequence[CompileJob], target: Target) -> bool:
-    """Whether all of ``jobs`` were compiled, those that take long first in the list. So few that
-    one worker would do are left to their launches, which take no longer."""
+def compile_ahead(
+    jobs: Sequence[CompileJob], target: Target
+) -> list[tuple[CompileJob, DeviceCode | None]]:
+    """Those of ``jobs`` that were compiled, with their code or ``None`` where Triton has to launch
+    it. Jobs that take long come first in the list. So few that one worker would do are left to
+    their launches, which take no longer."""
     count = _count(len(jobs) // _FUNCTIONS_PER_WORKER)
     if not count:
-        return False
-    waiting = [job.line for job in reversed(jobs)]
-    failures: list[str] = []
+        return []
+    waiting = list(reversed(jobs))
+    compiled: list[tuple[CompileJob, DeviceCode | None]] = []
     with ExitStack() as stack:
         workers = list(_waiting.get()[:count])
         workers += stack.enter_context(_workers(count - len(workers)))
         _waiting.set(())
         selector = stack.enter_context(selectors.DefaultSelector())
+        asked: dict[int, CompileJob] = {}  # by the number of the process
+
+        def ask(worker: subprocess.Popen[str]) -> bool:
+            asked[worker.pid] = waiting.pop()
+            return _send(worker, asked[worker.pid].line)
+
         for worker in workers:
-            if _send(worker, json.dumps(target)) and _send(worker, waiting.pop()):
+            if _send(worker, json.dumps([target, METADATA])) and ask(worker):
                 selector.register(_output(worker), selectors.EVENT_READ, worker)
-            else:
-                failures.append("ended")
         while selector.get_map():
             for key, _ in selector.select():
                 worker: subprocess.Popen[str] = key.data
                 reply = _output(worker).readline()
-                failures.append(json.loads(reply) if reply else "ended")
-                if not (reply and waiting and _send(worker, waiting.pop())):
+                compiled += _compiled(asked[worker.pid], reply)
+                if not (reply and waiting and ask(worker)):
                     selector.unregister(key.fileobj)
-    return not waiting and not any(failures)
+    return compiled
+
+
+def _compiled(job: CompileJob, reply: str) -> list[tuple[CompileJob, DeviceCode | None]]:
+    """What a worker made of a ``job``: nothing if it failed or ended."""
+    made: dict[str, Any] = json.loads(reply) if reply else {}
+    if not made:
+        return []
+    binary = base64.b64decode(made["binary"])
+    return [(job, DeviceCode.of(made["name"], made["signature"], made["metadata"], binary))]
 
 
 def _count(worth: int) -> int:

@@ -1,9 +1,9 @@
 """Loads generated Triton modules and launches their functions.
 
 Device code is compiled for each class of arguments (of addresses: aligned or not; of sizes:
-multiples of 16 or not), never for each size, and kept by Triton's own cache on disk, by its
-content: for the launches of an artifact when it is loaded (``triton_ahead.py``), for other classes
-at their first launch.
+multiples of 16 or not), never for each size, and kept on disk by its content (``device_code.py``,
+and Triton's own cache): for the launches of an artifact when it is loaded (``triton_ahead.py``),
+for other classes at their first launch.
 
 Host scalars (0-dim tensors on the CPU) are mirrored to the device before each launch that reads
 them, at an address that does not change.
@@ -11,13 +11,13 @@ them, at an address that does not change.
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypedDict, final
+from typing import Any, TypedDict, final
 
 import torch
 import triton
@@ -26,7 +26,7 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 from treadle.algebra.extents import sample_of
-from treadle.runtime.kernels import triton_key
+from treadle.runtime.kernels.device_code import DeviceCodeStore
 from treadle.runtime.kernels.driver_launch import (
     ALIGNED,
     DriverLaunch,
@@ -38,15 +38,21 @@ from treadle.runtime.kernels.driver_launch import (
     kernel_runner,
 )
 from treadle.runtime.kernels.loader import Functions
+from treadle.runtime.kernels.prepared_launch import (
+    Class,
+    FunctionCode,
+    LaunchStage,
+    PreparedLaunch,
+    class_of,
+    options_of,
+    part_of,
+)
 from treadle.runtime.kernels.triton_ahead import CompileJob, compile_ahead, workers_ahead
 from treadle.runtime.kernels.triton_modules import module_of
 from treadle.runtime.replay.tables import Tables
 from treadle.runtime.store.artifact import Launch, Source
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.registry import target_for
-
-Class = tuple[object, ...]
-"""What the compiled code of a function depends on."""
 
 Storages = Sequence[Sequence[Tensor]]
 Sizes = Sequence[Sequence[int]]
@@ -87,11 +93,13 @@ class TritonLauncher:
         tables = Tables() if tables is None else tables
         functions: dict[str, DeviceLaunch] = {}
         homes: dict[str, tuple[ModuleType, int]] = {}
+        store = DeviceCodeStore(Cache(self.folder, warn=False))
         for source in sources:
             module = module_of(self.folder, source.text)
             for name in source.functions:
                 entry: Entry = module.FUNCTIONS[name]
-                functions[name] = DeviceLaunch(entry, tables, self.runner)
+                code = FunctionCode(_home(module, name), store, self.runner)
+                functions[name] = DeviceLaunch(entry, tables, code)
                 homes[name] = module, len(source.function(name))
         self._compile_ahead(homes, launches)
         joiners = () if self.runner is None else (self.runner,)
@@ -100,45 +108,32 @@ class TritonLauncher:
     def _compile_ahead(
         self, homes: Mapping[str, tuple[ModuleType, int]], launches: Sequence[Launch]
     ) -> None:
-        """Once for all processes with this cache, unless Triton's own was emptied meanwhile.
-        ``homes``: of each function its module and the length of its text."""
-        jobs = {
-            job.line: job
-            for launch in sorted(launches, key=lambda launch: -homes[launch.function][1])
-            for job in _jobs(homes[launch.function][0], launch)
-        }
-        if len(jobs) < 2 or knobs.runtime.interpret:
+        """What no process with this cache has compiled. ``homes``: of each function its module and
+        the length of its text."""
+        if knobs.runtime.interpret:
             return
-        known: Any = driver.active.get_current_target()
-        target = (known.backend, known.arch, known.warp_size)
+        jobs = {
+            part: job
+            for launch in sorted(launches, key=lambda launch: -homes[launch.function][1])
+            for part, job in _jobs(homes[launch.function][0], launch)
+        }
         cache = Cache(self.folder, warn=False)
-        kept = Path(knobs.cache.dir)
-        key = content_key("compiled ahead", self.identity, str(target), str(kept), *sorted(jobs))
-        with cache.lock(key):  # the ranks of a machine have the same to compile
-            if kept.is_dir() and cache.get(key) is not None:
+        store = DeviceCodeStore(cache)
+        with cache.lock(content_key(*sorted(jobs))):  # the ranks of a machine have the same
+            # Without a runner Triton launches, from its own cache, which may have been emptied.
+            is_kept = self.runner is not None or Path(knobs.cache.dir).is_dir()
+            parts = {job.line: part for part, job in jobs.items()}
+            missing = [job for part, job in jobs.items() if not (is_kept and store.has(part))]
+            if len(missing) < 2:
                 return
-            if compile_ahead(list(jobs.values()), target):
-                cache.put(key, b"")
+            known: Any = driver.active.get_current_target()
+            target = (known.backend, known.arch, known.warp_size)
+            for job, code in compile_ahead(missing, target):
+                store.keep(parts[job.line], code)
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
         """None: Triton keeps its own cache."""
         return []
-
-
-class Jit(Protocol):
-    """A function of Triton's: ``jit[grid](*arguments, **options)``."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
-
-
-class LaunchStage(TypedDict):
-    """One device function of an entry, and how it is launched: so many ``programs``, by its
-    sizes."""
-
-    jit: Jit
-    programs: Callable[..., int]
-    warps: int
-    pipeline: int
 
 
 class Entry(TypedDict):
@@ -153,13 +148,12 @@ class Entry(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLaunch:
-    """A function of a module: ``function(storages, sizes)`` is one launch of it. ``compiled``: by
-    classes of arguments, for the launches of all sizes."""
+    """A function of a module: ``function(storages, sizes)`` is one launch of it. ``code``: for the
+    launches of all sizes."""
 
     entry: Entry
     tables: Tables
-    runner: KernelRunner | None = None
-    compiled: dict[Class, Any] = field(default_factory=dict[Class, Any])
+    code: FunctionCode
 
     def __call__(
         self, storages: Storages, sizes: Sizes, pointers: Pointers | None = None, /
@@ -178,9 +172,9 @@ class _Bound(DriverLaunch):
         self, function: DeviceLaunch, storages: Storages, sizes: Sizes, pointers: Pointers | None
     ) -> None:
         self._function, self._storages, self._sizes = function, storages, sizes
-        self._pointers, runner = pointers, function.runner
+        self._pointers, runner = pointers, function.code.runner
         stages = function.entry["stages"] if pointers is not None else ()
-        self.rows = () if runner is None else tuple(KernelRow(runner.library) for _ in stages)
+        self.rows = () if runner is None else tuple(KernelRow() for _ in stages)
         self._prepared: _One | _Many | None = None
 
     @property
@@ -251,8 +245,8 @@ class _One:
         self._told = tuple(sizes[0])
         self._rows = rows
         self._stages = [
-            _Prepared(
-                stage, stage["programs"](*self._told), self._told, function.compiled, (at,), row
+            PreparedLaunch(
+                stage, stage["programs"](*self._told), self._told, function.code, (at,), row
             )
             for at, (stage, row) in enumerate(zip_longest(function.entry["stages"], rows))
         ]
@@ -293,25 +287,36 @@ class _Sizes:
         return ALIGNED if all(size % ALIGNED == 0 for size in self.flat) else 1
 
 
-def _jobs(module: ModuleType, launch: Launch) -> list[CompileJob]:
-    """The functions that a launch runs, for tensors at aligned addresses."""
+def _home(module: ModuleType, function: str) -> str:
+    """A function by the content of its module."""
+    return f"{module.__name__} {function}"
+
+
+def _jobs(module: ModuleType, launch: Launch) -> Iterator[tuple[str, CompileJob]]:
+    """The functions that a launch runs, for tensors at aligned addresses: what the entries of the
+    cache are for, and how they are compiled."""
     entry: Entry = module.FUNCTIONS[launch.function]
+    home = _home(module, launch.function)
     of = functools.partial(CompileJob, module.__name__, str(module.__file__), launch.function)
-    return [
-        of(at, _arguments(entry, sizes), _options(stage))
-        for sizes in _classes(launch.sizes)
-        for at, stage in enumerate(entry["stages"])
-        if any(stage["programs"](*each) for each in sizes)
-    ]
+    for sizes in _classes(launch.sizes):
+        for at, stage in enumerate(entry["stages"]):
+            if any(stage["programs"](*each) for each in sizes):
+                key, arguments = _class_and_arguments(entry, sizes, at)
+                yield part_of(home, key), of(at, arguments, options_of(stage))
 
 
-def _arguments(entry: Entry, sizes: Sizes) -> tuple[str | int, ...]:
-    """Those of a launch, as a job has them."""
+def _class_and_arguments(
+    entry: Entry, sizes: Sizes, stage: int
+) -> tuple[Class, tuple[str | int, ...]]:
+    """Of a launch on aligned tensors. Arguments as a job has them."""
     if not entry["table"]:
-        return (*entry["types"], *sizes[0])
-    told = _Sizes.of(entry, sizes)
-    kind = str(told.kind).removeprefix("torch.")
-    return ("int64", kind, "int32", *told.dims, ALIGNED, told.unit)
+        types, told = tuple(entry["types"]), tuple(sizes[0])
+        return class_of((stage,), told, (), [True] * len(types)), (*types, *told)
+    many = _Sizes.of(entry, sizes)
+    types = ("int64", str(many.kind).removeprefix("torch."), "int32")
+    constants = (ALIGNED, many.unit)
+    key = class_of((str(many.kind),), many.dims, constants, [True] * len(types))
+    return key, (*types, *many.dims, *constants)
 
 
 def _classes(sizes: Sizes) -> list[Sizes]:
@@ -347,7 +352,7 @@ class _Many:
         self._rows = rows
         kind = (str(told.kind),)
         row = next(iter(rows), None)
-        self._stage = _Prepared(stage, len(pairs), told.dims, function.compiled, kind, row)
+        self._stage = PreparedLaunch(stage, len(pairs), told.dims, function.code, kind, row)
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
         self._given = (ctypes.c_void_p * 3)()  # the pointers of the kernel
@@ -379,62 +384,3 @@ class _Many:
         tensors = (self._table, self._sizes, self._blocks)
         self._given[:] = [tensor.data_ptr() for tensor in tensors]
         self._stage.launch(tensors, constants)
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """A device function with its grid and the sizes that it is told. After the first launch of a
-    class, Triton's dispatch (which inspects every argument) is passed by. ``kind``: what
-    the class depends on beside the arguments; ``row``: what is told which kernel it was."""
-
-    stage: LaunchStage
-    programs: int
-    sizes: tuple[int, ...]
-    compiled: dict[Class, Any]
-    kind: Class
-    row: KernelRow | None
-
-    def __post_init__(self) -> None:
-        self.kind = (*self.kind, *map(_class_of, self.sizes))
-        if self.row is not None and not self.programs:
-            self.row.launches_nothing()
-
-    def launch(
-        self,
-        tensors: Sequence[Tensor],
-        constants: Mapping[str, int] | None = None,
-        *,
-        once: bool = False,
-    ) -> None:
-        """``once``: no other launch takes these tensors."""
-        if not self.programs:
-            return
-        extra = dict(constants or {})
-        aligned = (tensor.data_ptr() % ALIGNED == 0 for tensor in tensors)
-        key = (*self.kind, *extra.values(), *aligned)
-        kernel = self.compiled.get(key)
-        if kernel is not None:
-            kernel[(self.programs, 1, 1)](*tensors, *self.sizes, *extra.values())
-        else:
-            triton_key.wait()
-            call = self.stage["jit"][(self.programs,)]
-            kernel = call(*tensors, *self.sizes, **extra, **_options(self.stage))
-            if kernel is None:  # the interpreter compiles nothing
-                return
-            self.compiled[key] = kernel
-        if self.row is not None and not once:
-            self.row.holds(kernel, self.programs)
-
-
-def _options(stage: LaunchStage) -> dict[str, int | bool]:
-    """What Triton is told beside arguments."""
-    # The printer writes where a product and a sum round once: ``codegen.contraction``.
-    options: dict[str, int | bool] = {"num_warps": stage["warps"], "enable_fp_fusion": False}
-    if stage["pipeline"]:
-        options["num_stages"] = stage["pipeline"]
-    return options
-
-
-def _class_of(size: int) -> tuple[bool, bool, bool]:
-    """For which numbers Triton makes the same code."""
-    return size % ALIGNED == 0, size == 1, size >= 2**31

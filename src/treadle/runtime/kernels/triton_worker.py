@@ -1,16 +1,18 @@
-"""Compiles functions of generated modules into Triton's cache, in a separate process.
+"""Compiles functions of generated modules into Triton's cache, in a process of its own.
 
 It is run as a file and imports neither treadle nor PyTorch, so it is there in a fraction of a
-second. The first line of its input is the target; each further line is a job as ``triton_ahead.py``
-writes it, and gets a line in reply: the error, or an empty line.
+second. The first line of its input is the target, and the names of
+what is asked of each kernel; each further line is a job as
+``triton_ahead.py`` writes it, and gets a line in reply: what was compiled, or nothing.
 """
 
+import base64
 import functools
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass
 from types import ModuleType
@@ -60,8 +62,8 @@ def _module(name: str, path: str) -> ModuleType:
     return module
 
 
-def _compile(job: Mapping[str, Any]) -> None:
-    """The call of the launch itself, with tensors at address 0, which is a multiple of 16."""
+def _compile(job: Mapping[str, Any], metadata: Sequence[str] = ()) -> dict[str, object]:
+    """By the call of the launch itself, with tensors at address 0, which is a multiple of 16."""
     stage = _module(job["module"], job["path"]).FUNCTIONS[job["function"]]["stages"][job["stage"]]
     arguments = [
         MockTensor(_Type(argument)) if isinstance(argument, str) else argument
@@ -70,6 +72,12 @@ def _compile(job: Mapping[str, Any]) -> None:
     kernel = stage["jit"].warmup(*arguments, grid=(1,), **job["options"])
     if _compiles_launchers():
         nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    return {
+        "name": kernel.name,
+        "signature": list(kernel.src.signature.values()),
+        "metadata": {name: getattr(kernel.metadata, name) for name in metadata},
+        "binary": base64.b64encode(kernel.asm["cubin"]).decode(),
+    }
 
 
 @functools.cache
@@ -81,16 +89,15 @@ def _compiles_launchers() -> bool:
 
 def _main() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints is not a reply
-    target = GPUTarget(*json.loads(sys.stdin.readline()))
-    driver.set_active(cast("Any", _Driver(target)))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints is no reply
+    target, metadata = json.loads(sys.stdin.readline())
+    driver.set_active(cast("Any", _Driver(GPUTarget(*target))))
     for line in sys.stdin:
         try:
-            _compile(json.loads(line))
-            failure = ""
-        except Exception as error:  # the launch compiles it again, and says so to its user
-            failure = f"{type(error).__name__}: {error}"
-        replies.write(json.dumps(failure) + "\n")
+            made = _compile(json.loads(line), metadata)
+        except Exception:  # the launch compiles it again, and says so to its user
+            made = {}
+        replies.write(json.dumps(made) + "\n")
         replies.flush()
 
 
