@@ -255,6 +255,6 @@ def test_within_a_budget_nothing_is_called_cheaper_to_compute_again():
     step = treadle.compile(train_step, model=model, optimizer=optimizer, memory=0.0)
     step.prepare(torch.randn(512, 64))
     text = step.explain()
-    assert "computed again to stay within the budget" in text
-    assert "cheaper to compute again" not in text
+    assert "recomputed to stay within the budget" in text
+    assert "cheaper to recompute" not in text
     assert "at least" not in text

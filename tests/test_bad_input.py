@@ -71,7 +71,7 @@ def test_without_code_generation_pytorchs_kernels_do_it(tmp_path, memory):
     report = step.measure(*batch())
     assert report.peak_bytes <= step.compiled.artifact.peak_bytes
     assert step.compiled.artifact.sources == ()
-    assert "no compiler was found or wanted" in step.explain()
+    assert "no compiler was found, or codegen is off" in step.explain()
 
 
 def test_strict_refuses_to_run_without_kernels(tmp_path):

@@ -231,7 +231,7 @@ def test_a_file_that_cannot_be_imported_is_named(tmp_path, capsys, text):
 
 def test_a_batch_that_does_not_fit_the_step_is_refused(script, capsys):
     assert main(["plan", f"{script}:too_many"]) == Exit.USAGE
-    assert "is 3 arguments, and its step does not fit" in capsys.readouterr().err
+    assert "(3 arguments)" in capsys.readouterr().err
 
 
 def test_one_tensor_is_a_batch_of_one_argument(script, capsys):
@@ -322,10 +322,10 @@ def test_the_cache_can_be_seen_and_cleared(script, capsys):
     [
         (["demo", "--steps", "0"], "not a whole number of at least 1"),
         (["demo", "--steps", "1e3"], "not a whole number of at least 1"),
-        (["plan", "x.py:make", "--memory", "1.5"], "no ratio between 0.0 and 1.0"),
+        (["plan", "x.py:make", "--memory", "1.5"], "not a ratio between 0.0 and 1.0"),
         (["plan", "x.py:make", "--memory", "12 bananas"], "is not a size in bytes"),
         (["explain", "x.py:make", "--memory", "0"], "is not a size in bytes"),
-        (["plan", "x.py:make", "--device", "abacus"], "no description of a device"),
+        (["plan", "x.py:make", "--device", "abacus"], "no model of a device"),
         (["cache", "burn"], "invalid choice"),
         (["fly"], "invalid choice"),
         ([], "required"),

@@ -62,7 +62,7 @@ def test_a_nan_is_found_with_the_infinite_value_that_it_is_made_of():
     assert "h = torch.exp(self.inner(x) * self.scale)" in found.origin.where
     text = str(found)
     assert text.startswith(f"result of sub.Tensor (forward): {found.count} of 40 values are NaN")
-    assert "infinite values, which begin here: result of exp" in text
+    assert "infinite values, which first appear here: result of exp" in text
 
 
 def test_the_module_is_named():

@@ -49,7 +49,7 @@ def trained(**options):
     return treadle.compile(train_step, model=model, optimizer=optimizer, **options)
 
 
-@pytest.mark.filterwarnings("ignore:.*of PyTorch's")
+@pytest.mark.filterwarnings("ignore:.*PyTorch kernel")
 def test_a_logger_of_the_users_hears_of_compiles_recompiles_and_fallbacks(heard):
     logging.getLogger("treadle").setLevel(logging.INFO)
     step = trained()
@@ -65,14 +65,14 @@ def test_a_logger_of_the_users_hears_of_compiles_recompiles_and_fallbacks(heard)
     assert ("treadle.fallbacks" in names) == bool(step.compiled.artifact.fallbacks)
 
 
-@pytest.mark.filterwarnings("ignore:.*of PyTorch's")
+@pytest.mark.filterwarnings("ignore:.*PyTorch kernel")
 def test_nothing_is_said_where_nobody_asks(heard, capsys):
     trained()(torch.randn(5, 4), 1.0)
     assert heard == []
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.filterwarnings("ignore:.*of PyTorch's")
+@pytest.mark.filterwarnings("ignore:.*PyTorch kernel")
 @pytest.mark.parametrize("logs", [("compile",), ("all",)])
 def test_logs_are_shown_on_standard_error(logs, capsys):
     step = trained(options=treadle.Options(logs=logs))

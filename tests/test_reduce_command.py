@@ -58,10 +58,12 @@ def test_a_wrong_lowering_is_found(file, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     smallest = tmp_path / "captured.reduced.txt"
     text = smallest.read_text()
-    assert "10 operations, 2 inputs, 2 results: other numbers: out0 differs from eager by" in out
-    assert f"written to {smallest}; again: treadle reduce {smallest}" in out
+    assert (
+        "10 operations, 2 inputs, 2 results: different results: out0 differs from eager by" in out
+    )
+    assert f"written to {smallest}; to reproduce: treadle reduce {smallest}" in out
     assert "treadle: operations: 1 operations, 1 inputs, 1 results after" in err
-    assert text.startswith("# other numbers: result 0 differs from eager by up to")
+    assert text.startswith("# different results: result 0 differs from eager by up to")
     assert text.splitlines()[3:] == [
         "from_mul: f32[1, 1]  # batch",
         "tanh: f32[1, 1] = tanh(from_mul)  # forward",
@@ -113,7 +115,7 @@ treadle.register_pass(Approximate())
 """)
     assert main(["reduce", str(file), "--import", str(mine)]) == Exit.DONE
     text = (tmp_path / "captured.reduced.txt").read_text()
-    assert f"# again: treadle reduce {tmp_path}/captured.reduced.txt --import {mine}" in text
+    assert f"# to reproduce: treadle reduce {tmp_path}/captured.reduced.txt --import {mine}" in text
     assert count_of(parse(text)).operations == 1
 
 
@@ -158,7 +160,7 @@ def test_what_is_interrupted_has_written_the_smallest_so_far(file, tmp_path, mon
 def test_a_graph_that_does_not_fail(file, capsys):
     assert main(["reduce", str(file)]) == Exit.NO
     out = capsys.readouterr().out
-    assert out.strip() == f"{file} does not fail: it compiles, and gives eager's numbers"
+    assert out.strip() == f"{file} does not fail: it compiles, and its results equal eager's"
     assert not file.with_name("captured.reduced.txt").exists()
 
 
@@ -166,7 +168,7 @@ def test_a_graph_that_does_not_fail(file, capsys):
     ("text", "status", "words"),
     [
         (None, Exit.USAGE, ("TR-008", "cannot be read: No such file", "TREADLE_DUMP")),
-        (b"\xff\xfe", Exit.USAGE, ("TR-008", "it is no text")),
+        (b"\xff\xfe", Exit.USAGE, ("TR-008", "it is not text")),
         (b"import torch\n", Exit.USAGE, ("TR-007", "line 1, column 8", "import torch")),
         (b"x: f32[2]\ny: f32[2] = neg(z)\n", Exit.USAGE, ("TR-007", "no value 'z'", "^")),
     ],
@@ -220,7 +222,7 @@ def test_operators_of_users_are_not_run(tmp_path, capsys):
     assert main(["reduce", str(path)]) == Exit.REFUSED
     err = capsys.readouterr().err
     assert "TR-009" in err
-    assert "treadle_reduce_tests.launch.default, which is not run on made-up numbers" in err
+    assert "treadle_reduce_tests.launch.default, which is not run on random inputs" in err
     assert calls == []
 
 
@@ -240,7 +242,7 @@ def test_graphs_that_eager_does_not_run(tmp_path):
     text = "x: b1[]\ntreadle: NoneType = treadle.expect(x)\nn: b1[] = logical_not(x)\nreturn [n]"
     trial = Trial(Options(cache_dir=tmp_path), 1e-4)
     assert trial.failure(parse(text)) is None
-    assert trial.unseen == "a condition of the graph does not hold on made-up inputs"
+    assert trial.unseen == "a check of the graph fails on random inputs"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the graph's device must be missing")
@@ -248,7 +250,7 @@ def test_a_graph_for_a_device_that_is_not_here(tmp_path, capsys):
     path = tmp_path / "graph.txt"
     path.write_text("x: f32[4] on cuda:0\ny: f32[4] on cuda:0 = relu(x)\nreturn [y]")
     assert main(["reduce", str(path)]) == Exit.REFUSED
-    assert "cannot be made on this machine" in capsys.readouterr().err
+    assert "cannot be created on this machine" in capsys.readouterr().err
 
 
 def test_numbers_of_half_precision_have_room(tmp_path):

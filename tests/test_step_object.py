@@ -180,7 +180,7 @@ def test_a_returned_loss_says_why_backward_outside_cannot_work(loss_of):
     for _ in range(2):
         loss = step(*batch())
         assert loss.requires_grad
-        with pytest.raises(RuntimeError, match=r"TR-409.*outside of the compiled step") as caught:
+        with pytest.raises(RuntimeError, match=r"TR-409.*outside the compiled step") as caught:
             (2 * loss).backward()
         assert isinstance(caught.value, treadle.TreadleError)
         assert "inside the function" in caught.value.remedy

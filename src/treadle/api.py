@@ -57,10 +57,11 @@ R = TypeVar("R")
 
 
 class Step(Generic[P, R]):
-    """A training step that is compiled at its first call, and again when its inputs change kind.
+    """A training step that is compiled at its first call, and again when its inputs change type or
+    shape.
 
-    Call it as the function it was made from, by position or by name. Parameters, buffers and
-    optimizer state are the user's own tensors, updated in place. It has the function's name,
+    Call it like the original function, with positional or keyword arguments. Parameters, buffers
+    and optimizer state are the user's own tensors, updated in place. It has the function's name,
     docstring and signature, and the function itself is ``__wrapped__``.
     """
 
@@ -117,7 +118,10 @@ class Step(Generic[P, R]):
         raise TreadleError(
             "a compiled step cannot be copied or pickled: it is bound to its model's tensors",
             code="TR-005",
-            remedy="compile the copy's own step; step.save(path) keeps what was compiled",
+            remedy=(
+                "compile a step for the copied model; step.save(path) and treadle.load avoid the "
+                "compile"
+            ),
         )
 
     @overload
@@ -126,8 +130,8 @@ class Step(Generic[P, R]):
     def __call__(self, *args: Any, update: bool, **kwargs: Any) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on this batch. With ``update=False`` no optimizer steps, and gradients
-        stay in ``.grad`` for the next call with an update. (A function with a parameter of that
-        name gets it as any other argument.)"""
+        accumulate in ``.grad`` until the next call with an update. (If the function has a parameter
+        of that name, it receives the value.)"""
         try:
             with self._lock:
                 return serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
@@ -148,10 +152,12 @@ class Step(Generic[P, R]):
             hide_own_frames(error)
 
     def profile(self, *args: object, **kwargs: object) -> Any:
-        """Run one real step, each kernel and library call timed; ``explain`` then shows it.
+        """Run one real step and time each kernel and library call; ``explain`` then shows the
+        times.
 
-        Four runs that are undone come first, and each time is the median of five, unless ranks
-        communicate or a budget has no room for copies of what a step overwrites."""
+        Four runs that are rolled back come first, so each time is the median of five. There is only
+        one run if ranks communicate, or if the budget has no room for copies of what a step
+        overwrites."""
         return self._served(profiled, args, kwargs)
 
     def prepare(self, *args: object, **kwargs: object) -> Compiled:
@@ -161,51 +167,52 @@ class Step(Generic[P, R]):
             return self._dispatcher.variant(args, kwargs, update=update)
 
     def flush(self) -> None:
-        """Run the updates that the last call has left for the next one (``Options.carry``). Then
-        parameters and optimizer state are what they would be without ``carry``. Reading or writing
-        them flushes by itself, except through memory that was taken before (a view, ``p.data``, a
-        NumPy array). On several ranks all flush, or none."""
+        """Run the updates that the last call carried to the next one (``Options.carry``).
+        Parameters and optimizer state then have the values that they would have without ``carry``.
+        Reading or writing them flushes automatically, except through memory that you hold already
+        (a view, ``p.data``, a NumPy array). With several ranks, all ranks must flush, or none."""
         with self._lock:
             self._dispatcher.carrier.flush()
             self._dispatcher.carrier.unhook()
 
     @property
     def recompiles(self) -> list[str]:
-        """Why the step was compiled more than once, or ran eagerly, in words and in order."""
+        """The reason for each recompile and each eager call, in order."""
         return self._dispatcher.history.recompiles
 
     @property
     def recaptures(self) -> list[str]:
-        """Why the step was captured again where that made no difference: nothing was compiled, and
-        what is remembered in a dict, say, at first use is known from then on."""
+        """The reasons for captures that changed nothing: the new graph was known already, so
+        nothing was compiled. (An example is a dict that the step fills at first use.)"""
         return self._dispatcher.history.recaptures
 
     def explain(self) -> str:
-        """Why the step takes what it takes: what to do next, time by phase and kernel, fallbacks
-        and why, what is alive at the peak. ``profile`` and ``measure`` first add what is measured.
+        """Where the time and memory of the step go: what to do next, time per phase and kernel,
+        fallbacks with their reasons, the values alive at the peak. Call ``profile`` and ``measure``
+        first to include measurements.
         """
         from treadle.report.explain import explain
 
         return explain(self._step_report())
 
     def compare(self, other: "Step[..., Any]") -> "Comparison":
-        """The variant that ran last beside that of ``other``, such as the same function with
-        another budget: peaks, times, launches, and what is kept for the backward or computed again.
-        ``print`` shows it as a table. Times are measured where ``profile`` has run on both."""
+        """Compare the variant that ran last with that of ``other``, such as the same function with
+        another budget: peaks, times, launches, and the values that are kept or recomputed for the
+        backward. ``print`` shows a table. Times are measured if ``profile`` has run on both."""
         from treadle.report.beside import compared
 
         return compared(self._step_report(), other._step_report())
 
     def stages(self) -> str:
-        """The stages of the compile in their order: seconds, what each was given and made, why it
-        stands there, and what each pass made of the nodes of the graph."""
+        """The stages of the compile in their order: seconds, input and output, the reason for its
+        place, and what each pass changed in the graph."""
         from treadle.report.explain import explain_stages
 
         return explain_stages(self._step_report())
 
     def regions(self) -> "tuple[Region, ...]":
-        """The parts of the step that one compiler takes, in an order in which they can run: each
-        with its operations, why they cannot be lowered, and its graph as text."""
+        """The parts of the step that one compiler handles, in an order in which they can run. Each
+        has its operations, the reasons why they cannot be lowered, and its graph as text."""
         return known_regions(self.compiled)
 
     def summary(self) -> "Summary":
@@ -217,7 +224,8 @@ class Step(Generic[P, R]):
     def trace(self, path: str | Path) -> Path:
         """Write a trace for ``chrome://tracing`` or Perfetto: kernels, phases and bytes alive.
 
-        Times are those of ``profile``, or estimates before it. TR-004 if it cannot be written."""
+        Times are those of ``profile``, or estimates before it ran. TR-004 if the file cannot be
+        written."""
         from treadle.report.trace import trace_of
 
         chosen, text = Path(path), trace_of(self._step_report())
@@ -227,12 +235,13 @@ class Step(Generic[P, R]):
     def simulate(
         self, *, ranks: int | Mapping[str, int], device: str | None = None
     ) -> "SimulatedStep":
-        """The variant that ran last, or was prepared, on a timeline with its collectives: what it
-        would take on ``ranks`` that need not be there, of every group or by the names of groups.
+        """Simulate the variant that ran last, or was prepared, on a timeline with its collectives.
+        ``ranks`` is the number of ranks of every group, or a dict by group names; they need not
+        exist.
 
-        Each rank has the batch of this one, and each collective its bytes. Without ``device`` times
-        are those of this one and of its groups as they were measured; with it
-        (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``) those of its description. Nothing runs.
+        Each rank gets a batch like this one, and each collective sends as many bytes. Without
+        ``device``, times are those of this device and its groups as measured; with ``device``
+        (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``), those of its model. Nothing runs.
         ``PlanError`` TR-204 for an unknown device, TR-550 for a group without ranks."""
         from treadle.compiler.communication import graph_to_simulate
         from treadle.report.communication import simulate_step
@@ -270,9 +279,10 @@ class Step(Generic[P, R]):
         return report_of(seen)
 
     def report(self, path: str | Path, *, frontier: bool = True) -> Path:
-        """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done.
+        """Write the content of ``explain`` and more as one HTML file; TR-004 if it cannot be
+        written.
 
-        ``frontier``: with plans for other budgets, which takes about as long as planning did."""
+        ``frontier``: include plans for other budgets, which takes about as long as planning did."""
         from treadle.report.html import page
 
         chosen, report = Path(path), self._step_report()
@@ -281,8 +291,8 @@ class Step(Generic[P, R]):
         return chosen
 
     def graph(self, stage: str = "planned") -> str:
-        """What a stage made: the graph ``captured``, ``clean`` or ``planned``, the memory plan's
-        ``decisions``, the ``loops`` and ``kernels``, or the generated ``sources``."""
+        """The output of a stage: the graph ``captured``, ``clean`` or ``planned``, the memory
+        plan's ``decisions``, the ``loops`` and ``kernels``, or the generated ``sources``."""
         from treadle.report.products import text_of
         from treadle.report.stages import PRODUCTS
 
@@ -296,7 +306,7 @@ class Step(Generic[P, R]):
         return compiled.log.texts.get(stage) or text_of(compiled.artifact)
 
     def save(self, path: str | Path) -> None:
-        """Write what was compiled so far to a file that ``treadle.load`` takes."""
+        """Write everything compiled so far to a file for ``treadle.load``."""
         from treadle.session.saved import save
 
         with self._lock:
@@ -309,12 +319,12 @@ class Step(Generic[P, R]):
     def measure(self, *args: object, **kwargs: object) -> "PeakReport":
         """Run one real step and measure the peak of all tensor bytes alive during it.
 
-        The copies that a variant's first run keeps for undoing it are not counted."""
+        The copies that a variant's first run keeps for a rollback are not counted."""
         measuring = Measuring()
         self._served(measuring, args, kwargs)
         if not measuring.reports:
             raise RuntimeFailure(
-                "nothing was measured: a check did not hold, and the call ran eagerly",
+                "nothing was measured: a check of the step failed, and the call ran eagerly",
                 code="TR-408",
                 remedy="measure another batch",
             )
@@ -335,11 +345,12 @@ class Step(Generic[P, R]):
     def verify(
         self, batches: Iterable[Sequence[object]], *, rtol: float = 1e-4, atol: float = 1e-5
     ) -> "Difference | None":
-        """Run each batch both ways from the same state and random numbers; change nothing.
+        """Run each batch compiled and in eager, from the same state and random numbers. Changes
+        nothing.
 
         Returns the first value (result, parameter, buffer, state) that differs by more than
-        ``atol + rtol * |eager|``, or ``None``; with the region and the operation where it begins,
-        which are found by compiling region after region alone.
+        ``atol + rtol * |eager|``, or ``None``. It includes the region and the operation where the
+        difference starts; treadle finds them by compiling one region after another.
         """
         from treadle.session.compare import Tolerance, first_difference
 
@@ -357,13 +368,13 @@ class Step(Generic[P, R]):
         return None
 
     def find_nan(self, *args: object, **kwargs: object) -> "NonFinite | None":
-        """The first value of a step on this batch that is NaN where nothing it is made of is, with
-        its operation, module, line and kernel, and the infinite value that it is made of; without
-        a NaN, an infinite value that reaches a result, a parameter or state. ``None`` if there is
+        """The first value of a step on this batch that is NaN although none of its inputs is, with
+        its operation, module, line and kernel, and the infinite value that caused it. Without a
+        NaN: an infinite value that reaches a result, a parameter or state. ``None`` if there is
         neither. Changes nothing.
 
-        Runs operation by operation by PyTorch's kernels, beside the arena of the step: in eager's
-        memory. On several ranks all call it.
+        Runs operation by operation with PyTorch's kernels, outside the step's arena, and so needs
+        eager's memory. With several ranks, all ranks must call it.
         """
         from treadle.session.nonfinite import first_nonfinite
 
@@ -421,17 +432,18 @@ def compile(
 
     Nothing is compiled until the first call.
 
-    - ``model``, ``optimizer``: what ``function`` uses: one, a list or a dict. A function that only
-      evaluates, or leaves gradients, needs no optimizer.
+    - ``model``, ``optimizer``: the ones that ``function`` uses: one, a list or a dict. A function
+      that only evaluates, or only computes gradients, needs no optimizer.
     - ``memory``: the most bytes of the whole step, parameters and state included: ``"7GiB"``, bytes
       as an int, or a ratio from ``0.0`` (the smallest plan) to ``1.0`` (the fastest).
     - ``strict``: a fallback to PyTorch is an error.
-    - ``shapes``: dims that change from call to call, by ``treadle.dynamic``.
+    - ``shapes``: the dims that change from call to call, from ``treadle.dynamic``.
     - ``numerics``, ``rng``: rounding and random numbers (``Options``).
     - ``parallel``: ``DataParallel`` for a plain model on many ranks.
     - ``options``: all other ``Options``. Without them, the environment sets the defaults.
 
-    Errors are kinds of ``TreadleError`` with a code and a remedy (``docs/reference/errors.md``).
+    All errors are subclasses of ``TreadleError`` with a code and a remedy
+    (``docs/reference/errors.md``).
     """
     check_call(function, model, Step)
     chosen = options or from_environment()
@@ -459,9 +471,9 @@ def load(
     """A step with the compiled code of a file that ``Step.save`` wrote.
 
     ``function``, ``model``, ``optimizer``, ``shapes`` and ``parallel`` are as for ``compile``. The
-    budget, and whatever else decides the compiled code, are those of the saved step. A call that
-    the file does not fit is compiled, and ``Step.recompiles`` says why. A damaged file is
-    ``RuntimeFailure`` TR-405.
+    budget, and all other options that determine the compiled code, are those of the saved step. A
+    call that does not fit the file is compiled, and ``Step.recompiles`` has the reason. A damaged
+    file raises ``RuntimeFailure`` TR-405.
     """
     from treadle.session.saved import load_saved
 

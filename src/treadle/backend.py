@@ -1,8 +1,9 @@
-"""``torch.compile(model, backend="treadle")``: the reduced form, without the optimizer.
+"""``torch.compile(model, backend="treadle")``: a reduced version, without the optimizer.
 
-Dynamo gives a graph, AOTAutograd a joint forward and backward, which goes through the pipeline of
-whole steps as one graph (``session/joint/``). A graph with effects is cut in two, and each half
-goes through the pipeline; what is kept for the backward is tensors of their own then.
+Dynamo produces a graph, and AOTAutograd a joint forward and backward, which goes through the
+pipeline of whole steps as one graph (``session/joint/``). A graph with side effects is split in
+two, and each half goes through the pipeline; the values saved for the backward are then separate
+tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,10 +70,11 @@ _TALLY = _Tally()
 
 
 def compiled_graphs() -> int:
-    """How many graphs this backend has compiled in this process: a forward and a backward are two.
+    """The number of graphs that the backend compiled in this process; a forward and a backward are
+    two.
 
-    ``torch.compile`` may leave a model alone without a word; a loop that asks this before and
-    after knows whether it ran as it is, or compiled."""
+    ``torch.compile`` may skip a model silently. Compare this number before and after to see whether
+    a model ran compiled or as it is."""
     return _TALLY.graphs
 
 
@@ -125,7 +127,7 @@ class _Partition:
 
 def _unplanned(why: str) -> TreadleError:
     return TreadleError(
-        f"no plan for a forward and a backward of sizes that change: {why}",
+        f"a forward and a backward with dynamic sizes cannot be planned for a budget: {why}",
         code="TR-207",
         remedy="leave out options={'memory': ...}, or compile with dynamic=False",
     )

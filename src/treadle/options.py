@@ -1,4 +1,4 @@
-"""Every knob of treadle, in one frozen dataclass, and the only reader of the environment."""
+"""All options of treadle, in one frozen dataclass, and the only reader of the environment."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -33,12 +33,13 @@ OPTIONAL_PASSES = (
     "GroupHeads",
     "ProveAttentionMasks",
 )
-"""What ``skip`` may name: passes by their class, and rules by their name, without which a step
-computes the same."""
+"""What ``skip`` may name: passes by their class, and rules by their name. A step computes the same
+without them."""
 LOGS = ("compile", "recompiles", "fallbacks")
 """What ``logs`` may name: loggers below ``treadle``."""
 _DECIDES_NOTHING: Mapping[str, bool] = {"decides": False}
-"""Of an option that changes what is said, checked or kept, and never what is compiled."""
+"""Marks an option that changes only what is reported, checked or kept, never the compiled
+result."""
 
 
 def _default_cache() -> Path:
@@ -49,9 +50,9 @@ def _default_cache() -> Path:
 def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise TreadleError(
-            f"{name}={value!r} is none of {', '.join(known)}",
+            f"{name}={value!r} is not one of {', '.join(known)}",
             code="TR-001",
-            remedy="docs/howto/numerics.md says what each does",
+            remedy="docs/howto/numerics.md describes each of them",
         )
 
 
@@ -60,7 +61,7 @@ def _known_passes(skip: object) -> tuple[str, ...]:
     unknown = [name for name in names if name not in OPTIONAL_PASSES]
     if unknown:
         raise TreadleError(
-            f"skip={skip!r} names {unknown[0]!r}, which cannot be left out",
+            f"skip={skip!r} names {unknown[0]!r}, which cannot be skipped",
             code="TR-001",
             remedy=f"a tuple of {', '.join(OPTIONAL_PASSES)}",
         )
@@ -72,7 +73,7 @@ def _known_logs(logs: object) -> tuple[str, ...]:
     unknown = [name for name in names if name not in (*LOGS, "all")]
     if unknown:
         raise TreadleError(
-            f"logs={logs!r} names {unknown[0]!r}, which is no log",
+            f"logs={logs!r} names {unknown[0]!r}, which is not a log",
             code="TR-001",
             remedy=f"a tuple of {', '.join(LOGS)}, or all",
         )
@@ -113,7 +114,7 @@ class RegionRule:
 
     - ``compiler``: ``"native"``, ``"eager"`` (PyTorch's kernels, one by one), ``"inductor"``, or a
       registered one.
-    - ``operations``, ``module``: patterns as for files: ``"gelu*"``, ``"blocks.3*"``.
+    - ``operations``, ``module``: glob patterns: ``"gelu*"``, ``"blocks.3*"``.
     - ``ahead``: compile the region with the step, not at its first call.
     """
 
@@ -130,10 +131,10 @@ class Regions:
     - ``rules``: the first rule that matches an operation decides. Default: treadle generates what
       it can.
     - ``smallest``: no code is generated for regions with fewer operations that compute.
-    - ``accepts``: called once for each region of generated code. Refused ones run on PyTorch's
-      kernels.
-    - ``show``: gets each region's graph as text, and returns a handle (a path, a URL) that names
-      the region in profiles. An empty one names none.
+    - ``accepts``: called once for each region of generated code. If it returns ``False``, the
+      region runs with PyTorch's kernels.
+    - ``show``: receives each region's graph as text, and returns a handle (a path, a URL) that
+      names the region in profiles. An empty handle names none.
     """
 
     rules: tuple[RegionRule, ...] = ()
@@ -150,16 +151,16 @@ class Regions:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class DataParallel:
-    """One model on many ranks, each with batches of its own.
+    """One model on many ranks, each with its own batches.
 
-    Before the first call every rank gets the first rank's parameters and buffers. Gradients are
-    averaged where an optimizer steps or the step looks at them, so accumulation sends nothing.
-    Buffers that a call writes (running statistics) are the first rank's after it.
+    Before the first call, every rank receives the first rank's parameters and buffers. Gradients
+    are averaged where an optimizer steps or the step reads them, so accumulation sends nothing.
+    Buffers that a call writes (running statistics) have the first rank's values after it.
 
     - ``group``: a process group, or a ``DeviceMesh`` of one dim. Default: all ranks.
-    - ``shard``: ``"optimizer"`` divides the optimizer's state. Each rank keeps it for some rows of
-      each parameter, updates those, and gets the others (ZeRO 1). Gradients that nothing else uses
-      are divided as well (ZeRO 2).
+    - ``shard``: ``"optimizer"`` shards the optimizer's state. Each rank keeps it for some rows of
+      each parameter, updates those rows, and receives the others (ZeRO 1). Gradients that nothing
+      else uses are sharded as well (ZeRO 2).
     """
 
     group: "ProcessGroup | DeviceMesh | None" = None
@@ -168,28 +169,30 @@ class DataParallel:
     def __post_init__(self) -> None:
         if self.shard not in SHARDS:
             raise TreadleError(
-                f"DataParallel(shard={self.shard!r}) is none of {', '.join(map(repr, SHARDS))}",
+                f"DataParallel(shard={self.shard!r}) is not one of {', '.join(map(repr, SHARDS))}",
                 code="TR-500",
-                remedy='"optimizer" divides state and updates; to divide parameters, make the '
-                "model with torch.distributed.fsdp.fully_shard, which needs no DataParallel",
+                remedy=(
+                    '"optimizer" shards state and updates; to shard parameters, apply '
+                    "torch.distributed.fsdp.fully_shard to the model, which needs no DataParallel"
+                ),
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """The updates of these parameters run inside of the next call, with their communication.
+    """Run the updates of these parameters in the next call, with their communication.
 
-    - ``parameters``: a pattern of names as for files (``"blocks.0.*"``), several of them, or a
-      function of a name.
-    - ``before``: a pattern of a module's path. All run in front of its first operation. Default:
-      each runs in front of the first operation that reads its parameter.
+    - ``parameters``: a glob pattern of names (``"blocks.0.*"``), several patterns, or a function of
+      a name.
+    - ``before``: a glob pattern of a module's path. All updates run before its first operation.
+      Default: each update runs before the first operation that reads its parameter.
     """
 
     parameters: str | tuple[str, ...] | Callable[[str], bool] = "*"
     before: str = ""
 
     def takes(self, name: str) -> bool:
-        """Whether the parameter of this name is one of them."""
+        """Whether the parameter with this name is one of them."""
         if callable(self.parameters):
             return bool(self.parameters(name))
         names = self.parameters
@@ -198,7 +201,7 @@ class Carry:
 
     @property
     def words(self) -> str:
-        """What was asked for, for messages."""
+        """The parameters as text, for messages."""
         names = self.parameters
         if callable(names):
             return "the parameters that a function chooses"
@@ -210,7 +213,7 @@ def _carries(carry: object) -> tuple[Carry, ...]:
     kept = tuple([value for value in carries if isinstance(value, Carry)])
     if len(kept) < len(carries):
         raise TreadleError(
-            f"carry={carry!r} is no treadle.Carry, nor a list of them",
+            f"carry={carry!r} is neither a treadle.Carry nor a list of them",
             code="TR-001",
             remedy='treadle.Carry("blocks.0.*")',
         )
@@ -221,47 +224,47 @@ def _carries(carry: object) -> tuple[Carry, ...]:
 class Options:
     """How a step is compiled.
 
-    - ``memory``: the most bytes that may be alive in a step: ``"7GiB"``, bytes as an int, or a
-      ratio from ``0.0`` (the smallest plan) to ``1.0`` (the fastest). Default: the fastest plan.
+    - ``memory``: the maximum of bytes alive during a step: ``"7GiB"``, bytes as an int, or a ratio
+      from ``0.0`` (the smallest plan) to ``1.0`` (the fastest). Default: the fastest plan.
     - ``strict``: an operation or an optimizer that falls back to PyTorch is an error (TR-302).
     - ``numerics``: ``"eager"`` rounds where eager rounds, without fused multiply-adds and padded
-      products. ``"default"`` is as near to the exact result as eager (``docs/howto/numerics.md``).
+      products. ``"default"`` is as close to the exact result as eager (``docs/howto/numerics.md``).
     - ``rng``: ``"eager"`` draws eager's random numbers. ``"counter"`` computes dropout masks from a
-      key and the position, and stores none; they are not eager's.
-    - ``chunk_logits``: the largest product over a vocabulary (``"64MiB"``, bytes as an int). A
-      larger one is computed in chunks of rows, with the loss on it. ``0``: never in chunks.
-      Default: chosen.
-    - ``codegen``: generate kernels. ``False`` runs PyTorch's.
+      key and the position, and stores none; they differ from eager's.
+    - ``chunk_logits``: the maximum size of logits over a vocabulary (``"64MiB"``, bytes as an int).
+      Larger ones are computed in chunks of rows, together with the loss. ``0``: never in chunks.
+      Default: treadle chooses.
+    - ``codegen``: generate kernels. ``False`` uses PyTorch's kernels.
     - ``fuse``: fuse operations into kernels.
-    - ``target``: the name of a registered target, in the place of the device's own
+    - ``target``: the name of a registered target, instead of the device's own
       (``docs/howto/target.md``).
     - ``tune``: time several schedules of large kernels on this machine and keep the fastest. A
       first compile takes seconds to minutes longer.
-    - ``measure``: measure once, within a second, what this GPU reaches, and estimate times with
-      that. ``False`` uses the figures of an H200. On CPUs the figures of two cores are always used:
+    - ``measure``: measure the rates of this GPU once, within a second, and estimate times with
+      them. ``False`` uses the rates of an H200. CPUs always use fixed rates for two cores, because
       two measurements of one CPU differed by a factor of 16.
-    - ``skip``: rewrites to leave out, by the names in ``OPTIONAL_PASSES``, to find the one that
-      causes a problem.
-    - ``replay``: on a GPU, record the launches of a step that is bound by them as one CUDA graph
-      (``docs/howto/gpu.md``).
-    - ``cache_dir``: the folder of compiled code (``docs/howto/cache.md``).
-    - ``max_cached``: the most compiled variants that a step keeps.
-    - ``dynamic``: when an argument comes in a second size, compile once for a range of sizes
-      (``docs/howto/dynamic-shapes.md``). ``False`` compiles each size by itself.
-    - ``dump``: a folder for every stage as text (``docs/howto/watch.md``).
+    - ``skip``: rewrites to skip, by the names in ``OPTIONAL_PASSES``, to find the one that causes a
+      problem.
+    - ``replay``: on a GPU, record the launches of a step that is bound by launch overhead as one
+      CUDA graph (``docs/howto/gpu.md``).
+    - ``cache_dir``: the folder for compiled code (``docs/howto/cache.md``).
+    - ``max_cached``: the maximum number of compiled variants that a step keeps.
+    - ``dynamic``: when an argument has a second size, compile once for a range of sizes
+      (``docs/howto/dynamic-shapes.md``). ``False`` compiles each size separately.
+    - ``dump``: a folder to which every stage is written as text (``docs/howto/watch.md``).
     - ``debug``: what to print on standard error. 1: the time of each stage; 2: also what each pass
-      changed; 3: loops and kernels; 4: generated sources; 5: which passes change numbers.
+      changed; 3: loops and kernels; 4: generated sources; 5: which passes change results.
     - ``progress``: show a line on a terminal while a compile takes more than a second.
-    - ``logs``: what to show of ``logging``'s ``treadle.compile``, ``treadle.recompiles`` and
-      ``treadle.fallbacks``: ``("recompiles",)``, or ``("all",)``.
-    - ``buckets``: the most bytes of collectives that are joined, at most 1 MiB for the first of a
-      kind. ``0`` joins none. Default: an eighth of what is sent, from 1 to 25 MiB.
-    - ``overlap``: choose the buckets and the order that hide most communication, by a simulated
-      timeline, for ranks that are alike (``docs/howto/communication.md``).
-    - ``async_tensor_parallel``: cut products into pieces that run while their gathers and
-      reduce-scatters are under way, where the timeline says that this is faster.
+    - ``logs``: which of the loggers ``treadle.compile``, ``treadle.recompiles`` and
+      ``treadle.fallbacks`` to show: ``("recompiles",)``, or ``("all",)``.
+    - ``buckets``: the maximum size of a bucket of collectives; the first bucket of a kind has at
+      most 1 MiB. ``0`` makes no buckets. Default: an eighth of the bytes sent, from 1 to 25 MiB.
+    - ``overlap``: choose the buckets and the order that overlap most communication with compute, by
+      a simulated timeline, for identical ranks (``docs/howto/communication.md``).
+    - ``async_tensor_parallel``: split products into chunks that run during their all-gathers and
+      reduce-scatters, where the timeline predicts that this is faster.
     - ``regions``: which parts are compiled, and by what (``docs/howto/regions.md``).
-    - ``carry``: updates that run inside of the next call, one ``Carry`` or several
+    - ``carry``: updates that run in the next call, one ``Carry`` or several
       (``docs/howto/carry.md``).
     """
 
@@ -291,7 +294,7 @@ class Options:
     carry: Carry | tuple[Carry, ...] = field(default=(), metadata=_DECIDES_NOTHING)  # as regions
 
     def __post_init__(self) -> None:
-        _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is no size is refused here
+        _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is not a size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure, overlap=self.overlap)
         _require_flags(async_tensor_parallel=self.async_tensor_parallel)
@@ -311,12 +314,12 @@ class Options:
 
     @cached_property
     def chunk_bytes(self) -> int | None:
-        """``chunk_logits`` as bytes; 0 for products as a whole, ``None`` if it is to be chosen."""
+        """``chunk_logits`` as bytes; 0 for no chunks, ``None`` if treadle chooses."""
         return _bytes_or_none(self.chunk_logits)
 
     @cached_property
     def bucket_bytes(self) -> int | None:
-        """``buckets`` as bytes; 0 for each collective by itself, ``None`` if it is to be chosen."""
+        """``buckets`` as bytes; 0 for no buckets, ``None`` if treadle chooses."""
         return _bytes_or_none(self.buckets)
 
     @property
@@ -325,24 +328,24 @@ class Options:
         return (self.carry,) if isinstance(self.carry, Carry) else self.carry
 
     def decisive(self) -> "Options":
-        """These options with every one that decides nothing of what is compiled at its default."""
+        """These options, with those that do not change the compiled result at their defaults."""
         return Options(cache_dir=Path(), **deciding(self))
 
     @property
     def watched(self) -> bool:
-        """Whether every stage is to be seen: then the cache is not asked."""
+        """Whether every stage must be visible; if so, the cache is not used."""
         return self.dump is not None or self.debug > 1
 
 
 def deciding(options: Options) -> dict[str, Any]:
-    """By name, the options that decide what is compiled: all that do not say otherwise."""
+    """The options that change the compiled result, by name: all that are not marked otherwise."""
     chosen = (option.name for option in fields(options) if option.metadata.get("decides", True))
     return {name: vars(options)[name] for name in chosen}
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentVariable:
-    """A variable of the environment: the option that it sets, and to what. ``read`` gets the
+    """An environment variable: the option that it sets, and to what. ``read`` receives the
     variable's name."""
 
     option: str
@@ -368,7 +371,7 @@ def _environment_folder(name: str) -> Path | None:
 
 
 def _shows_progress(name: str) -> bool:
-    """Of the processes that torchrun starts on a machine only the first does."""
+    """Of the processes that torchrun starts on a machine, only the first shows progress."""
     return _turns_off(name) and os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -378,20 +381,18 @@ VARIABLES: Mapping[str, EnvironmentVariable] = {
     "TARGET": EnvironmentVariable("target", _environment_text, "a name"),
     "TUNE": EnvironmentVariable("tune", _environment_flag, "`1`: `True`"),
     "NO_MEASURE": EnvironmentVariable("measure", _turns_off, "`1`: `False`"),
-    "SKIP": EnvironmentVariable("skip", _environment_names, "names with commas between them"),
+    "SKIP": EnvironmentVariable("skip", _environment_names, "comma-separated names"),
     "NO_REPLAY": EnvironmentVariable("replay", _turns_off, "`1`: `False`"),
     "NO_DYNAMIC": EnvironmentVariable("dynamic", _turns_off, "`1`: `False`"),
     "DUMP": EnvironmentVariable("dump", _environment_folder, "a folder"),
     "DEBUG": EnvironmentVariable("debug", _environment_level, "`0` to `5`"),
     "NO_PROGRESS": EnvironmentVariable("progress", _shows_progress, "`1`: `False`"),
-    "LOGS": EnvironmentVariable(
-        "logs", _environment_names, "`all`, or names with commas between them"
-    ),
+    "LOGS": EnvironmentVariable("logs", _environment_names, "`all`, or comma-separated names"),
     "BUCKETS": EnvironmentVariable(
         "buckets", lambda name: _environment_text(name) or None, "a size, or `0`"
     ),
 }
-"""What sets an option, by its name without the prefix. The folder of the cache has one more,
+"""The variables that set options, by their names without the prefix. The cache folder has one more,
 ``TREADLE_CACHE_DIR``, which is the default of ``cache_dir``."""
 
 

@@ -18,7 +18,7 @@ from treadle.session import carried
 from treadle.util.errors import RuntimeFailure, TreadleError
 
 ops = torch.ops.test
-pytestmark = pytest.mark.filterwarnings("ignore:.*run as kernels of PyTorch's:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*run as PyTorch kernels:RuntimeWarning")
 
 
 @pytest.fixture(autouse=True)

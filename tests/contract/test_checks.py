@@ -146,7 +146,7 @@ def gaussian_batches(bad, count=8):
 def test_a_loss_that_checks_its_argument(bad, clears):
     step = beside(gaussian(clears), gaussian_batches(bad), bad, options=PLAIN)
     assert not [each for each in step.recompiles if "eagerly" in each]
-    assert "1 check looked at in each call" in step.explain()
+    assert "1 check evaluated in each call" in step.explain()
 
 
 @pytest.mark.parametrize(

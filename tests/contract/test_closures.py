@@ -152,7 +152,7 @@ def test_without_an_update_the_call_is_eager_and_says_so():
     grads = torch.autograd.grad(loss, list(eager.model.parameters()))
     found = [each.grad for each in fit.model.parameters()]
     torch.testing.assert_close(found, list(grads), rtol=1e-3, atol=1e-5)
-    assert step.recompiles == ["a call ran eagerly: a step with a closure, without its update"]
+    assert step.recompiles == ["a call ran eagerly: update=False for a step with a closure"]
 
 
 def test_the_first_phase_is_one_graph_and_the_second_is_not():
@@ -198,7 +198,7 @@ def test_without_a_closure_the_next_call_is_captured_again():
         fit.calls = number // 2
         step(x, y)
     assert [each for each in step.recompiles if "eagerly" in each] == [
-        "a call ran eagerly: its optimizer was given no closure"
+        "a call ran eagerly: its optimizer received no closure"
     ]
     assert "Adam" not in step.explain().split("captured:")[0]
 

@@ -184,12 +184,12 @@ def of_a_function(model, h):
 
 
 REFUSED = {
-    "a branch does more than compute .aten.bernoulli": lambda m, h: F.dropout(h, 0.5),
-    "a branch does more than compute .treadle_tests": lambda m, h: of_anything(h),
+    "a branch has a side effect .aten.bernoulli": lambda m, h: F.dropout(h, 0.5),
+    "a branch has a side effect .treadle_tests": lambda m, h: of_anything(h),
     "a branch writes to a tensor from outside": writes,
     "in a branch a size depends on values": lambda m, h: h[h > 0].sum() + h,
     "a branch divides integers": lambda m, h: h + (m.count.long() // m.count.long()),
-    "a branch uses a tensor from outside that is no operand": of_a_function,
+    "a branch uses a tensor from outside that is not an operand": of_a_function,
     r"its branches return torch.float32 \[3, 4\] and torch.float32 \[4\]": lambda m, h: m.scale,
     "its branches return containers of different kinds": lambda m, h: (h, h),
     "a branch computes gradients": lambda m, h: torch.autograd.grad(h.sum(), h)[0],

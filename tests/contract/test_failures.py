@@ -125,7 +125,7 @@ def test_positions_beyond_the_table_are_refused():
     for _ in range(2):
         given = batch(length=10)
         before[-1] = torch.get_rng_state()
-        with pytest.raises(IndexError, match="takes 0 to 8"):
+        with pytest.raises(IndexError, match="accepts 0 to 8"):
             step(*given)
         assert_unchanged(before, model, optimizer)
     assert step(*batch(length=9)).isfinite()
@@ -146,7 +146,7 @@ def test_dynamic_sizes_are_checked_with_their_own():
         assert step(*batch(rows, length)).isfinite()
         given = batch(rows, length)
         given[1][1, 1] = length
-        with pytest.raises(IndexError, match=f"takes -{length} to {length - 1}"):
+        with pytest.raises(IndexError, match=f"accepts -{length} to {length - 1}"):
             step(*given)
 
 

@@ -176,5 +176,5 @@ def test_a_scaler_that_is_made_in_the_step_is_refused():
         return world.step(x, y)
 
     compiled = treadle.compile(step, model=world.model, optimizer=world.optimizer)
-    with pytest.raises(treadle.CaptureError, match=r"TR-106(.|\n)*made in the step"):
+    with pytest.raises(treadle.CaptureError, match=r"TR-106(.|\n)*created in the step"):
         compiled(torch.randn(6, 4), torch.randn(6, 2))

@@ -151,7 +151,7 @@ def test_gradients_that_are_replaced_before_anything_is_added_to_them(make):
 def test_gradients_that_are_used_do(name):
     step = beside_eager(making(KEEPING[name]), lambda _: (torch.randn(4, 5),), steps=4)
     where = "2.weight" if name == "some" else "0.weight"
-    assert step.recompiles == [f"{where}.grad is there"]
+    assert step.recompiles == [f"{where}.grad is set now"]
 
 
 @pytest.mark.parametrize("by_model", [False, True])
@@ -202,7 +202,7 @@ def test_a_stale_gradient_of_a_frozen_parameter_counts_where_it_is_clipped():
             model[0].zero_grad()
 
     step = beside_eager(make, lambda _: (torch.randn(4, 5),), steps=5, between=between)
-    assert step.recompiles == ["0.weight.grad was there, and is not"]
+    assert step.recompiles == ["0.weight.grad was set, and is None now"]
 
 
 def test_a_first_call_that_fails_puts_gradients_back(monkeypatch):

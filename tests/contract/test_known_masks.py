@@ -129,7 +129,7 @@ def batches():
         yield torch.randn(N, 5, generator=generator), torch.arange(N).roll(seed) % 5 - seed % 2
 
 
-@pytest.mark.filterwarnings("ignore:.*run as kernels of PyTorch's")
+@pytest.mark.filterwarnings("ignore:.*run as PyTorch kernels")
 @pytest.mark.parametrize("loss_of", [*KNOWN, *UNKNOWN], ids=lambda each: each.__name__)
 def test_what_a_mask_picks_is_eagers(loss_of):
     step, eager = training(loss_of, compiled=True), training(loss_of, compiled=False)

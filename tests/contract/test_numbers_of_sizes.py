@@ -206,11 +206,11 @@ def keys(notes, *given):
 @pytest.mark.parametrize(("function", "line"), [(loops, "range(len(x))"), (keys, "notes.last =")])
 def test_what_needs_the_number_is_compiled_for_it_and_says_where(function, line):
     first, *others = run(function, (6, 4, 6, 3)).recompiles
-    assert "each size is compiled by itself, as what runs depends on the number x_0" in first
+    assert "each size is compiled separately, because what runs depends on the number x_0" in first
     assert line in first
     assert others
     for why in others:
-        assert "compiled for these sizes alone, as what runs depends on the number x_0" in why
+        assert "compiled for these sizes only, because what runs depends on the number x_0" in why
         assert line in why
 
 

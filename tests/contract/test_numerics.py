@@ -184,7 +184,7 @@ def test_long_sums_are_as_near_to_the_exact_ones_as_eager(name, shape):
 
 
 def test_an_unknown_value_is_refused():
-    with pytest.raises(treadle.TreadleError, match=r"TR-001.*none of default, eager"):
+    with pytest.raises(treadle.TreadleError, match=r"TR-001.*not one of default, eager"):
         treadle.compile(lambda: None, model=Chain(), numerics="exact")
 
 

@@ -103,7 +103,7 @@ def test_each_call_takes_its_own_path(decide):
     assert_alike(ours, eager)
     why = ours.call.recompiles
     assert why
-    assert all("a decision on a tensor was" in each and __file__ in each for each in why), why
+    assert all("a branch on a tensor was" in each and __file__ in each for each in why), why
     assert len(why) <= 3
     before = list(why)
     trains(ours)
@@ -127,7 +127,7 @@ def test_a_path_is_captured_when_it_is_first_taken():
         torch.testing.assert_close(compiled(sign * x), step(sign * x))
     assert len(compiled.recompiles) == 1
     text = str(compiled.explain())
-    assert "where values of tensors decide" in text
+    assert "the path that these tensor values select" in text
     assert "True: " in text
     assert "if x.sum() > 0:" in text
 

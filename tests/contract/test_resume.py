@@ -236,4 +236,6 @@ def test_one_tensor_twice_is_not_two_tensors():
     x, y = torch.randint(23, (9,)), torch.randint(23, (9,))
     for given in ((x, x), (x, y), (y, y), (y, x)):
         torch.testing.assert_close(step(*given), eager(*given))
-    assert step.recompiles == ["arguments that were one tensor are several, or the other way round"]
+    assert step.recompiles == [
+        "arguments that were one tensor are now several, or several are now one"
+    ]

@@ -124,5 +124,5 @@ def test_dynamic_sizes():
 
 
 def test_an_unknown_value_is_refused():
-    with pytest.raises(treadle.TreadleError, match=r"TR-001.*none of eager, counter"):
+    with pytest.raises(treadle.TreadleError, match=r"TR-001.*not one of eager, counter"):
         made(rng="fast")

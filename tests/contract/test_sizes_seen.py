@@ -138,7 +138,7 @@ def test_what_cannot_be_of_many_sizes_is_compiled_for_each_with_the_reason():
     for n in (4, 3, 5, 3):
         x = torch.randn(n, 3)
         torch.testing.assert_close(compiled(x), step(x))
-    assert sum("each size is compiled by itself" in why for why in compiled.recompiles) == 1
+    assert sum("each size is compiled separately" in why for why in compiled.recompiles) == 1
     assert len(compiled.recompiles) == 3
 
 
@@ -264,7 +264,7 @@ def test_sizes_that_decide_what_runs_have_a_compile_on_either_side():
     check(*calls, [(24,), (17,), (3,), (21,), (9,), (2,), (15,), (16,)], draw)
     large, small = calls[0].recompiles
     assert "compiled for x_0 in 2..24, as" in large
-    assert "compiled for x_0 in 2..24, once more: what runs depends on x_0, as" in small
+    assert "compiled for x_0 in 2..24, again: what runs depends on x_0, as" in small
 
 
 def test_no_call_holds_more_than_the_largest_size_that_was_there():

@@ -223,7 +223,7 @@ def clip(model, optimizer, x):
 @pytest.mark.parametrize(
     ("function", "make", "why"),
     [
-        (add_to_the_last, OPTIMIZERS["SGD"], "TR-127.*a call before.*zero_grad"),
+        (add_to_the_last, OPTIMIZERS["SGD"], "TR-127.*an earlier call.*zero_grad"),
         (clear_in_place, OPTIMIZERS["SGD"], "TR-127.*zero_.*set_to_none=True"),
         (clip, OPTIMIZERS["SGD"], "TR-127.*vector_norm"),
         (plain, lambda p: OPTIM.SGD(p, 0.1, momentum=0.9), "TR-127.*momentum"),

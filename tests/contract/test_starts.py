@@ -170,9 +170,9 @@ def test_what_differs_between_processes_is_never_stale(run_after, change):
 
 def test_what_did_not_serve_says_what_differs(run_after):
     told = run_after(with_change("model.slope = 0.1"))["start"]
-    assert "what another process had captured did not serve" in told
+    assert "the capture that another process stored does not fit" in told
     assert "of __main__.Net: slope: float '0.5' became slope: float '0.1'" in told
-    assert "did not serve" not in run_after(with_change("model.slope = 0.1"))["start"]
+    assert "does not fit" not in run_after(with_change("model.slope = 0.1"))["start"]
 
 
 def test_the_step_itself_is_another_one(run_after):

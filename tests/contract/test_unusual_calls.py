@@ -173,7 +173,7 @@ def test_optimizers_found_by_their_parameter_in_a_hook_are_refused_with_the_line
     compiled = treadle.compile(
         step, model=model, optimizer=list(by_parameter.values()), options=OPTIONS
     )
-    with pytest.raises(treadle.CaptureError, match=r"TR-117.*keys of a dict") as caught:
+    with pytest.raises(treadle.CaptureError, match=r"TR-117.*dict from outside by key") as caught:
         compiled(*_batch(0))
     assert "by_parameter[parameter].step()" in caught.value.where
 

@@ -105,7 +105,7 @@ def repeats_rows(model, x):
 def test_sizes_that_values_decide(loss, tmp_path):
     step = check(tmp_path, Net, loss, [(rows(picked),) for picked in PICKED])
     assert "TR-150" in step.explain()
-    assert "known at run time only; each is counted with a bound" in step.explain()
+    assert "known only at run time; each counts with its upper bound" in step.explain()
 
 
 def test_sizes_that_values_decide_beside_generated_kernels(tmp_path):

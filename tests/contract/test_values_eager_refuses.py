@@ -99,7 +99,7 @@ def outcome(run, x):
         return error
 
 
-@pytest.mark.filterwarnings("ignore:.*run as kernels of PyTorch's")
+@pytest.mark.filterwarnings("ignore:.*run as PyTorch kernels")
 @pytest.mark.parametrize("name", [*CASES, *DRAWS])
 def test_a_call_that_eager_refuses_raises_its_error_and_the_next_one_goes_on(name):
     loss_of, good, bad = (CASES | DRAWS)[name]
@@ -122,7 +122,7 @@ def test_a_call_that_eager_refuses_raises_its_error_and_the_next_one_goes_on(nam
     assert not run.recompiles
 
 
-@pytest.mark.filterwarnings("ignore:.*run as kernels of PyTorch's")
+@pytest.mark.filterwarnings("ignore:.*run as PyTorch kernels")
 @pytest.mark.parametrize("name", [*CASES, *DRAWS])
 def test_a_first_call_that_eager_refuses(name):
     loss_of, good, bad = (CASES | DRAWS)[name]

@@ -413,7 +413,7 @@ def of_a_function(model, i, h):
 
 
 BODIES = {
-    "its body does more than compute .aten.bernoulli": lambda m, i, h: (i + 1, F.dropout(h, 0.5)),
+    "its body has a side effect .aten.bernoulli": lambda m, i, h: (i + 1, F.dropout(h, 0.5)),
     "its body writes to a tensor from outside$": lambda m, i, h: (m.count.add_(1).long(), h * 2),
     "its body writes to a tensor from outside .aten.add_": lambda m, i, h: (i.add_(1) * 1, h * 2),
     "in its body a size depends on values": lambda m, i, h: (i + 1, h[h > 0].sum() + h),
@@ -426,12 +426,12 @@ BODIES = {
         h.double(),
     ),
     r"its body returns 3 for torch.int64 \[\]": lambda m, i, h: (3, h * 2),
-    "its body does not return the containers that it gets": lambda m, i, h: [i + 1, h * 2],
+    "its body does not return the containers that it receives": lambda m, i, h: [i + 1, h * 2],
     "its body computes gradients": lambda m, i, h: (i + 1, torch.autograd.grad(h.sum(), h)[0]),
     "its body sets an attribute of a tensor": lambda m, i, h: (i + 1, setattr(h, "grad", None)),
-    "a value of one round is used outside of it": leaves_a_value,
-    "its body uses a tensor from outside that it does not name": of_a_function,
-    "a transform of torch.func in it uses a tensor from outside": lambda m, i, h: (
+    "a value of one iteration is used outside that iteration": leaves_a_value,
+    "its body uses a tensor from outside that is not an operand": of_a_function,
+    "a torch.func transform in it uses a tensor from outside": lambda m, i, h: (
         i + 1,
         torch.vmap(lambda row: row * m.scale)(h),
     ),
@@ -459,26 +459,26 @@ def refused(step, model, why, code="TR-151"):
 
 
 LOOPS = {
-    "its condition is no tensor, but True": lambda h: while_loop(
+    "its condition is not a tensor but True": lambda h: while_loop(
         lambda h: True, lambda h: (h * 1,), (h,)
     ),
-    r"its condition is torch.float32 \[\] on cpu, and no single": lambda h: while_loop(
+    r"its condition is torch.float32 \[\] on cpu, not a single": lambda h: while_loop(
         torch.sum, lambda h: (h * 1,), (h,)
     ),
-    r"its condition is torch.bool \[3, 4\] on cpu, and no single": lambda h: while_loop(
+    r"its condition is torch.bool \[3, 4\] on cpu, not a single": lambda h: while_loop(
         lambda h: h > 0, lambda h: (h * 1,), (h,)
     ),
-    "its condition does more than compute .aten.rand": lambda h: while_loop(
+    "its condition has a side effect .aten.rand": lambda h: while_loop(
         lambda h: torch.rand(()) < 0.5, lambda h: (h * 1,), (h,)
     ),
-    "it carries a int, which is known after the last": lambda h: while_loop(
+    "it carries a int, whose value is known only after the last": lambda h: while_loop(
         lambda i, h: i < 3, lambda i, h: (i + 1, h), (0, h)
     )[1:],
     "it carries no tensor": lambda h: while_loop(lambda: False, lambda: (), ()) or (h,),
     "it carries a tensor that is not dense": lambda h: while_loop(
         lambda h: h.sum() < 3, lambda h: (h * 1,), (h.to_sparse(),)
     ),
-    "it stands in a transform of torch.func": lambda h: (
+    "it is inside a torch.func transform": lambda h: (
         torch.vmap(
             lambda row: while_loop(lambda row: row.sum() < 3, lambda row: (row + 1,), (row,))[0]
         )(h),

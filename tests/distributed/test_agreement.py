@@ -218,7 +218,7 @@ def test_a_rank_that_never_votes_is_named_when_time_is_out(launch):
     for rank in (0, 1, 3):
         code, message, seconds = values[rank]
         assert code == "TR-504"
-        assert "did not arrive: rank 2, which has not begun a call" in message
+        assert "did not arrive: rank 2, which has not started a call" in message
         assert seconds < 8
 
 
@@ -258,7 +258,7 @@ def test_a_rank_that_is_stopped_has_not_ended(launch):
     )
     code, message, _ = ranks[0].value or pytest.fail(told(ranks))
     assert code == "TR-504"
-    assert "did not arrive: rank 1, which is there" in message
+    assert "did not arrive: rank 1, which is alive" in message
 
 
 class _EndsLater:

@@ -308,7 +308,7 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_out(launch):
         code, text, seconds, unchanged = ranks[rank].value or pytest.fail(told(ranks))
         assert code == "TR-504", told(ranks)
         assert "all_reduce of" in text
-        assert "of call 4 was not over in 3 s; did not arrive: rank 2, which is there" in text
+        assert "of call 4 did not finish within 3 s; did not arrive: rank 2, which is alive" in text
         assert "test_faults.py" in text
         assert seconds < 9
         assert unchanged

@@ -20,7 +20,7 @@ PICTURES = ROOT / "docs" / "pictures"
 DATA = PICTURES / "step.json"
 
 TEXT, LINE, ACCENT = "#808793", "#80879366", "#0d9488"
-LIBRARIES = "results of library calls", "work space of library calls", "held by libraries"
+LIBRARIES = "results of library calls", "workspace of library calls", "held by libraries"
 LAYERS = {
     "forward values": ("#0d9488", ("forward values",)),
     "backward values": ("#d97706", ("backward values",)),

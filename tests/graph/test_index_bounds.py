@@ -108,7 +108,7 @@ def test_on_the_host_all_are_waited_for():
     check = IndexCheck.of(step_of(shifted, table, index))
     check.require([table, index])
     bad = [table, index + 1]
-    with pytest.raises(BadIndex, match="takes 0 to 5, and was given 3 to 6"):
+    with pytest.raises(BadIndex, match="accepts 0 to 5, but received 3 to 6"):
         check.require(bad)
     check.launch(bad)
 
@@ -120,7 +120,7 @@ def test_bits_as_an_index_are_checked_as_what_they_are_read_as():
     table, bits = torch.zeros(7, 3), torch.tensor([2, 5]).view(torch.int32)
     check = IndexCheck.of(step_of(program, table, bits))
     check.require([table, bits])
-    with pytest.raises(BadIndex, match="takes 0 to 6, and was given 2 to 4294967296"):
+    with pytest.raises(BadIndex, match="accepts 0 to 6, but received 2 to 4294967296"):
         check.require([table, torch.tensor([2, 1 << 32]).view(torch.int32)])
 
 

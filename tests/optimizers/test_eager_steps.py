@@ -158,7 +158,7 @@ def test_strict_refuses_it():
     step = treadle.compile(
         bound(clearing, model, optimizers), model=model, optimizer=optimizers, strict=True
     )
-    with pytest.raises(treadle.LoweringError, match=r"TR-302.*Signs has no form"):
+    with pytest.raises(treadle.LoweringError, match=r"TR-302.*Signs has no update rule"):
         step(torch.randn(4, 5), torch.randn(4, 3))
 
 

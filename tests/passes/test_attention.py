@@ -390,7 +390,7 @@ REFUSED = {
         lambda q, k, v: Doubled.apply(scores_of(q, k)).softmax(-1) @ v,
         "scores are scaled by 0.4, their gradient by 0.8",
     ),
-    "learned bias": (biased, "a bias is learned, and the kernel gives no gradient"),
+    "learned bias": (biased, "a bias is learned, and the kernel computes no gradient"),
     "scaled mask": (
         lambda q, k, v: ((q @ k.mT + torch.ones(5, 7)) * 0.4).softmax(-1) @ v,
         "masks scores that are scaled after it",
@@ -475,7 +475,9 @@ def test_only_where_it_was_measured_to_lose_nothing():
     inputs = operands(1, 1, 32, 32, 8)[:3]
     step = cleaned(lambda q, k, v: plain(q, k, v), *inputs)
     (finding,) = findings(step)
-    assert finding.refused == ("32 x 32 scores of torch.float32: the call was measured to lose")
+    assert finding.refused == (
+        "32 x 32 scores of torch.float32: the call was measured to be slower"
+    )
     assert FuseAttention().run(step) == 0
     assert least_scores(torch.float16, 64, masked=False) == 512 * 512
     assert least_scores(torch.float16, 256, masked=True) is None
@@ -563,7 +565,7 @@ def test_a_bias_that_is_learned_stays_and_what_is_beside_it_does_not():
     assert learned
     assert all(
         "the gradient of the scores is used by" in each
-        and each.endswith("a bias is learned, and the kernel gives no gradient of what is added")
+        and each.endswith("a bias is learned, and the kernel computes no gradient for it")
         for each in learned
     )
 

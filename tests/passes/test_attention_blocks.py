@@ -133,7 +133,7 @@ def windowed(i, j):
 REFUSED = {
     "not whole": (attending(blocks(5)), operands(12), "no whole number of blocks of 5"),
     "a window in each": (attending(windowed), operands(12), "no flag says that"),
-    "dropout": (attending(blocks(4), kernel=CUDNN, dropout=0.1), operands(12), "drops out"),
+    "dropout": (attending(blocks(4), kernel=CUDNN, dropout=0.1), operands(12), "has dropout"),
 }
 
 

@@ -104,7 +104,7 @@ def test_numbers(causal, trains, b, shared, groups, t, s, scale, tokens_first):
 
 
 REFUSED = {
-    "dropout": (attending(dropout=0.1), operands(), "drops out"),
+    "dropout": (attending(dropout=0.1), operands(), "has dropout"),
     "other keys": (attending(), operands(s=8), "kernels begin at different corners"),
     "odd heads": (attending(), operands(d=12), "12 wide"),
     "wide heads": (attending(), operands(d=136), "136 wide"),
@@ -177,7 +177,7 @@ def test_rounding_reaches_the_pass():
 def test_what_is_no_call_of_the_kernel():
     step = trace(lambda x: x.exp(), torch.ones(3))
     node = call_in(step, torch.ops.aten.exp.default)
-    assert explain(CallFastestAttention(), node) == f"{node} is no call of the flash kernel"
+    assert explain(CallFastestAttention(), node) == f"{node} is not a call of the flash kernel"
 
 
 def test_arguments_are_those_of_the_call():

@@ -624,7 +624,7 @@ def test_eager_rounding_keeps_the_kernel_of_gpus(kernel):
 def test_dropout_keeps_the_mask(kernel):
     step = gpu_step(kernel=kernel, dropout=0.1)
     for target in (kernel, GPU[kernel]):
-        assert "drops out" in mask_words(step, call_in(step, target), PROVE)
+        assert "has dropout" in mask_words(step, call_in(step, target), PROVE)
     assert PROVE.run(step) == 0
 
 

@@ -164,7 +164,7 @@ REFUSED = {
         "leaves out a query's own position",
     ),
     "other keys": (attending(before(3)), operands(9, columns=12), "another number of keys"),
-    "dropout": (attending(before(3), dropout=0.1), operands(9), "drops out"),
+    "dropout": (attending(before(3), dropout=0.1), operands(9), "has dropout"),
     "prefix": (attending(lambda i, j: (j <= i) | (j < 3)), operands(9), "no kernel to call"),
 }
 

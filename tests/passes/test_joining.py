@@ -47,12 +47,12 @@ def test_what_was_cut_and_joined_again_goes(name):
 NOT_WHOLE = {
     "other order": (lambda x: torch.cat([x[:, 2:], x[:, :2]], 1), "do not follow"),
     "gap": (lambda x: torch.cat([x[:, :2], x[:, 3:]], 1), "do not follow"),
-    "twice": (lambda x: torch.cat([x[:, :6], x[:, 0:3]], 1), "is no piece"),
+    "twice": (lambda x: torch.cat([x[:, :6], x[:, 0:3]], 1), "is not a slice"),
     "end is missing": (lambda x: torch.cat([x[:, :2], x[:, 2:5]], 1), "a part of x is missing"),
     "begin is missing": (lambda x: torch.cat([x[:, 1:2], x[:, 2:]], 1), "a part of x is missing"),
-    "other dim": (lambda x: torch.cat(torch.split(x, 2, 0), 1), "x is cut apart"),
-    "no pieces": (lambda x: torch.cat([x.exp(), x], 1), "exp is no piece"),
-    "steps": (lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1), "is no piece"),
+    "other dim": (lambda x: torch.cat(torch.split(x, 2, 0), 1), "x is split along another dim"),
+    "no pieces": (lambda x: torch.cat([x.exp(), x], 1), "exp is not a slice"),
+    "steps": (lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1), "is not a slice"),
     "two values": (lambda x: torch.cat([x[:, :3], x.exp()[:, 3:]], 1), "do not follow"),
     "other strides": (lambda x: torch.cat([*x.t().split(2)]), "changes f32[6, 4] to f32[6, 4]"),
 }
@@ -72,7 +72,7 @@ def test_what_is_not_all_of_a_value_stays(name):
 NOT_STACKED = {
     "other order": (lambda x: torch.stack([x[1], x[0], x[2], x[3]]), "do not follow"),
     "part": (lambda x: torch.stack([x[0], x[1]]), "a part of x is missing"),
-    "other dim": (lambda x: torch.stack(torch.unbind(x, 0), 1), "x is cut along another dim"),
+    "other dim": (lambda x: torch.stack(torch.unbind(x, 0), 1), "x is split along another dim"),
     "not selected": (lambda x: torch.stack([x.exp(), x]), "exp is not selected from anything"),
 }
 
@@ -193,7 +193,7 @@ STAYS = {
         "is not inside one operand of cat",
     ),
     "other dim": (lambda x, y: torch.cat([x, y], 1)[:2].exp(), "cuts another dim"),
-    "steps": (lambda x, y: torch.cat([x, y], 1)[:, 0:6:2].exp(), "is no piece"),
+    "steps": (lambda x, y: torch.cat([x, y], 1)[:, 0:6:2].exp(), "is not a slice"),
     "not cut": (lambda x, y: torch.cat([x, y], 1), "cat is read whole by output"),
     "converted": (
         lambda x, y: torch.cat([x.double(), y], 1)[:, 6:].exp(),
@@ -201,7 +201,7 @@ STAYS = {
     ),
     "columns": (
         lambda x, y: torch.cat([x.t().exp(), x.t()])[:6].relu(),
-        "is not laid out row by row",
+        "is not in row-major order",
     ),
     "by strides": (
         lambda x, y: torch.cat([x, y], 1)[:, 6:].as_strided((2,), (1,)).exp(),

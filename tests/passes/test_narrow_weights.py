@@ -223,7 +223,7 @@ KEPT = {
         lambda x, w: (x @ (v := w.to(x.dtype)), v.sum()),
         (ROW, BYTES),
     ),
-    "stack joins inside of rows: it is read by leaps": (
+    "stack concatenates inside rows: it is read with gaps": (
         lambda x, p: x @ torch.stack([p & 15, p >> 4], -1).flatten(1).to(x.dtype),
         (ROW, torch.randint(0, 256, (64, 16)).to(torch.uint8)),
     ),
@@ -232,7 +232,7 @@ KEPT = {
         lambda x, w: torch.addmm(x[:, :32], x, w.to(x.dtype), beta=2),
         (ROW, BYTES),
     ),
-    "i64[64, 32] is no floating point": (lambda x, w: x @ w.to(x.dtype), (ROW.long(), BYTES)),
+    "i64[64, 32] is not floating-point": (lambda x, w: x @ w.to(x.dtype), (ROW.long(), BYTES)),
     "slice_2 is not laid out in rows or columns": (
         lambda x, w: x[:, ::2] @ w.to(x.dtype)[::2],
         (ROW, BYTES),
@@ -347,16 +347,16 @@ UNSCALED = {
     ),
     "f32[6, 64] was not faster": (scaled, (TALL, BY_ROWS, SCALE)),
     "f16[6, 64] was not faster": (scaled, (TALL.half(), BY_ROWS, SCALE.half())),
-    "u8[32, 64] is no int8": (scaled, (HALF, BY_ROWS.to(torch.uint8), HALF_SCALE)),
+    "u8[32, 64] is not int8": (scaled, (HALF, BY_ROWS.to(torch.uint8), HALF_SCALE)),
     "i8[32, 40] has rows of 40": (
         scaled,
         (HALF[:, :40].contiguous(), BY_ROWS[:, :40].contiguous(), HALF_SCALE),
     ),
-    "bf16[6, 64] is not laid out row by row": (
+    "bf16[6, 64] is not in row-major order": (
         scaled,
         (HALF.t().contiguous().t(), BY_ROWS, HALF_SCALE),
     ),
-    "i8[32, 64] is not laid out row by row": (scaled, (HALF, BYTES.t(), HALF_SCALE)),
+    "i8[32, 64] is not in row-major order": (scaled, (HALF, BYTES.t(), HALF_SCALE)),
     "mul converts or stretches mm": (scaled, (HALF, BY_ROWS, SCALE)),
     "s is bf16[6, 1], not one number a column": (scaled, (HALF, BY_ROWS, HALF_SCALE[:6, None])),
     "s is bf16[], not one number a column": (scaled, (HALF, BY_ROWS, HALF_SCALE[0])),

@@ -89,7 +89,7 @@ STAYS = {
     ),
     "rounds floats": (lambda x: aten.round.default(x), aten.round.default, "rounds torch.float32"),
     "square": (lambda x: aten.pow.Tensor_Scalar(x, 2), aten.pow.Tensor_Scalar, "power of 2"),
-    "cat of two": (lambda x: aten.cat.default([x, x]), aten.cat.default, "neg is no piece"),
+    "cat of two": (lambda x: aten.cat.default([x, x]), aten.cat.default, "neg is not a slice"),
     "other view": (lambda x: aten.view.default(x, [5, 3]), aten.view.default, "changes f32[3, 5]"),
     "other strides": (
         lambda x: aten.clone.default(x.t(), memory_format=torch.contiguous_format),

@@ -301,7 +301,7 @@ BIASES = {
     "other columns": (lambda x, w, b: (x @ w[:, :2]).view(8)[:3] + b, "is not mm"),
     "turned": (lambda x, w, b: (x[:3] @ w).t() + b, "t moves the columns of mm"),
     "adds already": (lambda x, w, b: torch.addmm(b, x, w) + b, "addmm is not mm"),
-    "stretched": (lambda x, w, b: (x[:1] @ w).view(3) + b.view(1, 3), "no row of|is no product"),
+    "stretched": (lambda x, w, b: (x[:1] @ w).view(3) + b.view(1, 3), "no row of|is not a product"),
 }
 
 
@@ -408,7 +408,7 @@ def test_what_is_no_product_with_a_vector_stays(rule):
         step = trace(lambda x, y: x @ y, x, y)
         return explain(rule, node_of(step, aten.mm.default))
 
-    assert reason(A, B) in ("f32[6, 3] is no column", "f32[4, 6] is no row")
+    assert reason(A, B) in ("f32[6, 3] is not a column", "f32[4, 6] is not a row")
     half = reason(torch.ones(1, 3).bfloat16(), torch.ones(3, 1).bfloat16())
     assert half == "bf16[1, 3] is summed in wider numbers"
 

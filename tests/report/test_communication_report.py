@@ -127,6 +127,6 @@ def test_refusals(tmp_path):
         "a group of 0 ranks on 0 hosts"
     )
     words = refusal(lambda: simulate_step(step, ranks={"0": 2}, device=H200))
-    assert words == "nothing is known of the group '1', only of 0"
+    assert words == "there is no measurement of the group '1', only of 0"
     found = simulate_step(step, ranks=2, device=H200)
     assert "cannot" in refusal(lambda: found.trace(tmp_path))

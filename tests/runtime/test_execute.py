@@ -156,7 +156,7 @@ def test_refuses_other_inputs(cpu: Build, index: int, wrong: Tensor) -> None:
 
 @needs_compiler
 def test_refuses_a_wrong_count(cpu: Build) -> None:
-    with pytest.raises(RuntimeFailure, match="2 inputs given, and the step has 3"):
+    with pytest.raises(RuntimeFailure, match="2 inputs were given, but the step has 3"):
         Executable(axpy_artifact(), cpu).run(axpy_inputs()[:2])
 
 
@@ -305,7 +305,7 @@ def test_an_out_variant_of_another_shape_is_refused() -> None:
     x, y = spec("x", Storage.INPUT, (4, 4)), spec("y", Storage.ARENA, (2, 4))
     step = CallStep("aten.mm.default", (whole(x), whole(x)), {}, ("y",), out="aten.mm.out")
     executable = Executable(artifact((x, y), (step,), ("x",), (), arena=64), PLAIN)
-    with pytest.raises(RuntimeFailure, match=r"it gave \(4, 4\), and y has \(2, 4\)"):
+    with pytest.raises(RuntimeFailure, match=r"it returned \(4, 4\), but y has \(2, 4\)"):
         executable.run([torch.randn(4, 4)])
 
 

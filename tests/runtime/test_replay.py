@@ -135,7 +135,7 @@ def test_what_comes_first_is_recorded_with_the_rest():
     [
         (Again(share=0.1), {}, "launching took 100.00 of 1000.00 ms"),
         (Again(failing=True), {}, "operation not permitted"),
-        (Again(), {"room": 3}, "no room beside the plan"),
+        (Again(), {"room": 3}, "do not fit beside the plan"),
         (Again(), {"written": frozenset({0, 1})}, "an argument is written to"),
     ],
 )
@@ -307,7 +307,7 @@ def test_halves_that_cannot_be_recorded_run_as_usual():
     for recorder, room, why in (
         (Again(failing=True), 1 << 20, "operation not permitted"),
         (Again(share=0.1), 1 << 20, "launching took 200.00 of 2000.00 ms"),
-        (Again(), 0, "have no room beside the plan"),
+        (Again(), 0, "do not fit beside the plan"),
     ):
         w = torch.randn(4)
         calls = calls_of(recorder, room)

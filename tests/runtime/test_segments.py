@@ -243,4 +243,4 @@ def test_too_little_between_the_cuts_is_not_recorded():
     art = artifact(*STEPS[:6], releases=GIVES[:6])
     executable = Executable(art, PLAIN, policy=policy, recorder=Parts([]))
     assert executable.replay is not None
-    assert executable.replay.note == "not recorded: a part of the step is on the host"
+    assert executable.replay.note == "not recorded: part of the step runs on the host"

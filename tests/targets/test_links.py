@@ -80,7 +80,7 @@ def test_words_say_it_all(one, other):
 
 @pytest.mark.parametrize("hidden", [-0.1, 1.1, float("nan")])
 def test_what_is_hidden_is_a_share(hidden):
-    with pytest.raises(ValueError, match="no share"):
+    with pytest.raises(ValueError, match="not a share"):
         GroupMeasurement("gloo", 2, 1, {}, hidden)
 
 

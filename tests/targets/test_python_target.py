@@ -141,6 +141,6 @@ def test_an_unknown_target_is_named_with_those_there_are(tmp_path):
     options = replace(OPTIONS, target="abacus", cache_dir=tmp_path)
     compiled = treadle.compile(step, model=model, optimizer=optimizer, options=options)
     before = model.weight.detach().clone()
-    with pytest.raises(TreadleError, match="target='abacus' is none of cpu, cuda"):
+    with pytest.raises(TreadleError, match="target='abacus' is not one of cpu, cuda"):
         compiled(torch.ones(1, 2))
     assert torch.equal(model.weight, before)

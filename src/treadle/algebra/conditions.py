@@ -1,12 +1,12 @@
-"""Conditions on indices, and elements of values as terms of them: what a mask says of each place.
+"""Conditions on indices, and terms for elements of values: the meaning of a mask at each position.
 
 ::
 
     condition  =  true | false | index <= 0 | all of conditions | any of conditions
     term       =  condition | index | number | unread | condition ? term : term
 
-An ``Element`` is a whole number (or truth value) that only a run of the step knows: nothing is
-concluded of it but that it is the same wherever value and indices are the same.
+An ``Element`` is an integer (or boolean) that is known only at run time: the only fact about it is
+that it is the same wherever value and indices are the same.
 """
 
 import math
@@ -66,7 +66,7 @@ Condition = bool | AtMost | All | AnyOne
 @final
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """An element of a value that is no whole number, and of which nothing is known. ``value`` is
+    """An element of a value that is not an integer, and of which nothing is known. ``value`` is
     its name in the graph."""
 
     value: str
@@ -113,7 +113,7 @@ def within(index: Index, low: int, high: int) -> Condition:
 
 
 def negated(condition: Condition) -> Condition:
-    """Where it does not hold: whole numbers that are not at most 0 are at least 1."""
+    """Where it does not hold: integers that are not at most 0 are at least 1."""
     match condition:
         case bool():
             return not condition
@@ -203,7 +203,7 @@ def elements_in(condition: Condition) -> list[Value]:
 
 
 def truth(number: float) -> bool:
-    """What a floating-point number is as a truth value: NaN is true."""
+    """What a floating-point number is as a boolean: NaN is true."""
     return math.isnan(number) or number != 0
 
 
@@ -213,7 +213,7 @@ def as_numeric(term: IndexExpr) -> Numeric:
 
 
 def either(condition: Condition, yes: IndexExpr, no: IndexExpr) -> IndexExpr:
-    """``condition ? yes : no`` of truth values or of numbers."""
+    """``condition ? yes : no`` of booleans or of numbers."""
     if isinstance(yes, Condition) and isinstance(no, Condition):
         return any_of(all_of(condition, yes), all_of(negated(condition), no))
     return choice(condition, as_numeric(yes), as_numeric(no))

@@ -1,5 +1,4 @@
-"""Dims of dynamic shapes: those that a call's arguments have, and those that Python computes of
-them.
+"""Dims of dynamic shapes: those of a call's arguments, and those that Python computes from them.
 
 ::
 
@@ -24,7 +23,7 @@ Bounds = tuple[int, int]
 _MOST = 1 << 16
 """Sizes for which a dim is computed to know its bounds. A function of larger ranges is refused."""
 _LARGEST = 1 << 53
-"""Up to this every whole number is a float64."""
+"""Up to this every integer is a float64."""
 
 
 @final
@@ -58,7 +57,7 @@ class SizeExpression:
         return self.at({dim.name: dim.sample for dim in self.roots})
 
     def dim(self) -> "Dim | None":
-        """It as a dim; ``None`` where it is no size for some sizes of its dims, or nobody knows."""
+        """It as a dim; ``None`` if it is not a size for some sizes of its dims, or unknown."""
         every = sizes_of(self.roots, _MOST)
         if every is None:
             return None

@@ -1,4 +1,4 @@
-"""Sizes that are known only when a step is called, as whole numbers that remember their formula.
+"""Sizes that are known only when a step is called, as integers that remember their formula.
 
 ::
 
@@ -12,13 +12,12 @@ the formula at once. There are three ways to compare two sizes::
     same(a, b), surely_less(a, b)    whether it holds for all sizes; never an error
     guards.equal(a, b), .less(a, b)  the sample's answer, with a ``Guard`` where sizes decide it
 
-What was made with a ``GuardSet`` (``guards.py``) is right for the sizes that all of its guards
-hold for. Nothing else is noted anywhere: a comparison without a set that is handed to it changes
-nothing.
+Anything made with a ``GuardSet`` (``guards.py``) is valid for the sizes that satisfy all of its
+guards. Nothing else is recorded: a comparison without a guard set has no effect.
 
-What would lose the formula (a float, a shift, text for a machine, a plain number) is an error;
-what may lose it says so: ``sample_of`` for estimates, ``largest`` for bounds, ``size_key`` for keys
-and orders.
+An operation that would lose the formula (a float, a shift, text for a machine, a plain number) is
+an error; functions that may lose it are explicit: ``sample_of`` for estimates, ``largest`` for
+bounds, ``size_key`` for keys and orders.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Answers that sizes decide, taken of the sample and written down: a ``Guard`` for each."""
+"""Answers that depend on sizes, taken from the sample and recorded: a ``Guard`` for each."""
 
 from dataclasses import dataclass, field
 from typing import final

@@ -1,10 +1,10 @@
-"""Proofs about formulas of indices, for every value of every index, element and size.
+"""Proofs about index formulas, for every value of every index, element and size.
 
-``Prover().holds(condition)`` refutes the opposite: that is split into cases, each a list of linear
-inequalities over whole numbers, and a case is closed once elimination of its variables
-(Fourier and Motzkin's, with constants rounded to whole numbers) arrives at ``positive <= 0``. A
-proof covers all sizes at once. ``False`` is no proof of the opposite: it may be that this method,
-or its patience, was not enough.
+``Prover().holds(condition)`` refutes the negation. The negation is split into cases, each a list of
+linear inequalities over integers, and a case is closed once elimination of its variables
+(Fourier-Motzkin, with constants rounded to integers) arrives at ``positive <= 0``. A proof covers
+all sizes at once. ``False`` does not prove the negation: the method, or its limits, may not have
+been enough.
 """
 
 import math
@@ -60,7 +60,7 @@ class Prover:
         return all(self._closed(known, [part, *others]) for part in first.parts)
 
     def _contradict(self, facts: Sequence[Index]) -> bool:
-        """Whether no whole numbers within their bounds satisfy all inequalities."""
+        """Whether no integers within their bounds satisfy all inequalities."""
         rows = [_row(index) for index in facts]
         inequalities = _rounded(_numbered([*rows, *_bounds_of(rows)]))
         while inequalities is not None:
@@ -175,7 +175,7 @@ def _numbered(rows: Iterable[_Row]) -> list[_Inequality]:
 
 
 def _rounded(inequalities: Iterable[_Inequality]) -> list[_Inequality] | None:
-    """Each with the smallest whole numbers, trivial ones left out; ``None`` if one is false.
+    """Each with the smallest integers, trivial ones left out; ``None`` if one is false.
 
     ``2 * i - 3 <= 0``  ->  ``i - 1 <= 0``
     """

@@ -1,4 +1,4 @@
-"""Strides of shapes, whose sizes and strides may be decided by the call."""
+"""Strides of shapes, whose sizes and strides may be dynamic."""
 
 import math
 from collections.abc import Mapping, Sequence

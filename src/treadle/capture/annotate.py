@@ -1,4 +1,4 @@
-"""Who made each node of a trace, and which random numbers it draws."""
+"""The origin of each node of a trace, and the random numbers that it draws."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar, final

@@ -1,8 +1,8 @@
-"""The arguments of a call: their leaves, and the containers that those were in.
+"""The arguments of a call: their leaves, and the containers around them.
 
-A step that is captured gets copies of its arguments' containers. What it does to a copy (a new
-entry of a dict, one taken out, an attribute) is done to the user's own container at every call,
-and a copy that it returns or leaves somewhere is the user's own there.
+During capture, a step receives copies of its arguments' containers. Changes to a copy (a new or
+removed entry of a dict, an attribute) are applied to the user's own container at every call. If the
+step returns or stores a copy, the call returns or stores the user's own container.
 """
 
 from collections.abc import Iterable, Iterator

@@ -112,7 +112,7 @@ def _clean(
     sources: list[SourcedInput],
 ) -> None:
     """Each node knows who made it, every tensor from outside is an input, and nothing is in the
-    graph that is no computation with dense tensors. ``sources`` gets those of the new inputs;
+    graph that is not a computation with dense tensors. ``sources`` gets those of the new inputs;
     ``held``: by its id, where a tensor was found."""
     graph = module.graph
     annotate(graph, run)

@@ -1,4 +1,4 @@
-"""What a capture gives: a graph, and how its inputs and outputs meet the user's objects."""
+"""The result of a capture: a graph, and how its inputs and outputs map to the user's objects."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
@@ -99,7 +99,7 @@ class OptimizerEffects:
 class StepDependencies:
     """What the step depends on beside the types of its inputs.
 
-    ``reads``: outside of it. ``free``: leaves of the arguments whose values decide nothing.
+    ``reads``: outside it. ``free``: leaves of the arguments whose values decide nothing.
     ``counters``: places whose numbers are read at every call. ``decisions``: on numbers that are
     not in the graph; ``host_draws``: of random ones. ``unread_modes``: modules, by their numbers,
     that are in any mode. ``conditions``: lines that ask what only raises. ``path``: its decisions

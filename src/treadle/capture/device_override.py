@@ -1,4 +1,4 @@
-"""Capturing for another device than the model is on, from descriptions instead of tensors."""
+"""Capturing for another device than the model's, from descriptions instead of tensors."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -56,17 +56,19 @@ def check_values(inputs: Sequence[Tensor], sources: Sequence[Source]) -> None:
     for tensor, source in zip(inputs, sources, strict=True):
         is_argument = isinstance(source, Batch)
         if is_argument and tensor.is_nested:
-            raise refused_nested("is given a nested tensor", here())
+            raise refused_nested("receives a nested tensor", here())
         if not tensor.is_meta and not is_fake(tensor):
             continue
         owner = "an argument of the step is" if is_argument else "the model has"
         kind = also(RuntimeError) if is_argument else CaptureError
         raise kind(
-            f"{owner} a tensor without values: {list(tensor.shape)} on {tensor.device}",
+            f"{owner} a tensor without data: {list(tensor.shape)} on {tensor.device}",
             code="TR-111",
             where=here() if is_argument else "",
-            remedy="pass a batch on the device of the model; treadle.plan takes one without values"
+            remedy="pass a batch on the device of the model; treadle.plan accepts one without data"
             if is_argument
-            else "give it values, as with to_empty and its initialisation; treadle.plan takes it "
-            "as it is",
+            else (
+                "materialize it, for example with to_empty and an initialization; treadle.plan "
+                "accepts it as it is"
+            ),
         )

@@ -1,7 +1,7 @@
-"""Optimizers that are not in the graph: they step eagerly when the compiled part is done.
+"""Optimizers that are not in the graph: they step eagerly after the compiled part.
 
-The graph ends where they would begin: what their gradients are at that point becomes an output,
-and their parameters have no value afterwards that the rest of the step could read.
+The graph ends where they start: their gradients at that point become outputs, and the rest of the
+step cannot read their parameters afterwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,26 +21,29 @@ from treadle.util.errors import CaptureError
 
 
 class CallsClosure(CaptureError):
-    """An optimizer outside of the graph is given a closure, which it may call as often as its
+    """An optimizer outside the graph is given a closure, which it may call as often as its
     values say (TR-105)."""
 
     def __init__(self, optimizer: Optimizer, where: str) -> None:
         super().__init__(
-            f"step(closure) of {type(optimizer).__name__}, which is not in the graph and may call "
-            "the closure as often as its values say: it is no single graph",
+            f"step(closure) of {type(optimizer).__name__}, which is not in the graph and may "
+            "call the closure any number of times: this cannot be a single graph",
             code="TR-105",
             where=where,
-            remedy="a call of the step compiles the closure alone and leaves the rest to Python; "
-            "to have all in one graph, call backward() in the step, and step() without a closure",
+            remedy=(
+                "call the step: it compiles the closure and runs the rest in Python. For a "
+                "single graph, call backward() in the step, and step() without a closure"
+            ),
         )
 
     def refused(self) -> CaptureError:
         """For where the closure alone cannot be compiled."""
         return CaptureError(
-            f"{self.message}, and with treadle.DataParallel ranks average gradients of whole steps",
+            f"{self.message}; with treadle.DataParallel, ranks average the gradients of whole "
+            "steps",
             code=self.code,
             where=self.where,
-            remedy="DistributedDataParallel around the model, or step() without a closure",
+            remedy="wrap the model in DistributedDataParallel, or call step() without a closure",
         )
 
 
@@ -56,13 +59,16 @@ def why_eager(optimizer: Optimizer) -> Reason | None:
     """``None`` for an optimizer that becomes part of the graph."""
     kind = type(optimizer).__name__
     if not has_update_rule(optimizer):
-        words = f"{kind} has no form that can be captured (treadle.register_optimizer gives it one)"
+        words = (
+            f"{kind} has no update rule that can be captured (register one with "
+            "treadle.register_optimizer)"
+        )
         return Reason("TR-105", words)
     if not update_rule(optimizer).elementwise and _is_split(optimizer):
-        words = f"{kind} looks at whole parameters, of which ranks hold parts (DTensors)"
+        words = f"{kind} reads whole parameters, but ranks hold shards of them (DTensors)"
         return Reason("TR-510", words)
     if step_hooks(optimizer):
-        return Reason("TR-114", f"{kind} has hooks around step(), which are called by it alone")
+        return Reason("TR-114", f"{kind} has hooks on step(), and only its own step() calls them")
     return None
 
 
@@ -131,7 +137,7 @@ def run_eagerly(steps: Sequence[EagerStep], grads: Sequence[Tensor]) -> None:
 
 
 def drop_lost(writes: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
-    """The write-backs without those of parameters that an optimizer outside of the graph writes.
+    """The write-backs without those of parameters that an optimizer outside the graph writes.
 
     ``lost`` marks a value that stands for what such an optimizer leaves in a parameter.
     """
@@ -143,9 +149,9 @@ def refuse_lost(graph: fx.Graph, steps: Sequence[EagerStep]) -> None:
     readers = [user for node in graph.nodes if info(node).lost for user in node.users]
     if readers:
         raise CaptureError(
-            "the step reads a parameter after an optimizer that steps outside of the graph: "
+            "the step reads a parameter after an optimizer that runs outside the graph: "
             + "; ".join(step.reason.words for step in steps),
             code="TR-115",
             where=info(readers[0]).where,
-            remedy="read it after the compiled step, or register the optimizer's form",
+            remedy="read it after the compiled step, or register an update rule for the optimizer",
         )

@@ -1,4 +1,4 @@
-"""Errors of a traced run in words that a user can act on."""
+"""Errors of a traced run, as messages that a user can act on."""
 
 import contextlib
 import linecache
@@ -32,32 +32,36 @@ Line = tuple[str, int]
 def looks_at_value(where: str) -> CaptureError:
     """TR-102, for the user's line ``where``."""
     return CaptureError(
-        "the step looks at the value of a tensor, which does not exist while it is captured",
+        "the step reads the value of a tensor, but tensors have no values during capture",
         code="TR-102",
         where=where,
-        remedy="return the tensor and look at it outside, or use torch.where instead of a branch; "
-        "a check whose one way does nothing but raise is captured",
+        remedy=(
+            "return the tensor and read it outside, or replace the branch by torch.where; a "
+            "check that only raises an error is captured"
+        ),
     )
 
 
 def branches(where: str) -> CaptureError:
     """TR-102 of a strict step, for the user's line ``where``."""
     return CaptureError(
-        "strict: the step decides by a tensor's value, and each way on is a variant of its own",
+        "strict=True: the step branches on a tensor's value, and each path would be a variant",
         code="TR-102",
         where=where,
-        remedy="leave strict off, or use torch.where instead of a branch",
+        remedy="leave strict off, or replace the branch by torch.where",
     )
 
 
 def refused_nested(what: str, where: str) -> CaptureError:
     """TR-127 for a step that ``what``, for the user's line ``where``."""
     return CaptureError(
-        f"the step {what}: a list of tensors in one, whose sizes differ and are known to it alone",
+        f"the step {what}: a list of tensors in one, whose sizes only it knows",
         code="TR-127",
         where=where,
-        remedy="pad the rows to one length (torch.nn.utils.rnn.pad_sequence), and mask what was "
-        "added; packed sequences (pack_padded_sequence) are captured",
+        remedy=(
+            "pad the rows to one length (torch.nn.utils.rnn.pad_sequence) and mask the padding; "
+            "packed sequences (pack_padded_sequence) are captured"
+        ),
     )
 
 
@@ -75,7 +79,7 @@ def running_line(frame: FrameType | None = None) -> Line:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    """Code that belongs to no file and to no module is the user's inside of the step; around it, it
+    """Code that belongs to no file and to no module is the user's inside the step; around it, it
     is what the tracer evaluates."""
     name = frame.f_code.co_filename
     if not name.startswith("<") or "__name__" in frame.f_globals:

@@ -88,7 +88,7 @@ def noted_eager(error: BaseException) -> None:
     """A note at what a call raised that ran as it is, since a kernel or a check had refused it."""
     if isinstance(error, Exception) and not isinstance(error, TreadleError):
         where = _line_of(traceback.extract_tb(error.__traceback__))
-        _noted(error, "which ran without treadle: a check of the compiled step did not hold", where)
+        _noted(error, "which ran without treadle: a check of the compiled step failed", where)
 
 
 def _noted(error: Exception, when: str, where: str) -> Exception:
@@ -100,12 +100,14 @@ def _noted(error: Exception, when: str, where: str) -> Exception:
 
 def _looks_up(where: str) -> CaptureError:
     return CaptureError(
-        "the step, or a hook in it, looks for a tensor among the keys of a dict from outside: "
-        "another one stands in its place while the step is captured",
+        "the step, or a hook in it, looks up a tensor in a dict from outside by key: during "
+        "capture another tensor takes its place",
         code="TR-117",
         where=where,
-        remedy="use names or numbers as keys; optimizers that a hook steps one by one are stepped "
-        "in the step, after backward()",
+        remedy=(
+            "use names or numbers as keys; step optimizers that a hook steps one by one in the "
+            "step, after backward()"
+        ),
     )
 
 
@@ -116,8 +118,8 @@ def _changes_storage(error: Exception, inner: traceback.FrameSummary | None) -> 
 
 def _swaps(where: str) -> CaptureError:
     return CaptureError(
-        "the step gives a tensor the storage of another one by set_() or swap_tensors(): that "
-        "would happen when it is captured, and not at later calls",
+        "the step gives a tensor the storage of another one with set_() or swap_tensors(): this "
+        "would happen during capture, and not at later calls",
         code="TR-117",
         where=where,
         remedy="assign the values: tensor.data = value.clone(), or tensor.copy_(value)",
@@ -150,31 +152,37 @@ def of_torch(error: Exception, where: str) -> CaptureError:
     """The text of torch's error, and which of three things it means."""
     text, kind = (str(error) or type(error).__name__).strip(), _kind_of(error)
     if any(word in text for word in NESTED):
-        return refused_nested("makes or takes a nested tensor", where)
+        return refused_nested("creates or receives a nested tensor", where)
     if isinstance(error, UNSUPPORTED):
         return also(type(error))(
-            f"an operation cannot be captured, since PyTorch cannot tell the type of its result "
-            f"without running it: {text}",
+            "PyTorch cannot infer the type of an operation's result without running it, so it "
+            f"cannot be captured: {text}",
             code="TR-133",
             where=where,
-            remedy="do it outside of the step and pass the result; an operation of your own gets a "
-            "shape function with torch.library.register_fake",
+            remedy=(
+                "do it outside the step and pass the result; give your own operation a shape "
+                "function with torch.library.register_fake"
+            ),
         )
     if any(phrase in text for phrase in NEEDS_MEMORY):
         return also(type(error))(
-            f"an operation reads the memory of a tensor, which has no values while the step is "
-            f"captured: {text}",
+            "an operation reads the memory of a tensor, but tensors have no values during "
+            f"capture: {text}",
             code="TR-137",
             where=where,
-            remedy="do it outside of the step and pass the result, or make it a custom operation "
-            "(torch.library.custom_op), which runs when the step runs",
+            remedy=(
+                "do it outside the step and pass the result, or make it a custom operation "
+                "(torch.library.custom_op), which runs at every call"
+            ),
         )
     return also(kind)(
         text,
         code="TR-132",
         where=where,
-        remedy="this is PyTorch's error: correct the shapes, dtypes or arguments at that line; "
-        "calling the function without treadle shows it as well",
+        remedy=(
+            "this is PyTorch's error: correct the shapes, dtypes or arguments at that line; "
+            "calling the function without treadle shows it as well"
+        ),
     )
 
 
@@ -189,11 +197,13 @@ def _kind_of(error: Exception) -> type[Exception]:
 
 def _internal(error: Exception, where: str) -> CaptureError:
     return CaptureError(
-        f"an internal error while the step was captured: {type(error).__name__}: {error}",
+        f"internal error during capture: {type(error).__name__}: {error}",
         code="TR-199",
         where=where,
-        remedy="this is a bug in treadle: report it with this text; calling the function without "
-        "treadle.compile runs it meanwhile",
+        remedy=(
+            "this is a bug in treadle; please report it with this text. Until then, call the "
+            "function without treadle.compile"
+        ),
     )
 
 
@@ -205,11 +215,13 @@ def _communicates(frames: traceback.StackSummary, where: str) -> CaptureError:
 def refused_communication(what: str, where: str) -> CaptureError:
     """TR-130: the step ``what``."""
     return CaptureError(
-        f"the step {what}: that cannot become a part of the graph, and ranks would drift apart",
+        f"the step {what}: it cannot be part of the graph, and ranks would drift apart",
         code="TR-130",
         where=where,
-        remedy="call the wrapper itself, or torch.distributed.all_reduce without async_op; or "
-        "compile forward, loss and backward alone, and step the optimizer after the call",
+        remedy=(
+            "call the wrapper itself, or torch.distributed.all_reduce without async_op; or "
+            "compile only forward, loss and backward, and step the optimizer after the call"
+        ),
     )
 
 

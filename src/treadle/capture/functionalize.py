@@ -3,8 +3,8 @@
 before:  v = view(w, [4]);  add_(v, x);  y = mul(w, 2);           return y
 after:   v = view(w, [4]);  a = add(v, x);  w' = view(a, [2, 2]);  y = mul(w', 2);  return y, w'
 
-Every storage has a current *base* value. A write to a view makes a new base by undoing the view
-on the result; a later read of any alias of that storage is taken from the new base again.
+Every storage has a current *base* value. A write to a view creates a new base by inverting the view
+on the result; a later read of any alias of that storage is derived from the new base.
 """
 
 import operator
@@ -195,7 +195,7 @@ class Functionalizer:
         """``value`` in the layout that ``root`` had, for strides that count in the storage."""
         old = value_of(root)
         if not old.is_contiguous() or old.storage_offset():
-            raise _no_form(like, "counts strides in memory that is not contiguous")
+            raise _no_form(like, "computes strides in memory that is not contiguous")
         if tensor_of(value).is_contiguous():
             return value
         plain = {"memory_format": torch.contiguous_format}
@@ -248,7 +248,7 @@ class Functionalizer:
         """``t_`` and its like: from here on the tensor is ``node``, a view of what it was."""
         target = in_place_of(node.target)
         if target is None or old.op == "placeholder" or node.target in _SETS:
-            raise _no_form(node, "changes the shape or storage of a tensor that stays")
+            raise _no_form(node, "changes the shape or storage of a tensor that outlives the step")
         copy = self._emit(node, target, self._resolve(node.args), self._resolve(node.kwargs))
         self._define(node, copy, old)
 
@@ -336,7 +336,7 @@ class Functionalizer:
                 f"the step writes to memory that several of its inputs share ({names})",
                 code="TR-112",
                 where=info(like).where,
-                remedy="pass a tensor once; pass what they are views of as well, or a copy of one",
+                remedy="pass the tensor once, pass the base tensor as well, or pass copies",
             )
         storage.version += 1
         for view, current in chain:
@@ -356,7 +356,7 @@ class Functionalizer:
             base = self._laid_out(storage.roots[0], base, like)
         rebased = base_of(call, view, base, value)
         if rebased is None:
-            raise _no_form(like, "writes through a view that cannot be undone")
+            raise _no_form(like, "writes through a view that cannot be inverted")
         return rebased
 
 
@@ -388,11 +388,11 @@ def _refuse_overlap(node: fx.Node, written: Sequence[fx.Node]) -> None:
         if packet in _WRITE_TWICE or not facts_of(node.target).native:
             raise _no_form(node, "writes to an expanded tensor")
         raise also(RuntimeError)(
-            f"{node.target} writes to a tensor {list(value.shape)} of which several elements are "
-            "one place in memory, as expand() makes it",
+            f"{node.target} writes to a tensor {list(value.shape)} whose elements share memory, "
+            "as those of expand() do",
             code="TR-132",
             where=info(node).where,
-            remedy="this is an error in eager as well: clone() it before it is written to",
+            remedy="this is an error in eager as well: clone() the tensor before writing to it",
         )
 
 
@@ -405,10 +405,10 @@ def _has_overlap(value: Tensor) -> bool:
 
 def _no_form(node: fx.Node, why: str) -> CaptureError:
     return CaptureError(
-        f"the step mutates through {node.target}, which {why}",
+        f"the step mutates a tensor with {node.target}, which {why}",
         code="TR-107",
         where=info(node).where,
-        remedy="use the out-of-place form of this operation",
+        remedy="use the out-of-place version of this operation",
     )
 
 

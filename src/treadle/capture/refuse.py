@@ -1,4 +1,4 @@
-"""What cannot be captured, said before anything is traced."""
+"""Refusals before anything is traced."""
 
 import inspect
 import itertools
@@ -45,15 +45,13 @@ def check_call(function: object, models: object, compiled: type) -> None:
     ``compiled``: the class of what it returns."""
     if isinstance(function, compiled):
         raise CaptureError(
-            "treadle.compile was given what treadle.compile has returned: the step is compiled "
-            "already",
+            "treadle.compile received a step that treadle.compile returned: it is compiled already",
             code="TR-135",
-            remedy="call it as it is, or compile the function that it was made of, with other "
-            "options",
+            remedy="call it as it is, or compile the original function with other options",
         )
     if models is None and isinstance(function, nn.Module):
         raise CaptureError(
-            "treadle.compile was given a module, and compiles the function of a whole step",
+            "treadle.compile received a module, but it compiles the function of a whole step",
             code="TR-135",
             remedy="def step(x, y): loss = ...; loss.backward(); optimizer.step(); ...; then "
             "treadle.compile(step, model=model, optimizer=optimizer). For a module alone: "
@@ -61,9 +59,9 @@ def check_call(function: object, models: object, compiled: type) -> None:
         )
     if not callable(function) or isinstance(function, type) or _runs_later(function):
         raise CaptureError(
-            f"{function!r} is no function of a step that is run by calling it",
+            f"{function!r} is not a function that runs a step when it is called",
             code="TR-135",
-            remedy="pass a plain function (no generator, no coroutine) of the batch",
+            remedy="pass a plain function (not a generator or a coroutine) that takes the batch",
         )
 
 
@@ -73,10 +71,10 @@ def refuse_within_trace(function: Callable[..., object]) -> None:
         return
     name = getattr(function, "__name__", type(function).__name__)
     raise CaptureError(
-        f"a compiled step calls another one, {name}: a step is captured whole",
+        f"a compiled step calls another one, {name}; treadle captures a step whole",
         code="TR-135",
         where=here(),
-        remedy="let the step that is called stay a plain function: compile the outer one alone",
+        remedy="leave the inner step a plain function, and compile only the outer one",
     )
 
 
@@ -92,9 +90,10 @@ def refuse_unfinished(results: Sequence[object]) -> None:
     for result in results:
         if isinstance(result, Iterator | Awaitable | AsyncIterator):
             raise LateError(
-                f"the step returns a {type(result).__name__}, which would do its work later, once",
+                f"the step returns a {type(result).__name__}, which would do its work later, and "
+                "only once",
                 code="TR-136",
-                remedy="return a list, or what is in it",
+                remedy="return a list, or its items",
             )
 
 
@@ -105,9 +104,9 @@ def named_models(models: object) -> dict[str, nn.Module]:
 
 
 def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
-    """One optimizer, a list or a dict, as a dict; a single one is named ``""``. A wrapper that
-    is no optimizer (Accelerate's) stands for the optimizer whose ``step`` it calls. Optimizers that
-    an optimizer holds (``self.base_optimizer``) follow it. None is there twice."""
+    """One optimizer, a list or a dict, as a dict; a single one is named ``""``. A wrapper that is
+    not an optimizer (Accelerate's) stands for the optimizer whose ``step`` it calls. Optimizers
+    inside an optimizer (``self.base_optimizer``) follow it. None occurs twice."""
     named: dict[int, tuple[str, Optimizer]] = {}
     left = [*_named(_opened(optimizers), Optimizer, "optimizer").items()]
     for name, candidate in left:  # which grows
@@ -119,7 +118,7 @@ def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
 
 
 def _opened(value: object) -> object:
-    """In the place of an object that is no optimizer, but has some as attributes, those."""
+    """In the place of an object that is not an optimizer, but has some as attributes, those."""
     if isinstance(value, Optimizer | Mapping | Sequence):
         return value
     try:
@@ -183,7 +182,8 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     if len(held) == 1:
         return _unwrapped(held[0])
     raise CaptureError(
-        f"{type(optimizer).__name__} is an Optimizer whose __init__ did not run, and it wraps none",
+        f"{type(optimizer).__name__} is an Optimizer whose __init__ did not run, and it wraps no "
+        "optimizer",
         code="TR-108",
         remedy="pass the optimizer that it wraps",
     )
@@ -200,7 +200,7 @@ def _named(value: object, kind: type[T], word: str) -> dict[str, T]:
     none = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and not value
     if not (named or none) or not all(isinstance(item, kind) for item in named.values()):
         raise CaptureError(
-            f"{word}= takes a torch {kind.__name__}, a list or a dict of them, not {value!r}",
+            f"{word}= takes a torch {kind.__name__}, or a list or dict of them, not {value!r}",
             code="TR-108",
             remedy=f"pass the {word} that the step uses",
         )
@@ -224,9 +224,10 @@ def _check_wrapping(model: nn.Module) -> None:
         kind = type(module).__name__
         if kind in _WRAPPERS or (kind.startswith("FSDP") and not is_fully_sharded(module)):
             raise CaptureError(
-                f"{name or 'the model'} is wrapped in {kind}, whose communication cannot be seen",
+                f"{name or 'the model'} is wrapped in {kind}, whose communication treadle cannot "
+                "capture",
                 code="TR-101",
-                remedy="pass the module inside the wrapper",
+                remedy="pass the wrapped module",
             )
 
 
@@ -234,9 +235,10 @@ def _check_parts(plan: ShardedStatePlan) -> None:
     gathered = [group.name for group in plan.groups if group.is_gathered]
     if gathered:
         raise CaptureError(
-            f"fully_shard has gathered the parameters of {gathered[0]}: a step trains their parts",
+            f"fully_shard has gathered the parameters of {gathered[0]}, but a step trains their "
+            "shards",
             code="TR-511",
-            remedy="module.reshard() before the call",
+            remedy="call module.reshard() before the call",
         )
 
 
@@ -256,11 +258,14 @@ def _check_owner(optimizer: Optimizer, owned: set[int]) -> None:
     if foreign:
         shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])
         raise CaptureError(
-            f"the optimizer steps {len(foreign)} parameters ({shapes}) that the model has no "
-            "more, or that it got after treadle.compile",
+            f"the optimizer steps {len(foreign)} parameters ({shapes}) that the model no longer "
+            "has, or that were added after treadle.compile",
             code="TR-103",
-            remedy="build the optimizer from the parameters that the model has now "
-            "(load_state_dict(assign=True) makes others); add_param_group() before treadle.compile",
+            remedy=(
+                "build the optimizer from the current parameters of the model "
+                "(load_state_dict(assign=True) replaces them); call add_param_group() before "
+                "treadle.compile"
+            ),
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs of one trace, each of which knows what the runs before it met.
+"""The runs of one trace, each of which uses what the earlier runs met.
 
 ::
 
@@ -86,9 +86,10 @@ class RepeatedRuns:
             except Exception as error:
                 self._learn(error, run)
         raise CaptureError(
-            f"each of {_MOST_RUNS} runs of the step met something that the runs before had not",
+            f"each of {_MOST_RUNS} runs of the step met something that the earlier runs had not "
+            "met",
             code="TR-199",
-            remedy="this is a bug in treadle: report it, with the step",
+            remedy="this is a bug in treadle; please report it, with the step",
         )
 
     def _trace(self, inputs: list[Tensor], symbolic: bool, run: Run) -> fx.GraphModule:

@@ -65,7 +65,7 @@ def reads_of(run: Run) -> RunReads:
 
 
 def _is_made(entry: GivenTensor, run: Run) -> bool:
-    """Whether it stands for a number or an array in the graph, and is no tensor of the user's."""
+    """Whether it stands for a number or an array in the graph, and is not a user's tensor."""
     made = run.numbers.uses.inputs, run.numbers.uses.arrays
     find = entry.find
     return isinstance(find, HeldTensor) and any(id(find.tensor) in each for each in made)
@@ -97,8 +97,8 @@ def _placed(run: Run, guard: ReadsGuard) -> dict[int, Location | StateLocation]:
 def _refuse_opaque(walk: ReadsWalk) -> None:
     if walk.opaque:
         raise CaptureError(
-            f"{walk.opaque[0]} can be neither compared nor read: whether it is the same at "
-            "a later call cannot be told",
+            f"treadle can neither compare nor read {walk.opaque[0]}, so it cannot tell whether "
+            "it is the same at a later call",
             code="TR-116",
-            remedy="pass tensors, Python values, or lists, dicts and data classes of them",
+            remedy="pass tensors, Python values, or lists, dicts and dataclasses of them",
         )

@@ -1,4 +1,4 @@
-"""What a step may change, kept aside, so that a trial run can be undone."""
+"""Copies of what a step may change, so that a trial run can be rolled back."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Where each input of a step is found when it is called."""
+"""Where a call finds each input of a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -272,7 +272,7 @@ class Grad:
         the graph was made for: summands look like sums."""
         assert self.parameter.grad is not None
         if layout_of(self.parameter.grad) != self.layout or is_sparse(self.parameter.grad):
-            raise NotExpected("a gradient has other placements than when the step was captured")
+            raise NotExpected("a gradient has other placements than during capture")
         return local_of(self.parameter.grad)
 
 
@@ -303,7 +303,7 @@ class ClosedOverTensor:
 @final
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that an object, a container or a variable outside of the step holds. A call takes
+    """A tensor that an object, a container or a variable outside the step holds. A call takes
     the tensor that is there."""
 
     place: Location | StateLocation
@@ -328,9 +328,9 @@ class RunTimeNumber:
         whole number to a negative power is a float), or that no float64 is equal to."""
         computed = self.compute()
         if not is_real(computed) or (self.is_whole and not is_whole(computed)):
-            raise NotExpected("what is computed of a number became another kind of number")
+            raise NotExpected("a value computed from a number changed its type")
         if not is_exact(computed):
-            raise NotExpected("a whole number became larger than 2**53")
+            raise NotExpected("an integer became larger than 2**53")
         return float(computed)
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
@@ -350,7 +350,9 @@ class RunTimeArray:
         kind than the graph was made for."""
         computed, before = self.array.compute(), self.array.value
         if computed.dtype != before.dtype or computed.shape != before.shape:
-            raise NotExpected("what is computed of numbers became an array of another kind")
+            raise NotExpected(
+                "a value computed from numbers became an array of another dtype or shape"
+            )
         return torch.from_numpy(computed)
 
 

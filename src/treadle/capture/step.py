@@ -144,7 +144,7 @@ def capture(
             raise
         except Exception as error:
             first, failed = first or error, own_steps.failed
-            if not own_steps.taken:  # what is outside of the graph may be why
+            if not own_steps.taken:  # what is outside the graph may be why
                 error = error if own_steps.has_failed else first
                 if not isinstance(error, CaptureError) and place is None and tried:  # the user's
                     tried[-1].outputs.tell_known()
@@ -251,7 +251,7 @@ def _refuse_shared(captured: Captured, leaves: list[object]) -> None:
         return
     if overlaps(leaves) or overlaps([array.value for array in arrays]):
         raise CaptureError(
-            "the step writes to an array of NumPy's, whose memory another input shares",
+            "the step writes to a NumPy array whose memory another input shares",
             code="TR-112",
             remedy="write to a copy: torch.tensor(array)",
         )

@@ -1,4 +1,4 @@
-"""A piece of the trace in progress, put there once more for other tensors without being traced.
+"""A part of the trace in progress, repeated for other tensors without tracing it again.
 
 ::
 
@@ -6,9 +6,9 @@
     again:    d2 = detach(p2); m2 = mul(d2, keep); c2 = copy_(p2, m2)  the same for p2
 
 An operation is a node of the graph, a proxy, and a run on fake tensors, which tells the type of its
-result. Of a piece that was traced for tensors of the same types the results are known: what is new
-is the node, and fake memory where a result has memory of its own. Operations that write, or whose
-results share memory with what they are given, run on fake tensors: so views and versions are right.
+result. If a part was traced for tensors of the same types, the results are known: only the node is
+new, and fake memory if a result has its own memory. Operations that write, or whose results share
+memory with their arguments, run on fake tensors, so views and versions are correct.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
-"""Which products a sum takes in before it rounds: both printers write that out, and compilers are
-told to contract nothing. Only those of one operation: what an operation gives is rounded, whether
-its readers are in the same kernel or not, so that a schedule decides no bits (decision 0007).
+"""Which products are fused into a sum before rounding: both printers write this explicitly, and
+compilers must not contract. Only products within one operation are fused: the result of an
+operation is always rounded, whether its readers are in the same kernel or not, so that a schedule
+does not affect bits (decision 0007).
 
 ::
 
@@ -19,7 +20,7 @@ CONTRACTED = (torch.float32, torch.float64)
 
 
 def only_summed(kernel: Kernel) -> frozenset[Expr]:
-    """Values inside of an operation that all of their users add to another one, or take it away:
+    """Values inside an operation that all of their users add to another one, or take it away:
     such a product need not be rounded for any of them. What has a name is an operation's value."""
     summed, others = set[Expr](), set[Expr]()
     for item in kernel.body:

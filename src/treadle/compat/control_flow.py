@@ -1,8 +1,8 @@
 """PyTorch's control-flow functions while a step is traced.
 
-They hand their bodies to a compiler of PyTorch's, which cannot look into a trace that runs already.
-A user may hold such a function under any name, so it is the function itself that does something
-else for a while, and not an entry of a module.
+They pass their bodies to a PyTorch compiler, which cannot work inside a running trace. A user may
+hold such a function under any name, so the function itself is patched, and not an entry of a
+module.
 """
 
 import contextlib

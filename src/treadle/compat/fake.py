@@ -246,14 +246,14 @@ def standing_in(is_asked: Callable[[], bool]) -> Iterator[None]:
 
 
 def fake_like(value: FakeTensor) -> FakeTensor:
-    """A fake tensor of the same type, in memory of its own; outside of all modes."""
+    """A fake tensor of the same type, in memory of its own; outside all modes."""
     plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return FakeTensor(value.fake_mode, plain, value.device)
 
 
 def fakes_in_one_storage(values: Sequence[FakeTensor]) -> list[FakeTensor]:
     """Fake tensors of the same types in a storage of their own, where they lie to each other as the
-    given ones do in theirs; outside of all modes."""
+    given ones do in theirs; outside all modes."""
     starts = [int(value.storage_offset()) * value.element_size() for value in values]
     size = max(value.element_size() for value in values)
     first = min(starts) // size * size
@@ -268,7 +268,7 @@ def fakes_in_one_storage(values: Sequence[FakeTensor]) -> list[FakeTensor]:
 
 
 def alone(tensor: Tensor) -> Tensor:
-    """The same memory, for fake tensors to be made of, as a tensor that is no view and has no
+    """The same memory, for fake tensors to be made of, as a tensor that is not a view and has no
     ``.grad``: these need not be of its dtype, where ``.data`` was set since (``Module.to``)."""
     if tensor.grad is None and not tensor._is_view():
         return tensor
@@ -327,7 +327,7 @@ def without_words() -> Iterator[None]:
 
 
 def is_of_values(symbol: Any) -> bool:
-    """Whether a symbol stands for a whole number that values of tensors decide, and no shape."""
+    """Whether a symbol stands for an integer that values of tensors decide, and no shape."""
     from torch.utils._sympy.symbol import SymT, symbol_is_type  # late: as above
 
     return symbol_is_type(symbol, SymT.UNBACKED_INT)

@@ -144,7 +144,7 @@ def after_backward(function: Callable[[], None]) -> None:
 
 
 class _Engine:
-    """PyTorch's engine, each of whose backward passes runs inside of a context."""
+    """PyTorch's engine, each of whose backward passes runs inside a context."""
 
     def __init__(self, engine: Any, inside: Callable[[], AbstractContextManager[object]]) -> None:
         self._engine = engine

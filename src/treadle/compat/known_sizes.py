@@ -1,4 +1,4 @@
-"""What symbols of a trace are where some of its tensors have known sizes."""
+"""The values of a trace's symbols if some of its tensors have known sizes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Every private name of torch that is used, and the versions that have it.
+"""Every private torch name that is used, and the versions that have it.
 
-``tests/compat`` finds what this room names in its sources: nothing can be used and not stand here.
+``tests/compat`` finds the names in this room's sources: a name that is used must be in this table.
 """
 
 ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")

@@ -44,7 +44,7 @@ def is_zerotensor(tensor: Tensor) -> bool:
 
 
 def storage_key(value: object) -> int | None:
-    """Equal for values that share storage; ``None`` for what is no tensor, and for sparse ones."""
+    """Equal for values that share storage; ``None`` for other objects and sparse tensors."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     return storage_of(value)

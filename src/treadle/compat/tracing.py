@@ -100,7 +100,7 @@ def hold_constants(graph: fx.Graph, owner: fx.GraphModule) -> None:
 
 
 def held_input(tensor: Tensor) -> Tensor:
-    """For a tensor from outside of a trace one that is traced: an attribute of the graph, without a
+    """For a tensor from outside a trace one that is traced: an attribute of the graph, without a
     value that could be looked at or changed meanwhile. Of a DTensor its part here is traced."""
     proxies = get_proxy_mode()
     mode = detect_fake_mode()
@@ -153,7 +153,7 @@ class TraceInProgress:
         return len(self._tracer.graph.nodes)
 
     def find(self, tensor: Tensor) -> fx.Node | None:
-        """The node that ``tensor`` is now; ``None`` for a tensor from outside of the trace."""
+        """The node that ``tensor`` is now; ``None`` for a tensor from outside the trace."""
         found: Any = get_proxy_slot(tensor, self._tracer, None)
         return None if found is None else found.proxy.node
 

@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """What the wrappers of ``torch.func`` around a tensor hold, inside of all of them."""
+    """What the wrappers of ``torch.func`` around a tensor hold, inside all of them."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor

@@ -1,4 +1,4 @@
-"""Sizes while a trace runs: symbols, of which those that values decide have no number yet."""
+"""Sizes while a trace runs: symbols; those that depend on values have no number yet."""
 
 import inspect
 import math
@@ -22,7 +22,7 @@ ASKING_FILES = frozenset(str(sys.modules[name].__file__) for name in (SymNode.__
 """Where conditions on sizes, and numbers that are sizes, are asked for by Python's code."""
 Decide = Callable[[SymBool, bool, FrameType | None], bool | None]
 """The answer of a condition on sizes, if there may be one. Given also: the one that is likely, and
-the frame that asks, where that is no operation of PyTorch's."""
+the frame that asks, where that is not an operation of PyTorch's."""
 MadeOfSizes = Callable[
     [FrameType, Callable[..., Any], tuple[object, ...], Callable[[], object]], object
 ]

@@ -1,4 +1,4 @@
-"""Views whose types a trace cannot be told."""
+"""Views whose types a trace cannot express."""
 
 from collections.abc import Callable, Mapping
 

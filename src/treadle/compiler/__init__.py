@@ -1,1 +1,1 @@
-"""From a captured step to something that runs: the stages in their order, and what they see."""
+"""From a captured step to a program: the stages in their order, and their inputs."""

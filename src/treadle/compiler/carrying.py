@@ -1,4 +1,4 @@
-"""Which updates of a step run in its next call: what ``Options.carry`` asks for, as moves."""
+"""Which updates of a step run in its next call: ``Options.carry`` as moves."""
 
 from fnmatch import fnmatchcase
 
@@ -33,9 +33,9 @@ def carried_steps(captured: Captured, options: Options) -> CarriedSteps | None:
         return None
     if dims_of_graph(plain.graph):
         raise TreadleError(
-            "a step with declared shapes cannot leave updates for its next call",
+            "a step with declared shapes cannot carry updates to its next call",
             code="TR-537",
-            remedy="leave shapes= off, or carry nothing",
+            remedy="leave shapes= out, or carry nothing",
         )
     _split_lists(plain, options)
     moves = [move for carry in options.carries for move in _moves(plain, carry)]
@@ -50,10 +50,10 @@ def _refuse_handed_out(captured: Captured, steps: CarriedSteps) -> None:
     for at in steps.flushed:
         if id(captured.inputs.sources[at].read([], {})) in ids:
             raise TreadleError(
-                f"the update of {captured.step.signature.inputs[at].name!r} cannot run in the next "
-                "call: the parameter itself is returned by this one",
+                f"the update of {captured.step.signature.inputs[at].name!r} cannot run in the "
+                "next call: this call returns the parameter itself",
                 code="TR-532",
-                remedy="return nothing of it, or carry another parameter",
+                remedy="do not return it, or carry another parameter",
             )
 
 

@@ -1,4 +1,4 @@
-"""The model of the device that is here: measured once, and kept beside compiled code."""
+"""The model of the present device: measured once, and cached with compiled code."""
 
 import json
 

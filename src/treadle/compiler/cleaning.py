@@ -1,4 +1,4 @@
-"""The passes of the stages ahead of the memory plan; those of a plan are its own."""
+"""The passes of the stages before the memory plan; a plan has its own passes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ OPTIONAL: tuple[GraphPass, ...] = (
     AddBiasInProduct(),  # after products are summed: a sum of two has no bias
     SplitBias(),  # the biases that stay there
     DECOMPOSE_VECTORS,
-    BatchProducts(),  # last: what is one batch is no product that adds something
+    BatchProducts(),  # last: what is one batch is not a product that adds something
 )
 """Right, and not known to win: benchmarks/rewrites.py runs them after ``CLEAN``."""
 COUNTER_BASED: tuple[GraphPass, ...] = (

@@ -71,12 +71,12 @@ class StartRecord:
     def words(self) -> str:
         """What of that the user is to know."""
         if self.is_found:
-            return "nothing was traced: another process had captured the same step"
+            return "nothing was traced: another process had stored a capture of the same step"
         said: list[str] = []
         if self.differs:
-            said.append(f"what another process had captured did not serve: {self.differs}")
+            said.append(f"the capture that another process stored does not fit: {self.differs}")
         if self.keys:
-            same = "as long as what the step reads is the same"
+            same = "as long as everything that the step reads is the same"
             said.append(f"the next process traces nothing, {same}")
         elif self.reason:
             said.append(f"the next process traces again: {self.reason}")

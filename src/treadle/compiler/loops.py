@@ -1,5 +1,5 @@
-"""Loops of a step, each of whose functions is a program of its own: what they hold while they run,
-and what an artifact has of them."""
+"""Loops of a step, whose functions are separate programs: the memory that they use while they run,
+and their part of an artifact."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Plans of memory by exact peaks: of the kernels and calls that a candidate becomes."""
+"""Memory plans by exact peaks: those of the kernels and calls of each candidate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -119,9 +119,9 @@ def lowered(step: StepGraph, target: Target, known: LoweringCache | None = None)
 
 @dataclass
 class ScheduledPeaks:
-    """The ``PeakEvaluator`` of planning, and what was made to learn the peaks. Of candidates that
-    have a node in common it is lowered and placed once; of sizes that calls decide each is on its
-    own."""
+    """The ``PeakEvaluator`` of planning, and the programs that were made to find the peaks. A node
+    that several candidates share is lowered and placed once; with dynamic sizes, each candidate is
+    separate."""
 
     target: Target
     known: LoweringCache | None = None

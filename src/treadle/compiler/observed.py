@@ -1,4 +1,4 @@
-"""What is told of a compiled step: its variants, and what their memory is."""
+"""The facts that are reported about a compiled step: its variants, and their memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -51,7 +51,7 @@ def observed_of(
 ) -> Observed:
     """A variant of a step, to be told about, and the ``variants`` that there are."""
     captured = compiled.captured
-    tail = "it steps after the graph, and its memory is not in the plan"
+    tail = "it runs after the graph, and its memory is not in the plan"
     eager = [
         (
             f"{type(optimizer.optimizer).__name__}.step",

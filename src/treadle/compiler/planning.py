@@ -1,4 +1,4 @@
-"""``treadle.plan``: does a step fit, and in how much, before anything runs."""
+"""``treadle.plan``: whether a step fits, and its frontier, before anything runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,8 +37,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Whether a step fits. ``peak_bytes`` and ``step_ms`` are those of the fastest plan that
-    does, or of the smallest if none does. ``limit``: the budget, or what the device has."""
+    """Whether a step fits. ``peak_bytes`` and ``step_ms`` are those of the fastest plan that fits,
+    or of the smallest plan if none fits. ``limit``: the budget, or the memory of the device."""
 
     fits: bool
     peak_bytes: int
@@ -82,11 +82,11 @@ def plan(
     """Predict the peak and the memory/time frontier of a step. Nothing runs and nothing changes.
 
     - ``device``: the hardware to plan for (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``),
-      which need not be there. Default: where the model is.
+      which need not be present. Default: the device of the model.
     - ``model``, ``optimizer``, ``batch`` may be on the meta device or fake: nothing is allocated.
-    - ``memory``: a budget, as for ``compile``. Default: what the device has.
-    - ``points``: how many budgets the frontier tries, evenly spaced; at least two. Several may
-      choose one plan.
+    - ``memory``: a budget, as for ``compile``. Default: the memory of the device.
+    - ``points``: the number of budgets on the frontier, evenly spaced; at least two. Several
+      budgets may lead to the same plan.
     """
     _require_two(points)
     budget = None if memory is None else Budget.of(memory)
@@ -119,9 +119,9 @@ def plan(
 def _require_two(points: object) -> None:
     if not isinstance(points, int) or points < 2:
         raise TreadleError(
-            f"points={points!r} is not a whole number of at least 2: a frontier has two ends",
+            f"points={points!r} is not an integer of at least 2: a frontier has two ends",
             code="TR-001",
-            remedy="give at least points=2",
+            remedy="pass at least points=2",
         )
 
 

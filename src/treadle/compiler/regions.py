@@ -1,5 +1,5 @@
-"""The regions of a step: what its options choose, before anything is looked up in the cache; and
-what they are, for whoever asks."""
+"""The regions of a step: the choice by its options, before the cache lookup, and the resulting
+regions on request."""
 
 from dataclasses import replace
 
@@ -34,9 +34,9 @@ def with_regions(
         region_compiler(name)  # refuses a name that nobody has
     if others and dims_of_graph(step.graph):
         raise LoweringError(
-            "regions of another compiler have fixed sizes, and this step declares shapes",
+            "other region compilers need fixed sizes, and this step declares shapes",
             code="TR-318",
-            remedy='leave shapes= off, or use "native" and "eager"',
+            remedy='leave shapes= out, or use only "native" and "eager"',
         )
     run_eagerly = RunEagerly(asked.rules)
     step = rewritten(step, (*CLEAN, run_eagerly), watcher)  # first: these are not expanded

@@ -1,4 +1,4 @@
-"""What a compile is asked for: one object, which is all that the stages see, and its digest."""
+"""The request of a compile: one object, which is all that the stages see, and its digest."""
 
 import json
 from dataclasses import dataclass, replace

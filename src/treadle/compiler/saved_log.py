@@ -1,4 +1,4 @@
-"""The log of a compile in the entry that a cache and a saved step hold, without source lines."""
+"""The log of a compile in an entry of the cache or of a saved step, without source lines."""
 
 import base64
 import json

@@ -1,7 +1,7 @@
-"""The check that a program for many shapes is one: lowered from other samples it is the same.
+"""The check that a program for many shapes is valid: lowered from other samples it is the same.
 
-A size that leaves its formula behind on the way, in a call that takes plain numbers, would make a
-program that is right for one size alone. Two samples of every dim are lowered; they must agree.
+A size that loses its formula on the way, in a call that takes plain numbers, would make a program
+that is valid for only one size. Two samples of every dim are lowered; they must agree.
 """
 
 from collections.abc import Callable, Iterable, Iterator

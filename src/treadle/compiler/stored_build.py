@@ -1,4 +1,4 @@
-"""What runs, made of an artifact; and what another process built, found without its graph."""
+"""The executable of an artifact; and one that another process built, found without its graph."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""Where a step is compiled to: the device, the options, and the facts that a key has of them."""
+"""The target of a compile: the device, the options, and the facts about them that are in a key."""
 
 import hashlib
 import json

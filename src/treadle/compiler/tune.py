@@ -1,7 +1,7 @@
-"""Other schedules for one kernel, tried on this machine; the fastest is kept, and remembered.
+"""Alternative schedules for one kernel, tried on this machine; the fastest is used, and cached.
 
-A choice is data, so nothing else of the pipeline knows of it: the program is scheduled again with
-what was found.
+A choice is data, so no other part of the pipeline knows about it: the program is scheduled again
+with the result.
 """
 
 from collections.abc import Hashable, Mapping

@@ -59,7 +59,7 @@ def _is_half_product(call: Call) -> bool:
 
 
 def _may_measure(call: Call) -> bool:
-    """Whether the call may run on invented numbers. Whole numbers cannot be divided by zero, and
+    """Whether the call may run on invented numbers. Integers cannot be divided by zero, and
     what a mask picks has to be as many as what is put there."""
     op = resolve(call.op)
     if not isinstance(op, OpOverload):

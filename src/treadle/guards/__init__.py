@@ -1,1 +1,1 @@
-"""What a call asks of the process before it runs: words of memory, and which of them changed."""
+"""What a call checks in the process before it runs: memory words, and which of them changed."""

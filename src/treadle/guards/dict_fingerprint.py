@@ -1,10 +1,10 @@
-"""Words of memory of dicts: whether anything was written to them.
+"""Memory words of dicts: whether anything was written to them.
 
-Where CPython replaces a number in a dict at each write (3.11, 3.12), the number is the word. Since
-3.13 attributes that are written to an object do not touch the dict that ``vars`` gave for it, and
-since 3.14 there is no number: then the words are what the dict holds, keys and values, behind the
-addresses of its tables. Which of these a Python does is found by writing to dicts and looking; a
-dict whose words are not what Python says has none, and is asked.
+CPython 3.11 and 3.12 replace a version number in a dict at each write: this number is the word.
+Since 3.13, attribute writes to an object do not touch the dict that ``vars`` returned for it, and
+since 3.14 there is no version: then the words are the contents of the dict, keys and values, after
+the addresses of its tables. The behaviour of a Python is found by writing to dicts and reading
+their memory. A dict whose words do not match what Python reports has no words, and is queried.
 """
 
 import ctypes

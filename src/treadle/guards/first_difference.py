@@ -1,4 +1,4 @@
-"""The comparisons that every call makes, in C: thousands of words of memory at 1 ns each.
+"""The comparisons of every call, in C: thousands of memory words at 1 ns each.
 
 ::
 
@@ -8,9 +8,9 @@
     items = [address of positions, address of expected words, count]
     first_other_item(items, words)  =  the first i whose word words[positions[i]] is another, or -1
 
-The order is a promise: a word is read only where all before it, from ``begin`` on, are as expected,
-so that an address may depend on an earlier word. Of the words from ``exact`` on it counts only
-whether they are ``none``. The interpreter lock is kept: nothing changes meanwhile.
+The order is guaranteed: a word is read only if all words before it, from ``begin`` on, are as
+expected, so an address may depend on an earlier word. For the words from ``exact`` on, only whether
+they are ``none`` is compared. The interpreter lock is held, so nothing changes meanwhile.
 """
 
 import ctypes

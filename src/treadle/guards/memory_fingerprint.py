@@ -1,13 +1,13 @@
-"""Words of memory of Python objects: whether anything was written to them.
+"""Memory words of Python objects: whether anything was written to them.
 
-CPython keeps in functions, cells, lists and other objects the addresses of what they refer to.
-A ``MemoryFingerprint`` holds such words of an object and what each has to be. Asking the object
+CPython keeps in functions, cells, lists and other objects the addresses of what they refer to. A
+``MemoryFingerprint`` has such words of an object and their expected values. Querying the object
 takes some 100 ns, comparing a word 1 ns. (Dicts: ``dict_fingerprint``.)
 
-What a word has to be is said by Python: the address of the very object that is there, which is
-kept alive, so that its address is nobody else's. Words that are not so are not used, and callers
-ask the object; so they do where a layout is not found by looking at objects whose words are known
-(another Python, free threads).
+The expected value of a word comes from Python: the address of the object that is there, which is
+kept alive, so no other object has its address. Words that do not match are not used, and callers
+query the object; they also do so if a layout cannot be found from objects with known words (another
+Python, free threading).
 """
 
 import ctypes

@@ -1,14 +1,12 @@
-"""Words of memory of tensors: class, dtype, device, sizes, strides, address, whether they want
-gradients, hooks.
+"""Memory words of tensors: class, dtype, device, sizes, strides, address, ``requires_grad``, hooks.
 
-A tensor of Python's refers to PyTorch's own object, and that to its storage and to what autograd
-knows of it::
+A Python tensor refers to PyTorch's C++ object, and that to its storage and its autograd data::
 
     tensor -> sizes, strides, dtype, device, dispatch keys -> storage -> address of the numbers
                                                            -> autograd -> .grad, requires_grad
 
-Where each of them lies is found by looking at tensors that are known, once; a layout that is not
-understood is not used, and neither is a tensor that does not look as PyTorch describes it.
+Their positions are found once, from known tensors. A layout that is not understood is not used, and
+neither is a tensor that does not match PyTorch's description.
 """
 
 import functools

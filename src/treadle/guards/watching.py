@@ -1,8 +1,8 @@
-"""Objects that nobody has written to since they were looked at, asked about all at once.
+"""Objects that were not written to since they were checked, compared all at once.
 
-Their words of memory are compared with what they were: by one call of C code, or by NumPy where
-there is no compiler and all words lie in the objects themselves. Where words are not known, dicts
-and tensors are asked.
+Their memory words are compared with the earlier values: by one call of C code, or by NumPy if there
+is no compiler and all words are in the objects themselves. If words are not known, dicts and
+tensors are queried.
 """
 
 import functools
@@ -197,8 +197,8 @@ class Table:
 @final
 class Watches:
     """Several watches as one. Words are compared in one pass, those first that were added first;
-    what is no word is asked after them. ``whole``: the ids of dicts and tensors that are watched in
-    all that counts of them, so that nobody else has to.
+    what is not a word is asked after them. ``whole``: the ids of dicts and tensors that are watched
+    in all that counts of them, so that nobody else has to.
 
     A loop at the level of a module writes to its globals at every turn: a watch is asked whether
     what was written counts (``FingerprintWatch.excuse``), which costs less than to look at all

@@ -1,5 +1,4 @@
-"""What the functions of formulas cost: one table, which every decision about computing one twice
-asks."""
+"""The cost of functions in formulas: one table, which every decision about recomputation uses."""
 
 import torch
 
@@ -22,7 +21,7 @@ again."""
 
 
 def shift_of(expr: Apply) -> int | None:
-    """``k`` where whole numbers are divided by ``2^k``: an arithmetic shift rounds down as well."""
+    """``k`` where integers are divided by ``2^k``: an arithmetic shift rounds down as well."""
     if expr.fn != "floordiv" or expr.dtype not in (torch.int32, torch.int64):
         return None
     divisor = expr.operands[1]

@@ -25,7 +25,7 @@ from treadle.util.nested import Plain, map_leaves
 def _divide_safely(
     divide: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Division of whole numbers by zero gives some number, and no error: it may be masked."""
+    """Division of integers by zero gives some number, and no error: it may be masked."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         return divide(x, y if y.is_floating_point() else torch.where(y == 0, 1, y))

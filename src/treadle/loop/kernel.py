@@ -1,4 +1,4 @@
-"""Scheduled loops: which formulas share a kernel, and in which bytes their values live.
+"""Scheduled loops: which formulas share a kernel, and where their values are in memory.
 
 ::
 
@@ -7,9 +7,10 @@
     plan     =  (kernel | call)*  with an arena offset for each of our buffers
 
 A **rows** kernel runs its rows in parallel; ``Reduce`` over ``cols`` gives one value a row. A
-**columns** kernel runs its columns in parallel; ``Reduce`` over ``rows`` gives one value a
-column. One of **both** reduces along either axis; what it reduces over ``rows`` is there after the
-last row, for values of columns alone. A ``Reduce`` stands only at the root of a definition.
+**columns** kernel runs its columns in parallel; ``Reduce`` over ``rows`` gives one value per
+column. A kernel of **both** kinds reduces along either axis; its reductions over ``rows`` are
+complete after the last row, and only values of columns may use them. A ``Reduce`` occurs only at
+the root of a definition.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""What a kernel reads, writes and computes in which pass, for who schedules or prints it."""
+"""What a kernel reads, writes and computes in which pass, for schedulers and printers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

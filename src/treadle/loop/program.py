@@ -8,8 +8,8 @@
                                           with other names for its buffers
     call     =  buffer, ... = op(ref | number | list, ...)
 
-Steps are in a valid order. A compute may write an input buffer (a write-back); then every read
-of the old value stands before it in the program, or reads exactly the element being written.
+Steps are in a valid order. A compute may write an input buffer (a write-back); then every read of
+the old value is before it in the program, or reads exactly the element being written.
 """
 
 import enum

@@ -141,7 +141,7 @@ def _as_index(expr: Expr) -> Index | None:
 
 
 def on_indices(fn: str, operands: Sequence[Expr]) -> Expr | None:
-    """Arithmetic of two whole numbers as index arithmetic, where it is some: ``<i> + 3`` is
+    """Arithmetic of two integers as index arithmetic, where it is some: ``<i> + 3`` is
     ``<i + 3>``."""
     indices = [index for index in map(_as_index, operands) if index is not None]
     if len(indices) != 2 or len(operands) != 2:

@@ -1,4 +1,4 @@
-"""Checks that a loop IR keeps its own rules. Each finding names the formula or item at fault."""
+"""Checks that the loop IR satisfies its rules. Each error names the formula or item."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence

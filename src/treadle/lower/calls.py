@@ -1,4 +1,4 @@
-"""Library calls: the framework's own kernels, their results in buffers of ours."""
+"""Library calls: PyTorch's kernels, with results in treadle's buffers."""
 
 import operator
 from dataclasses import replace

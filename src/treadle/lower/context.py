@@ -1,4 +1,4 @@
-"""Where one operation is lowered: what rules read operands and emit steps through."""
+"""The context in which one operation is lowered: rules read operands and emit steps through it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

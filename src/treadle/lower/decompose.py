@@ -1,12 +1,13 @@
-"""Operations without a rule, as the operations that PyTorch's own decomposition makes of them.
+"""Operations without a rule, lowered through PyTorch's own decompositions.
 
 ::
 
     before:  y = huber_loss_backward(g, x, t, 1, 0.5)
     after:   d = x - t;  a = d < -0.5;  b = d > 0.5;  ...;  y = where(a, ..., where(b, ..., ...))
 
-Decompositions compute half precisions in float32 where eager does. A decomposition is taken only
-if all of it has rules, or library calls that are meant: otherwise the operation stays whole.
+Decompositions compute half precisions in float32 where eager does. A decomposition is used only if
+every operation in it has a rule or is a library call by choice: otherwise the operation stays
+whole.
 """
 
 import functools

@@ -1,16 +1,16 @@
-"""Elements of values as terms of their indices, read off the formulas that lowering makes.
+"""Elements of values as terms of their indices, read from the formulas that lowering creates.
 
 ::
 
     x + y       lowered:  [i, j] -> x[i, j] + y[i, j]      at (a, b):  x at (a, b) plus y at (a, b)
     x[f]        lowered:  [i] -> x[value(f[i])]            at a:       x at what f is at a
 
-Each node is lowered by itself when it is first asked for, and its operands are asked in turn. What
-has no formula, or no exact term, is an element that only a run knows: ``reasons`` tells why.
+Each node is lowered separately when it is first needed, and then its operands. An element without a
+formula, or without an exact term, is known only at run time: ``reasons`` has the reason.
 
-Numbers are exact: of whole numbers it is proved that their dtype holds them, floating-point ones
-are computed as their dtype computes them. Terms hold for every index within the value, whatever
-they say of others.
+Numbers are exact: for integers it is proved that their dtype can hold them, and floating-point
+numbers are computed in their dtype. Terms are valid for every index within the value, and undefined
+for others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -222,7 +222,7 @@ class Elements:
         if not isinstance(leaf, fx.Node):
             return leaf
         if leaf not in self._loads:
-            require(is_tensor(leaf), NoMatch, f"{leaf} is no tensor")
+            require(is_tensor(leaf), NoMatch, f"{leaf} is not a tensor")
             dtype = type_of(leaf).dtype
             require(dtype in DTYPES, NoMatch, f"numbers of {dtype} are not read")
             self._operands[leaf.name] = leaf
@@ -262,7 +262,7 @@ def _digits(number: int, rank: int) -> list[int]:
         digit = (number + _DIGIT // 2) % _DIGIT - _DIGIT // 2
         digits.append(digit)
         number = (number - digit) // _DIGIT
-    require(number == 0, VerifyError, "a place that is no sum of digits")
+    require(number == 0, VerifyError, "a place that is not a sum of digits")
     return digits
 
 
@@ -473,7 +473,7 @@ def _leaf_in(leaf: Index | IndexNumber | Unread, dtype: torch.dtype) -> Numeric:
             return leaf
         case IndexNumber(value) if dtype in _WHOLE:
             whole = value == value and abs(value) < 2**53 and value == int(value)
-            require(whole, NoMatch, f"{value} is no whole number")
+            require(whole, NoMatch, f"{value} is not an integer")
             return _leaf_in(Index.of(int(value)), dtype)
         case IndexNumber(value):
             return IndexNumber(float(torch.tensor(value, dtype=torch.float64).to(dtype)))

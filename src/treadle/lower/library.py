@@ -1,7 +1,7 @@
 """Which operations are library calls by choice, and why. Any other call is a fallback.
 
-An operation with a rule is a call only where its rule declines; then it is listed here if that
-is as it should be (``gather`` has a formula, the sum of many writes into one place has none).
+An operation with a rule is a call only if its rule declines; it is listed here if that is intended
+(``gather`` has a formula, the sum of several writes to one element has none).
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ _WHY: Mapping[str, str] = {
         convolution convolution_backward _convolution_double_backward cudnn_convolution
         mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward
     """,
-    "attention: the framework's fused kernel": """
+    "attention: PyTorch's fused kernel": """
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
         _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_flash_attention_for_cpu_backward
@@ -68,18 +68,18 @@ _WHY: Mapping[str, str] = {
         _flash_attention_forward _flash_attention_backward
         _efficient_attention_forward _efficient_attention_backward
     """,
-    "a norm that the graph asks of the vendor's library by name": """
+    "a norm for which the graph names the vendor's kernel": """
         cudnn_batch_norm cudnn_batch_norm_backward _batch_norm_with_update_functional
         batch_norm_backward
     """,
-    "an order: rows are sorted by the library": """
+    "an order: the library sorts rows": """
         sort sort.stable topk kthvalue median median.dim nanmedian nanmedian.dim mode
         searchsorted.Tensor searchsorted.Scalar bucketize.Tensor bucketize.Scalar
     """,
-    "a scan: each element waits for the one before": """
+    "a scan: each element needs the one before it": """
         cumsum cumprod logcumsumexp cummax cummin
     """,
-    "places that data chooses: many writes may meet in one": """
+    "indices from data: several writes may hit the same element": """
         embedding_dense_backward scatter.src scatter.value scatter_add scatter_reduce.two
         scatter.reduce scatter.value_reduce index_put _unsafe_index_put index_add index_copy
         index_reduce put masked_scatter masked_scatter_backward max_unpool2d max_unpool3d
@@ -89,7 +89,10 @@ _WHY: Mapping[str, str] = {
         grid_sampler_3d_backward
         upsample_bicubic2d_backward _unsafe_masked_index_put_accumulate
     """,
-    "a join of many pieces: a kernel would ask each element which one it falls in": """
+    (
+        "a concatenation of many tensors: a generated kernel would search the right one for each "
+        "element"
+    ): """
         cat stack
     """,
     "a recursion over time": """

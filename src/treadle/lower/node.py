@@ -150,7 +150,9 @@ def _without_rule(op: OpOverload) -> str:
     """Why an operation of this name has no formula."""
     if facts_of(op).native:
         return ReasonCode.NO_RULE.because(f"{op} has no lowering rule")
-    return ReasonCode.CUSTOM_OPERATION.because(f"{op} is a custom operation, which may do anything")
+    return ReasonCode.CUSTOM_OPERATION.because(
+        f"{op} is a custom operation, and treadle cannot see inside it"
+    )
 
 
 def _without_formulas(*values: object) -> str:

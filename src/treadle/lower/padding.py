@@ -1,14 +1,14 @@
-"""Layouts that tensor cores like: matrices of products on a GPU in multiples of 16 bytes.
+"""Layouts for tensor cores: on a GPU, matrices of products in multiples of 16 bytes.
 
 ::
 
     before:  logits: bf16[16384, 50257] = mm(h, w)      w: bf16[768, 50257]
     after:   logits: bf16[16384, 50264] = mm(h, w)      w: bf16[768, 50264], zero past 50257
 
-A product with an odd size runs several times slower than one a little larger. Buffers of ours
-get room for whole units, filled with zeros where a factor needs them; every view and formula
-still sees the value's own shape. Where a factor is not ours to lay out, rows are aligned only.
-Dynamic sizes get no room.
+A product with an odd size runs several times slower than one a little larger. treadle's own buffers
+are padded to whole units, filled with zeros where a factor needs them; every view and formula still
+sees the value's own shape. If treadle does not control the layout of a factor, only rows are
+aligned. Dynamic sizes are not padded.
 """
 
 import itertools
@@ -153,7 +153,7 @@ def _shape(node: fx.Node) -> Shape:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """The node whose buffer a view reads; itself if it is no view."""
+    """The node whose buffer a view reads; itself if it is not a view."""
     while node.target in views.VIEWS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

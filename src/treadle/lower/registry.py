@@ -1,4 +1,5 @@
-"""Which rule lowers which operation. Filled at import by the family files, read-only after."""
+"""Which rule lowers which operation. The family files fill it at import; it is read-only
+afterwards."""
 
 import operator
 from collections.abc import Callable, Mapping

@@ -1,15 +1,15 @@
 """Equal nodes are lowered once: those of equal blocks, and those of the candidates of a plan.
 
-Nodes are equal that have the same operation and plain arguments, results and operands of equal
-types, and operands that were lowered alike, whatever these are called::
+Nodes are equal if they have the same operation and plain arguments, results and operands of equal
+types, and operands that were lowered in the same way, apart from names::
 
     (operation, arguments, operands as lowered but for names, layout)  ->  (value, steps, buffers)
 
-For another node the names of the buffers are changed, and nothing else: its formulas have the same
-templates (``Compute.renamed``). Known are nodes whose operands are all on the device of the
-program. What a node becomes may not depend on anything else then but which of its results are read
-and the names that are taken: a node whose buffers got a number is not kept, and one that finds a
-name taken is lowered anew.
+For an equal node, only the names of the buffers change: its formulas have the same templates
+(``Compute.renamed``). Only nodes whose operands are all on the device of the program are reused.
+Their lowering may depend on nothing else than which of their results are read and which names are
+taken: a node whose buffers got a numbered name is not stored, and one that finds a name taken is
+lowered again.
 """
 
 import operator

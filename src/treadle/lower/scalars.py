@@ -1,4 +1,4 @@
-"""Scalar formulas: dtype promotion, casts, and ``ScalarExpr``: loop IR spelled as arithmetic."""
+"""Scalar formulas: dtype promotion, casts, and ``ScalarExpr``: loop IR written as arithmetic."""
 
 import functools
 import math

@@ -1,5 +1,5 @@
-"""Large products on a GPU whose rows are not aligned, of matrices that somebody else lays out: some
-rows at a time, copied through padded matrices of ours.
+"""Large products on a GPU with unaligned rows, of matrices with an external layout: some rows at a
+time, copied through padded matrices.
 
 ::
 
@@ -8,10 +8,10 @@ rows at a time, copied through padded matrices of ours.
              t = mm(h[:1280], v);  y[:1280] <- t[:, :50257]
              t = mm(h[1280:2560], v);  y[1280:2560] <- t[:, :50257]      and so on
 
-``padding.py`` gives matrices of ours room for whole units. What a step returns, and what it is
-given, has eager's layout: the logits of a model, and their gradient. A library takes up to seven
-times as long for such a product as for one a little larger (decision 0026), far more than copies
-take; copied a few rows at a time, the matrix is never in memory twice.
+``padding.py`` pads treadle's own matrices to whole units. Results and arguments of a step have
+eager's layout: the logits of a model, and their gradient. A library takes up to seven times as long
+for such a product as for one that is a little larger (decision 0026), far more than copies take.
+Because a few rows at a time are copied, the matrix is never in memory twice.
 """
 
 import itertools

@@ -1,10 +1,11 @@
-"""Bytes that library calls allocate beside their results, where they are known and not measured.
+"""Bytes that library calls allocate apart from their results, where these are known instead of
+measured.
 
-Attention's backward sums dq in float32 over its blocks, and keeps one number for each row:
-measured on an H200 with PyTorch 2.11 for cuDNN, 48.75 MiB for 16 x 12 heads x 1024 x 64, which
-is ``4 * (B * H * S * D + B * H * S)``. The gradient of an embedding sorts its indices: keys,
-values and their sorted copies, in int64. Operators of ours say it in their records; of loops that
-are compiled ``compiler/loops.py`` knows more.
+Attention's backward sums dq in float32 over its blocks, and keeps one number for each row: measured
+on an H200 with PyTorch 2.11 for cuDNN, 48.75 MiB for 16 x 12 heads x 1024 x 64, which is
+``4 * (B * H * S * D + B * H * S)``. The gradient of an embedding sorts its indices: keys, values
+and their sorted copies, in int64. treadle's own operators have them in their records; for compiled
+loops, ``compiler/loops.py`` knows more.
 """
 
 from collections.abc import Callable, Mapping, Sequence

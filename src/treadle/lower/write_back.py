@@ -5,9 +5,9 @@
     before:  g = f(w); w2 = w - g; y = mm(x, w2); loss = ...    returned: loss, w2 (writes w)
     after:   g = f(w); w2 = w - g; w <- w2; y = mm(x, w); loss = ...
 
-Library calls read the new value from the input, so that it is not stored twice. Formulas read it
-where it is computed, which fuses. A call that gives an input with other elements at some places
-writes those into it, and nothing is copied::
+Library calls read the new value from the input, so it is not stored twice. Formulas read it where
+it is computed, which fuses. A call that returns an input with some elements replaced writes those
+into it, and nothing is copied::
 
     before:  y = index_add(w, 0, i, rows); ...                  returned: y (writes w)
     after:   w <- index_add(w, 0, i, rows); ...

@@ -1,4 +1,4 @@
-"""Images in the order of memory in which GPUs convolve them."""
+"""Images in the memory format in which GPUs convolve them."""
 
 import operator
 from collections.abc import Container, Sequence, Set

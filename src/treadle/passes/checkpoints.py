@@ -1,8 +1,8 @@
-"""What activation checkpointing asks for, and how far a memory budget may overrule it.
+"""The requests of activation checkpointing, and how far a memory budget may override them.
 
 A checkpointed region is traced twice: in the forward pass, and again in the backward pass, where
-its nodes have a ``region``. As long as they have it, nothing merges the two, and what the
-region computes is not kept. A selective policy's word is in ``asked``.
+its nodes have a ``region``. As long as they have it, nothing merges the two, and the values of the
+region are not kept. The request of a selective policy is in ``asked``.
 """
 
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""Dropout masks as a function of position: nothing to store, and nothing to draw in order."""
+"""Dropout masks as a function of position: nothing is stored, and nothing is drawn in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Dropout as what it is on CPUs: a draw and two products."""
+"""Dropout as it is computed on CPUs: random numbers and two products."""
 
 import operator
 from dataclasses import dataclass

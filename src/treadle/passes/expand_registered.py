@@ -1,4 +1,4 @@
-"""Operations that users gave a meaning become that."""
+"""Replacement of operations by their registered lowerings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -88,5 +88,7 @@ def _unfit(node: fx.Node, words: str) -> LoweringError:
         f"the registered lowering of {node.target} {words}",
         code="TR-307",
         where=info(node).where,
-        remedy="register a function of the same arguments and results, in operations on tensors",
+        remedy=(
+            "register a function with the same arguments and results that uses tensor operations"
+        ),
     )

@@ -1,5 +1,5 @@
-"""What the options of a step say about its regions: PyTorch's kernels for some operations, another
-compiler for others."""
+"""The region options of a step: PyTorch's kernels for some operations, another compiler for
+others."""
 
 import fnmatch
 import operator
@@ -70,7 +70,9 @@ class RunEagerly(GraphPass):
             if rule is None or rule.compiler != EAGER or info(node).eager:
                 continue
             changes += 1
-            why = f"{operation_name(node.target)} is PyTorch's kernel by a rule of the options"
+            why = (
+                f"a rule of the options selects PyTorch's kernel for {operation_name(node.target)}"
+            )
             with_info(node, eager=ReasonCode.CHOSEN.because(why))
         return changes
 

@@ -1,4 +1,4 @@
-"""What users add: passes of their own, and operations as other operations."""
+"""Users' extensions: their own passes, and lowerings of operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +19,17 @@ _meanings: dict[OpOverload, Meaning] = {}
 def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
     """Run ``each`` on every step that is compiled or planned from now on, at the end of ``stage``:
 
-    - ``extend``: on what was captured, once no-ops, repetitions and dead code are gone; before
-      the cache is asked;
-    - ``clean``: after the cleaning of treadle's own, before memory is planned;
-    - ``plan memory``: on every plan before it is judged, and so on the graph that is lowered.
+    - ``extend``: on the captured graph without no-ops, common subexpressions and dead code, before
+      the cache lookup;
+    - ``clean``: after treadle's own cleanup, before memory is planned;
+    - ``plan memory``: on every candidate plan before it is evaluated, and so on the graph that is
+      lowered.
 
-    Passes of a stage run in the order of their registration. The graph is verified after each. A
-    second run must find nothing to do, and equal graphs must become equal graphs. What is compiled
-    while a pass is registered at one of the later stages is neither taken from the cache nor kept
-    there, as nothing could tell whether the code of the pass is what it was.
-    ``LoweringError`` TR-307 for what is no pass or no stage, or is registered there.
+    Passes of a stage run in the order of registration. The graph is verified after each. A second
+    run of a pass must change nothing, and equal graphs must give equal graphs. While a pass is
+    registered at one of the later stages, the cache is neither read nor written, because a change
+    in the pass's code could not be detected. ``LoweringError`` TR-307 for an object that is not a
+    pass, for an unknown stage, or if the pass is registered already.
     """
     value: Any = each  # users' code is not always typed
     if stage not in STAGES:
@@ -39,7 +40,7 @@ def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
         )
     if not isinstance(value, GraphPass) or (stage, each) in _passes:
         raise LoweringError(
-            f"{each!r} is no GraphPass, or is registered already",
+            f"{each!r} is not a GraphPass, or is registered already",
             code="TR-307",
             remedy="register an instance of a subclass of treadle.GraphPass, once",
         )
@@ -47,16 +48,17 @@ def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
 
 
 def register_lowering(op: OpOverload, meaning: Meaning) -> None:
-    """Let ``op`` be fused: ``meaning(*args, **kwargs)``, with the operation's own arguments,
-    computes the same from PyTorch's operations on tensors, without writing to any of them.
+    """Register a lowering of ``op``, so that it can be fused: ``meaning(*args, **kwargs)`` takes
+    the operation's arguments and computes the same with PyTorch's tensor operations, without
+    writing to any tensor.
 
-    ``LoweringError`` TR-307 for what is no operation (``torch.ops.library.name.overload``), or has
-    a meaning already; at compile time, if the meaning's type is not the operation's.
+    ``LoweringError`` TR-307 if ``op`` is not an operation (``torch.ops.library.name.overload``) or
+    has a lowering already; at compile time, if the result types differ.
     """
     value: Any = op
     if not isinstance(value, OpOverload) or not callable(meaning) or op in _meanings:
         raise LoweringError(
-            f"{op!r} is no operation with an overload, or has a meaning already",
+            f"{op!r} is not an operation with an overload, or has a lowering already",
             code="TR-307",
             remedy="register torch.ops.<library>.<name>.<overload> with a function, once",
         )

@@ -1,4 +1,4 @@
-"""What to do next about a compiled step: the reason why it is slow or large, first things first."""
+"""Advice about a compiled step: the reasons why it is slow or large, the most important first."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,9 @@ _FAR = 4.0
 def advice(report: StepReport) -> tuple[str, ...]:
     """One sentence each, the most telling first; never empty."""
     lines = tuple(_advice(report))
-    return lines or ("nothing stands out: the step is near what its bytes and products need",)
+    return lines or (
+        "nothing stands out: the step is near the limit that its bytes and products set",
+    )
 
 
 def _advice(report: StepReport) -> Iterator[str]:
@@ -42,17 +44,18 @@ def _not_ours(report: StepReport) -> Iterator[str]:
     """What runs as in eager, and is therefore not faster than eager."""
     if report.build.library:
         yield (
-            "everything runs as PyTorch's kernels, as fast as eager at best: install g++ or "
-            "clang++ (`treadle doctor` says what is found), or leave Options(codegen=False)"
+            "everything runs with PyTorch's kernels, at most as fast as eager: install g++ or "
+            "clang++ (`treadle doctor` shows what was found), or leave out Options(codegen=False)"
         )
     for name, reason in report.observed.eager:
-        yield f"{name} runs outside of the graph, as slow and as large as in eager: {reason}"
+        yield f"{name} runs outside the graph, with eager's time and memory: {reason}"
     share = _share(report, report.fallbacks)
     if share >= _LITTLE and not report.build.library:
         first = report.fallbacks[0]
         yield (
-            f"fallbacks take {100 * share:.0f} % of the step, as slow as in eager; most of it "
-            f"{first.name} ({first.reason}){_at(first)}: replace it, or treadle.register_lowering"
+            f"fallbacks take {100 * share:.0f} % of the step, at eager's speed; the largest is "
+            f"{first.name} ({first.reason}){_at(first)}: replace it, or register a lowering "
+            "(treadle.register_lowering)"
         )
 
 
@@ -61,13 +64,15 @@ def _of_memory(report: StepReport) -> Iterator[str]:
     measured = memory.measured_bytes
     if measured is not None and measured > _OVER * memory.step_bytes:
         over = format_bytes(measured - memory.step_bytes)
-        yield f"the measured peak is {over} above the predicted one: please report it, with this"
+        yield (
+            f"the measured peak is {over} above the predicted one: please report it, with this text"
+        )
     line = memory.timeline
     free = report.observed.whole and not memory.budget
     if free and line is not None and line.arena > 0.5 * memory.predicted_bytes:
         yield (
             f"temporaries are {format_bytes(line.arena)} of the peak: memory=0.5 trades some of "
-            "them for time, and `treadle plan` shows the whole trade"
+            "them for time, and `treadle plan` shows the whole trade-off"
         )
 
 
@@ -78,16 +83,16 @@ def _of_time(report: StepReport, total: float) -> Iterator[str]:
     library = sum(use.seconds or 0.0 for use in report.calls) / max(total, 1e-12)
     if library > _MOST and not report.build.library:
         yield (
-            f"library calls (products, convolutions, attention) are {100 * library:.0f} % of the "
-            "step, as fast as in eager: lower precision (torch.autocast) or a larger batch helps "
-            "more than fusion can"
+            f"library calls (products, convolutions, attention) take {100 * library:.0f} % of "
+            "the step, at eager's speed: lower precision (torch.autocast) or a larger batch "
+            "helps more than fusion"
         )
     short = [step for step in report.host_steps if (step.seconds or 0.0) < _SHORT]
     if len(short) > len(report.host_steps) / 2:
         yield (
             f"{len(short)} of {len(report.host_steps)} kernels and calls take less than "
-            f"{1e6 * _SHORT:.0f} us: the step is bound by starting them; a larger batch is nearly "
-            "free"
+            f"{1e6 * _SHORT:.0f} us: the step is bound by launch overhead; a larger batch is "
+            "nearly free"
         )
     for use in uses[:1]:
         yield _largest(use, total)

@@ -1,4 +1,4 @@
-"""Two compiled steps beside each other, and a compiled step as a table of a notebook."""
+"""Two compiled steps side by side, and a compiled step as a table in a notebook."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ _DIFFERENCES = 8
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two compiled steps: what each is in numbers, and the values of which one is kept and the
-    other one computed again. ``str`` shows both side by side; times where both were measured."""
+    """Two compiled steps: the figures of each, and the values that one of them keeps and the other
+    recomputes. ``str`` shows both side by side, with times if both were measured."""
 
     first: Summary
     second: Summary

@@ -19,7 +19,7 @@ _ROLES = {
     Role.BUFFER: "buffers",
     Role.BATCH: "batch",
     Role.SCALAR: "hyper-parameters",
-    Role.CARRIED: "carried from the call before",
+    Role.CARRIED: "carried from the previous call",
 }
 
 
@@ -74,7 +74,7 @@ def series(
     for phase, sizes in line.temporaries.items():
         rows.append((f"{phase or 'other'} values", phase or "other", sizes))
     rows.append(("results of library calls", "calls", line.calls))
-    rows.append(("work space of library calls", "workspace", line.workspace))
+    rows.append(("workspace of library calls", "workspace", line.workspace))
     return [row for row in rows if any(row[2])]
 
 

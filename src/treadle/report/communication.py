@@ -1,4 +1,5 @@
-"""What the collectives of a step cost and what hides them: in words, as a trace, before it runs."""
+"""The cost of a step's collectives and what overlaps with them: as text and as a trace, before it
+runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,17 +29,16 @@ _COMPUTE = 1
 @final
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step's compute and collectives on a timeline; seconds and bytes are those of
-    ``timeline``."""
+    """A step's compute and collectives on a timeline; ``timeline`` has the seconds and bytes."""
 
     timeline: CommunicationTimeline
 
     def table(self) -> str:
-        """The collectives by kind and group, what hides them, and the exposed share."""
+        """The collectives by kind and group, what overlaps with them, and the exposed share."""
         return communication_text(self.timeline) or "communication: none"
 
     def trace(self, path: str | Path) -> Path:
-        """Write a trace for ``chrome://tracing`` or Perfetto: a row of compute, and one of each
+        """Write a trace for ``chrome://tracing`` or Perfetto: one row for compute, and one for each
         group's collectives. TR-004 if it cannot be written."""
         events = list(communication_events(self.timeline))
         data = {"displayTimeUnit": "ms", "traceEvents": events}

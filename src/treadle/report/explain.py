@@ -1,4 +1,4 @@
-"""What became of a step and why it takes what it takes, in words."""
+"""What a step was compiled to, and where its time and memory go, as text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -48,9 +48,9 @@ def _captured(report: StepReport) -> str:
     total = sum(report.operations.values())
     left = f"\n  left outside: {', '.join(report.observed.left)}" if report.observed.left else ""
     checks = f"{report.observed.conditions} check{'s' * (report.observed.conditions > 1)}"
-    looked = f"\n  {checks} looked at in each call, before anything is written"
+    looked = f"\n  {checks} evaluated in each call, before anything is written"
     path = "".join(f"\n    {answer}: {where}" for answer, where in report.observed.decisions)
-    decided = f"\n  a variant of the path that is taken where values of tensors decide{path}"
+    decided = f"\n  a variant for the path that these tensor values select{path}"
     return (
         f"captured: one graph of {total} operations ({phases})\n"
         f"  inputs: {counts}; {report.written_back} written back in place{left}"
@@ -75,8 +75,8 @@ def _phases(report: StepReport) -> str:
         )
     device = report.build.hardware
     lines = [
-        f"{head} at {device.bandwidth / 1e9:.4g} GB/s and the rate of products of {device.name}; "
-        "what stays in a cache takes less"
+        f"{head} at {device.bandwidth / 1e9:.4g} GB/s and the matrix-product rate of "
+        f"{device.name}; data that stays in a cache takes less"
     ]
     for phase in report.phases:
         parts = [
@@ -112,7 +112,9 @@ def _uses(report: StepReport) -> str:
         f"{sum(call.launches for call in report.calls)} library calls"
     ]
     if report.build.library:
-        lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
+        lines.append(
+            "  no compiler was found, or codegen is off: everything runs with PyTorch's kernels"
+        )
     measured = report.profiled_seconds is not None
     every = (*kernels, *report.calls, *report.fallbacks)
     uses = sorted(
@@ -126,20 +128,20 @@ def _uses(report: StepReport) -> str:
         rest = uses[_USES:]
         seconds = sum(use.seconds or 0.0 for use in rest)
         times = _share_and_times(report, seconds, sum(use.floor_seconds for use in rest))
-        lines.append(f"  {times}  {len(rest)} more; step.report(path) has them all")
+        lines.append(f"  {times}  {len(rest)} more; step.report(path) lists all")
     return "\n".join([*lines, *_rounds([kernel for kernel in every if kernel.inside])])
 
 
 def _rounds(uses: Sequence[Use]) -> list[str]:
     """What loops run in each round, without times: how many rounds there are is not known."""
-    lines = ["  in each round of loops"] if uses else []
+    lines = ["  in each iteration of loops"] if uses else []
     for use in uses[:_USES]:
         operations = counted(use.operations, _OPERATIONS) if use.source else ""
         count = max(use.loops, use.launches)
         tail = f": {operations}" if operations else ""
         lines.append(f"    {use.name} x{count}  {use.phase}{tail}  {short_line(use.where)}")
     more = len(uses) - _USES
-    return [*lines, f"    {more} more; step.report(path) has them all"] if more > 0 else lines
+    return [*lines, f"    {more} more; step.report(path) lists all"] if more > 0 else lines
 
 
 def _use(report: StepReport, use: Use) -> list[str]:
@@ -186,14 +188,14 @@ def _memory(report: StepReport) -> str:
     count, size = memory.bounds
     if count:
         lines.append(
-            f"  the sizes of {count} values are known at run time only; each is counted with a "
-            f"bound, {format_bytes(size)} together"
+            f"  the sizes of {count} values are known only at run time; each counts with its "
+            f"upper bound, {format_bytes(size)} in total"
         )
     if len(memory.variants) > 1:
         arena = max(variant.arena_bytes for variant in memory.variants)
         lines.append(
-            f"  {len(memory.variants)} variants take turns in one arena of {format_bytes(arena)} "
-            f"at most; predicted peak of any call {format_bytes(memory.step_bytes)}"
+            f"  {len(memory.variants)} variants share one arena of at most "
+            f"{format_bytes(arena)}; predicted peak of any call {format_bytes(memory.step_bytes)}"
         )
         lines += [f"    {_variant(variant)}" for variant in memory.variants[:12]]
     if memory.place_bytes:
@@ -227,7 +229,7 @@ def _alive(report: StepReport) -> str:
     ]
     for label, size in sorted(parts, key=lambda part: -part[1]):
         lines += [f"  {format_bytes(size):>11}  {label}"] if size else []
-    lines.append("  of these the largest temporaries")
+    lines.append("  the largest temporaries among these")
     for count, value in held_rows(line.held)[:_HELD]:
         where = ", ".join(
             part for part in (layer_of(value.module), short_line(value.where)) if part

@@ -1,4 +1,4 @@
-"""What is kept of a compile as text and data, so that a report can be made of a cached step."""
+"""The text and data of a compile that are stored, so that a cached step can be reported."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,9 +1,10 @@
-"""Whether passes keep the numbers of a step: each is run on made-up inputs, before and after.
+"""Whether passes preserve the results of a step: it runs on random inputs before and after each
+pass.
 
 ::
 
-    treadle: after Approximate(): loss has other numbers
-    treadle: numbers are not compared: a condition of the step does not hold on made-up inputs
+    treadle: after Approximate(): loss has different results
+    treadle: numbers are not compared: a check of the step fails on random inputs
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from treadle.util.expected import NotExpected
 
 
 def made_up_inputs(step: StepGraph) -> list[Tensor]:
-    """Inputs of a step, of its types: floats in ``0 .. 1``, whole numbers that are zero, so that
+    """Inputs of a step, of its types: floats in ``0 .. 1``, integers that are zero, so that
     they are places in anything; the same each time."""
     generator = torch.Generator().manual_seed(0)
     return [_made_up(value_of(node), generator) for node in step.placeholders]
@@ -38,14 +39,14 @@ def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def is_harmless(node: fx.Node) -> bool:
-    """Whether a node may run on made-up numbers: it does nothing that is not known, and meets no
+    """Whether a node may run on random numbers: it does nothing that is not known, and meets no
     other process."""
     return is_known(node) and not effects_of(node) & (Effect.UNKNOWN | Effect.COMMUNICATES)
 
 
 class NumbersPrinter(Watcher):
     """Says which passes change numbers. A pass may: a product and a sum that round once, masks of
-    another stream. A step that does not run on made-up inputs is not compared, nor is a
+    another stream. A step that does not run on random inputs is not compared, nor is a
     step with users' operators: what they do with such numbers is not known."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -73,7 +74,7 @@ class NumbersPrinter(Watcher):
             self._stop(error)
 
     def _is_foreign(self, step: StepGraph) -> bool:
-        """Whether the step may not run on made-up inputs; a pass may make it so."""
+        """Whether the step may not run on random inputs; a pass may make it so."""
         foreign = next((node for node in step.graph.nodes if not is_harmless(node)), None)
         if foreign is not None:
             self._say(f"treadle: numbers are not compared: the step calls {foreign.target}")
@@ -82,6 +83,6 @@ class NumbersPrinter(Watcher):
 
     def _stop(self, error: Exception) -> None:
         expected = isinstance(error, NotExpected)
-        why = "a condition of the step does not hold on made-up inputs" if expected else str(error)
+        why = "a check of the step fails on random inputs" if expected else str(error)
         self._say(f"treadle: numbers are not compared: {why}")
         self._check = None

@@ -1,4 +1,4 @@
-"""What the stages make, as text."""
+"""The products of the stages, as text."""
 
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.text.printing import show

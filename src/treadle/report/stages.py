@@ -1,4 +1,4 @@
-"""The stages of a compile: their order, their products, who hears of them, and their clock."""
+"""The stages of a compile: their order, their products, their observers, and their clock."""
 
 import time
 from collections.abc import Generator, Sequence
@@ -25,16 +25,30 @@ class Stage:
 
 
 ORDER = (
-    Stage("start", "first of all: what another process captured is bound, and nothing is traced"),
-    Stage("import", "once in a process: what captures and compiles; a start needs none of it"),
+    Stage(
+        "start",
+        (
+            "first: if another process stored a capture of this step, it is bound and nothing is "
+            "traced"
+        ),
+    ),
+    Stage(
+        "import",
+        (
+            "once per process: imports what captures and compiles; a start from a stored capture "
+            "needs none of it"
+        ),
+    ),
     Stage(
         "capture",
-        "one run of the step on fake tensors; nothing of it runs at a later call",
+        "one run of the step on fake tensors; later calls run none of this",
         ("captured",),
     ),
-    Stage("extend", "where users registered passes: before the cache is asked, as those change"),
-    Stage("look up", "before any work: equal facts are equal artifacts"),
-    Stage("clean", "before planning: what is merged or dropped needs no bytes", ("clean",)),
+    Stage(
+        "extend", "if you registered passes: before the cache lookup, because they change the graph"
+    ),
+    Stage("look up", "before any work: equal graphs and options have equal artifacts"),
+    Stage("clean", "before planning: merged and removed values need no memory", ("clean",)),
     Stage(
         "plan memory",
         "on the graph that will run: it decides what is lowered, and how often",
@@ -42,13 +56,18 @@ ORDER = (
     ),
     Stage(
         "lower and schedule",
-        "after planning: what is computed again fuses with what reads it",
+        "after planning: recomputed values fuse with their readers",
         ("loops", "kernels"),
     ),
-    Stage("tune", "where it is asked for: a choice is data, so the program is scheduled again"),
-    Stage("generate code", "spells the kernels as scheduled; decides nothing", ("sources",)),
-    Stage("keep", "what was made as bytes, for reports and for the cache; for starts once it runs"),
-    Stage("build", "last: compilers see finished text, and take it from the cache if they can"),
+    Stage("tune", "if requested: choices are data, so the program is scheduled again"),
+    Stage("generate code", "writes the scheduled kernels as text; decides nothing", ("sources",)),
+    Stage(
+        "keep", "stores the results for reports and the cache, and for starts once the step has run"
+    ),
+    Stage(
+        "build",
+        "last: compilers receive finished text, and take binaries from the cache if they can",
+    ),
 )
 """All stages, in the order they run; from the cache those that make nothing, and no tuning."""
 

@@ -1,5 +1,4 @@
-"""Everything there is to say about a compiled step, as data: ``explain``, reports, traces and
-summaries show it."""
+"""All facts about a compiled step, as data: ``explain``, reports, traces and summaries show it."""
 
 import platform
 from collections import Counter
@@ -149,9 +148,9 @@ class Use:
 class PhaseSummary:
     """One phase of a step: ``"forward"``, ``"backward"``, ``"optimizer"``, or ``"other"``.
 
-    ``operations`` of the captured graph became ``launches`` of generated kernels,
-    ``library_calls`` and ``fallbacks``. ``floor_seconds``: what their bytes and products need at
-    the rates of the device, less where bytes stay in a cache; ``seconds``: measured, ``None``
+    ``operations`` of the captured graph became ``launches`` of generated kernels, ``library_calls``
+    and ``fallbacks``. ``floor_seconds``: the time that their bytes and products need at the rates
+    of the device (the real time is less if data stays in a cache); ``seconds``: measured, ``None``
     before ``Step.profile``.
     """
 
@@ -320,7 +319,7 @@ def _memory(seen: Observed) -> Memory:
 def _explained(decisions: Sequence[Decision], is_budgeted: bool) -> list[Decision]:
     """Within a budget, what is computed again may cost more time than keeping it would."""
     return [
-        replace(decision, why="computed again to stay within the budget")
+        replace(decision, why="recomputed to stay within the budget")
         if is_budgeted and decision.decision == "recompute"
         else decision
         for decision in decisions

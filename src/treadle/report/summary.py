@@ -10,16 +10,15 @@ from treadle.report.step_report import PhaseSummary, StepReport, VariantMemory
 class Summary:
     """A compiled step in numbers: bytes, seconds and counts. ``dataclasses.asdict`` gives JSON.
 
-    ``peak_predicted_bytes``: the plan's promise for the whole step, parameters and state included;
-    ``peak_measured_bytes``: ``None`` before ``Step.measure``. ``arena_bytes``: of temporaries.
-    ``variants`` take turns in one arena, and ``peak_of_any_call_bytes`` is what no call of the step
-    exceeds: the largest of their peaks, and what each keeps for itself (``own_bytes``) and their
-    recordings share.
-    ``budget``: ``memory=`` as text, empty for none. ``launches`` of ``functions`` generated
-    functions, ``library_calls`` that were chosen, and ``fallbacks``, optimizers that step eagerly
-    included. ``floor_seconds`` and ``seconds``: of all kernels and calls, as in ``PhaseSummary``;
-    ``stages``: seconds of each stage of the compile, ``compile_seconds`` in all. ``advice``: what
-    ``explain`` says first.
+    ``peak_predicted_bytes``: the plan's promise for the whole step, including parameters and state;
+    ``peak_measured_bytes``: ``None`` before ``Step.measure``. ``arena_bytes``: the bytes of
+    temporaries. ``variants`` share one arena, and ``peak_of_any_call_bytes`` is the bound of every
+    call: the largest of their peaks, plus what each keeps for itself (``own_bytes``) and what their
+    recordings share. ``budget``: ``memory=`` as text, empty for none. ``launches``: of the
+    ``functions`` generated functions; ``library_calls``: made by choice; ``fallbacks``: including
+    optimizers that step eagerly. ``floor_seconds`` and ``seconds``: of all kernels and calls, as in
+    ``PhaseSummary``; ``stages``: seconds of each stage of the compile, ``compile_seconds`` in
+    total. ``advice``: the first lines of ``explain``.
     """
 
     name: str

@@ -22,7 +22,7 @@ from treadle.util.files import can_be_live
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
 """From which level of ``debug`` on a product is printed."""
 _NUMBERS = 5
-"""From which level of ``debug`` on every pass is run on made-up inputs."""
+"""From which level of ``debug`` on every pass is run on random inputs."""
 _SUFFIX = {"cpp": "cpp", "triton": "py"}
 
 

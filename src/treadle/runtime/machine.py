@@ -1,4 +1,4 @@
-"""What this process runs on, as far as what is compiled or measured here depends on it."""
+"""The machine of this process, as far as compiled code and measurements depend on it."""
 
 import functools
 import importlib.metadata

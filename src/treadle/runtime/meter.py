@@ -1,12 +1,12 @@
-"""The true peak of tensor memory during a call: measured, to hold a plan to its promise.
+"""The measured peak of tensor memory during a call, for comparison with the plan's promise.
 
 
 On a CPU the allocator keeps no peak, so its events are added up in the order they happened::
 
     peak  =  max over time of  (given storages still alive)  +  (bytes allocated since the start)
 
-The profiler reports the free of a block only if it saw the allocation. For what was allocated
-before, a finalizer on the storage puts a mark into the same event stream.
+The profiler reports the free of a block only if it saw the allocation. For earlier allocations, a
+finalizer on the storage adds a mark to the same event stream.
 """
 
 import gc

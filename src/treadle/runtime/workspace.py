@@ -1,8 +1,8 @@
-"""What library calls allocate beside their results: measured, so that a budget can be kept.
+"""The workspace of library calls: measured, so that a budget can be kept.
 
 A convolution reorders its operands, attention's backward and products of 16 bits sum in another
-dtype: none of it is in the graph. Each distinct call runs on zeros when a step is compiled, or on
-other numbers where its operator refuses those, and the answer is kept in the cache on disk.
+dtype: none of this is in the graph. Each distinct call runs on zeros when a step is compiled, or on
+other values if its operator rejects zeros, and the result is cached on disk.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

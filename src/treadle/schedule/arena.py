@@ -1,6 +1,6 @@
 """Bytes for temporaries: one arena, offsets fixed at compile time.
 
-A buffer lives from the step that first writes it to the last that touches it. Blocks are placed
+A buffer lives from the first step that writes it to the last that uses it. Blocks are placed
 largest first, each at the smallest gap that fits between the blocks alive at the same time.
 """
 

@@ -1,13 +1,14 @@
-"""Temporaries beside the arena, where the arena would lie idle while library calls need most.
+"""Temporaries outside the arena, if the arena would be mostly idle while library calls need most
+memory.
 
-The arena is there during the whole step, as large as its fullest moment. What calls allocate comes
-beside it, and its fullest moment is another one::
+The arena exists during the whole step, as large as its fullest moment. Library calls allocate in
+addition, and their largest allocation is at another moment::
 
     peak  =  max over steps of (alive in the arena)  +  max over steps of (allocated by calls)
     floor =  max over steps of (alive in the arena   +   allocated by calls)
 
-A block that is alive where the arena is full, and dead where calls need most, is allocated at its
-first write and freed after its last use, as a call's result is. The rest of the arena is smaller.
+A block that is alive when the arena is full, and dead when calls need most, is allocated at its
+first write and freed after its last use, like a call's result. The remaining arena is smaller.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ def blocks_beside(blocks: Sequence[Interval], busy: Sequence[int]) -> frozenset[
 
 
 def _fits(block: Interval, outside: Bytes, most: int) -> bool:
-    """Whether a block fits beside the others that are outside of the arena."""
+    """Whether a block fits beside the others that are outside the arena."""
     return int(outside[block.first : block.last + 1].max()) + block.nbytes <= most
 
 

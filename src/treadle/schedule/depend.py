@@ -1,8 +1,8 @@
-"""Which steps must stay before which: by buffer, and calls with effects in their order.
+"""Dependencies between steps: by buffer, and calls with side effects in their order.
 
 A step depends on every earlier step that writes what it reads (RAW), reads what it overwrites
 (WAR), or writes what it overwrites (WAW). Writes to disjoint pieces of a buffer are independent.
-What else orders calls stands in ``Call.effects``, and nowhere here.
+Other constraints on the order of calls are in ``Call.effects``, not here.
 """
 
 from collections import defaultdict

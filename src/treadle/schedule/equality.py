@@ -1,4 +1,4 @@
-"""Which kernels are the same function of other buffers: by structure, before any text exists."""
+"""Which kernels are the same function on other buffers: by structure, before any text exists."""
 
 from collections.abc import Mapping
 

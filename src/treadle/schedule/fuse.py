@@ -3,9 +3,9 @@
 A group is a set of computes in one nest. Two groups may merge when
 
 - one nest holds both: equal, or one is pointwise and fits into the other's;
-- no third step stands between them (else the two kernels would wait for each other);
-- every value that one member reads from another stands at the same place of the nest, so that
-  it can stay in a register, and nothing is overwritten while another element still reads it.
+- there is no third step between them (otherwise the two kernels would wait for each other);
+- every value that one member reads from another is at the same position of the nest, so that it can
+  stay in a register, and nothing is overwritten while another element still reads it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -479,7 +479,7 @@ def stored_buffers(
     buffers: Mapping[str, Buffer],
     results: frozenset[str],
 ) -> Iterator[ScheduledOp]:
-    """The members of the group at a position whose value someone outside of the kernel reads.
+    """The members of the group at a position whose value someone outside the kernel reads.
     ``loaders``: of all groups."""
     for op in group.placed:
         name = op.buffer

@@ -1,4 +1,4 @@
-"""Products that a join reads are written where it puts them.
+"""Products that a concatenation reads are written directly into it.
 
 ::
 
@@ -6,10 +6,10 @@
              c[i, j] <- where(j < 3, p[i, j], where(j < 8, q[i, j - 3], r[i, j - 8]))
     after:   c[:, 0:3] = mm(x, v);  c[:, 3:8] = mm(x, w);  r = sin(y);  c[i, j + 8] <- r[i, j]
 
-A join is a formula that is another one on each stretch of one axis: a cat, a stack, padding, what
-a slice is scattered into. Nobody copies the products then, and they are not in memory twice. A
-library writes a matrix with any distance between its rows, or its columns, so each product must be
-such a matrix inside the join.
+A concatenation is a formula that differs between ranges of one axis: a cat, a stack, padding, the
+target of a scattered slice. The products are then not copied, and not in memory twice. A library
+writes a matrix with any leading dimension, so each product must be such a matrix inside the
+concatenation.
 """
 
 import itertools

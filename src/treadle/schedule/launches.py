@@ -1,4 +1,4 @@
-"""Which kernels are one launch: equal functions of other buffers, where none has to wait.
+"""Which kernels share a launch: equal functions on other buffers, none of which has to wait.
 
 ::
 

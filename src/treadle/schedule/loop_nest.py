@@ -1,8 +1,8 @@
 """Loop nests, and how one step's axes become the rows and columns of a nest.
 
-A nest has ``rows`` and ``cols`` and says which element of a tensor, counted in the order of its
-storage, stands at (r, c): ``order`` (for plain rows kernels ``r * N + c``). A pointwise step of
-``R * N`` elements fits any such nest::
+A nest has ``rows`` and ``cols`` and defines which element of a tensor, counted in storage order, is
+at (r, c): ``order`` (for plain rows kernels ``r * N + c``). A pointwise step of ``R * N`` elements
+fits any such nest::
 
     step:   y[i, j, k] <- exp(x[i, j, k])            i < 2, j < 3, k < 4
     nest:  r < 6, c < 4, order = 4 r + c

@@ -1,8 +1,8 @@
-"""The order of kernels and calls: near the program's, but memory is given back at once.
+"""The order of kernels and calls: close to the program's, but memory is freed early.
 
-Among the steps that are ready, one that frees a good deal more than it takes (an optimizer update
-whose gradient is final) runs now; everything else keeps the place of its last member. Small
-steps keep their place too, so that equal ones stay together and become one launch.
+Among the steps that are ready, one that frees much more than it allocates (an optimizer update
+whose gradient is final) runs now; everything else keeps the position of its last member. Small
+steps keep their position too, so that equal ones stay together and become one launch.
 """
 
 import heapq

@@ -1,13 +1,13 @@
-"""How much memory is alive while kernels are chosen, so that no merge raises the peak.
+"""The live memory while kernels are chosen, so that no merge raises the peak.
 
 ::
 
     unfused:   f1  b1 -> g1   f2  b2 -> g2   s = g1 + g2     f1, b1 are gone before f2 is there
     merged:    f1  f2   (b1, b2, s)                          f1 and f2 wait for one kernel
 
-A kernel of two steps runs where the later one stands: what the earlier one reads is alive until
-then. The steps in program order, each a kernel of its own, are what is to be met: their peak, and a
-little, since what is small is worth fewer launches.
+A kernel of two steps runs at the position of the later one: the inputs of the earlier one live
+until then. The limit is the peak of the steps in program order, each as a separate kernel, plus a
+small margin, because small values are worth fewer launches.
 """
 
 from collections.abc import Mapping, Sequence

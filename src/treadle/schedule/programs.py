@@ -13,8 +13,8 @@ A program owns a block of the parallel axis (rows of a rows kernel, columns of a
     swept        rows are reduced in registers, one after another; what they add up to by columns
                  goes through scratch as well, and a second launch joins it
 
-Blocks, parts and warps are plain numbers. Of a size that calls decide, the largest one chooses:
-what fits it fits all.
+Blocks, parts and warps are plain numbers. For a dynamic size, they are chosen from the largest
+size: what fits it fits all.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What kernels need beside their operands while they run."""
+"""The memory that kernels need in addition to their operands while they run."""
 
 from dataclasses import dataclass
 

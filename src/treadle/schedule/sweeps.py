@@ -5,9 +5,10 @@
     before:  one kernel:  dx = f(rows of dy, x)        another:  dw = sum over rows of dy * x
     after:   one kernel:  dx = f(rows of dy, x);  dw = sum over rows of dy * x
 
-So it is in the backward pass of every norm, and for biases behind one. A program holds a row, or a
-few, at once; it goes through its part of the rows and adds up their columns (``LoopForm.SWEPT``).
-What is summed over the rows is there at the end: only values of columns may be made of it.
+This occurs in the backward pass of every norm, and for biases after one. A program holds one row,
+or a few, at a time; it goes through its part of the rows and accumulates column sums
+(``LoopForm.SWEPT``). Sums over the rows are complete at the end: only values of columns may use
+them.
 """
 
 from collections.abc import Mapping, Sequence

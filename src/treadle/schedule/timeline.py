@@ -1,4 +1,4 @@
-"""How many bytes are alive at each step of a plan, and whose they are."""
+"""The bytes alive at each step of a plan, and their values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Who runs a kernel: threads of a CPU or programs of a GPU. Each chooses in its own module."""
+"""What runs a kernel: threads of a CPU or programs of a GPU. Each has its own module for
+choices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

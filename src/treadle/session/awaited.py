@@ -1,4 +1,4 @@
-"""Tensors that a pending update is still to write, between two calls.
+"""Tensors that a pending update will still write, between two calls.
 
 ::
 
@@ -6,8 +6,8 @@
     p.mul_(0.9), p.norm()     the update runs, p has its own class again, and then the operation
     d.mul_(0.9)               with ``d = p.data`` from before: seen by the version, or by the bytes
 
-All that is handed ``p`` itself comes by ``__torch_function__``, before it reads or writes. What
-reaches its memory otherwise needs a second holder of the storage: such memory is compared.
+Every operation on ``p`` itself goes through ``__torch_function__``, before it reads or writes.
+Other access to its memory needs a second holder of the storage: such memory is compared.
 """
 
 import copy

@@ -58,7 +58,7 @@ def first_misfit(step: StepGraph, inputs: Sequence[Tensor]) -> str:
 
 def named_state(captured: Captured, args: tuple[object, ...]) -> dict[str, Tensor]:
     """Copies of what a step reads and leaves, by the user's names: parameters, buffers, state,
-    the batch, and what is in places outside of it."""
+    the batch, and what is in places outside it."""
     leaves, _ = flatten((args, {}))
     entries = zip(captured.step.signature.inputs, captured.inputs.sources, strict=True)
     state = {

@@ -1,13 +1,13 @@
-"""Where a compiled step leaves eager: region by region, then node by node.
+"""Where a compiled step starts to differ from eager: region by region, then node by node.
 
 ::
 
     for each region:  its graph, compiled alone, against PyTorch's kernels, on the same inputs
     in the first that is off:  from a result that is off to an operand that is off, until none is
 
-Each region gets what PyTorch's kernels made of all before it, so that an error does not travel.
-What is compiled alone may be fused in another way than in the whole step; a fault that depends on
-the fusion of two regions is not found here, and then no region is named.
+Each region receives the results of PyTorch's kernels for everything before it, so errors do not
+propagate. A region that is compiled alone may be fused in another way than in the whole step; an
+error that depends on the fusion of two regions is not found here, and then no region is named.
 """
 
 from collections.abc import Sequence
@@ -119,7 +119,7 @@ def _tensors(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def _laid_out(value: object, expected: object) -> Tensor | None:
     """A value in the layout that the graph knows; ``None`` where calls decided other sizes, or
-    where it is no tensor."""
+    where it is not a tensor."""
     if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
         return None
     if tuple(expected.shape) != tuple(value.shape) or expected.dtype is not value.dtype:

@@ -1,4 +1,4 @@
-"""What is said of the places where generated code stops and PyTorch's kernels go on."""
+"""Warnings about places where generated code stops and PyTorch's kernels continue."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -57,8 +57,8 @@ def warn_of_breaks(compiled: Compiled, known: set[Break]) -> None:
     ]
     rest = [f"  and {len(new) - _SHOWN} more"] if len(new) > _SHOWN else []
     count = sum(counts[found_break] for found_break in new)
-    calls = "call runs as a kernel" if count == 1 else "calls run as kernels"
-    head = f"{count} {calls} of PyTorch's between generated ones; step.explain() has all:"
+    calls = "call runs as a PyTorch kernel" if count == 1 else "calls run as PyTorch kernels"
+    head = f"{count} {calls} between generated ones; step.explain() lists all:"
     warn_user("\n".join([head, *lines, *rest]))
 
 

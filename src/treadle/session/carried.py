@@ -1,12 +1,12 @@
-"""What a call leaves for the next one, or for a flush.
+"""What a call carries to the next one, or to a flush.
 
 ::
 
     nothing pending --call--> pending --call--> pending --flush--> nothing pending
             first              steady                   flush
 
-A call of another variant, a compile, an eager call and whatever reads parameters or state in public
-flush first. What is pending is gone only after a program that has used it up succeeded.
+A call of another variant, a compile, an eager call, and every visible read of parameters or state
+flush first. Pending work is removed only after a program that used it succeeded.
 """
 
 import threading
@@ -232,12 +232,14 @@ def _storage(tensor: Tensor) -> int:
 
 def _overtaken() -> RuntimeFailure:
     return RuntimeFailure(
-        "parameters or state were written to between two calls by something else that holds "
-        "their memory (a view, p.data or an array from before), while an update was carried to "
-        "the next one: that update would come after the write and not before it. Nothing is lost",
+        "something else that holds the memory of parameters or state (a view, p.data or an "
+        "earlier array) wrote to them between two calls, while an update was carried to the next "
+        "one: that update would run after the write instead of before it. Nothing is lost",
         code="TR-542",
-        remedy="call step.flush() before such writes; now, step.flush() lets the update come after "
-        "the write, and the next call goes on from there",
+        remedy=(
+            "call step.flush() before such writes; now, step.flush() runs the update after the "
+            "write, and the next call continues from there"
+        ),
     )
 
 

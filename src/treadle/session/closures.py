@@ -1,8 +1,9 @@
-"""Optimizers that call a closure as often as its values say: LBFGS, say, outside of the graph.
+"""Optimizers outside the graph that call a closure any number of times, depending on values, such
+as LBFGS.
 
-Such a call cannot be one graph. The closure is: forward, loss and backward, compiled as a step of
-its own that leaves its gradients in ``.grad``. The optimizer calls that step in the closure's
-place, and what stands around its ``step`` runs as it is written.
+Such a call cannot be one graph, but the closure can: forward, loss and backward, compiled as a
+separate step that leaves its gradients in ``.grad``. The optimizer calls that step instead of the
+closure, and the code around its ``step`` runs in Python.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -58,7 +59,7 @@ class ClosureStep:
     def reasons(self) -> list[tuple[str, str]]:
         """Each optimizer that steps in Python, and why, as ``explain`` shows it."""
         tail = (
-            "it calls the compiled closure as often as it likes, and its memory is not in the plan"
+            "it calls the compiled closure any number of times, and its memory is not in the plan"
         )
         refusals = (
             (optimizer, why_eager(optimizer)) for optimizer in self._step.optimizers.values()

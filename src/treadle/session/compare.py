@@ -17,9 +17,10 @@ from treadle.session.user_step import UserStep
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first value in which a compiled step left eager's: ``name`` is the user's. ``region``:
-    the number of the first region whose results are off by themselves, and ``node`` the first
-    operation in it, of the line ``where``; -1 and empty if each is right by itself."""
+    """The first value in which a compiled step differs from eager; ``name`` is the user's.
+    ``region``: the number of the first region whose results differ when it runs alone; ``node`` and
+    ``where``: the first such operation in it, and its line. -1 and empty if each region is correct
+    alone."""
 
     batch: int
     name: str

@@ -1,4 +1,5 @@
-"""A step of ``DataParallel`` around its calls: one start for all ranks, and its eager form."""
+"""``DataParallel`` around the calls of a step: equal start values on all ranks, and its eager
+version."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,9 @@ from treadle.compat.distributed.sharded_tensors import (
 from treadle.options import DataParallel
 from treadle.util.errors import TreadleError
 
-_FIRST = "call torch.distributed.init_process_group first; torchrun sets what it reads"
+_FIRST = (
+    "call torch.distributed.init_process_group first; torchrun sets the variables that it reads"
+)
 
 
 def rank_group(parallel: DataParallel) -> RankGroup:
@@ -34,7 +37,7 @@ def rank_group(parallel: DataParallel) -> RankGroup:
             raise TreadleError(
                 f"DataParallel over a mesh of {group.ndim} dims: choose one of them",
                 code="TR-500",
-                remedy='give one dim: mesh["dp"]',
+                remedy='pass one dim: mesh["dp"]',
             )
         group = group.get_group()
     if group is None:
@@ -55,10 +58,12 @@ def refuse_other_parts(models: Mapping[str, nn.Module], group: RankGroup) -> Non
             layout = layout_of(parameter)
             if layout is not None and layout.is_split and others & layout.ranks:
                 raise TreadleError(
-                    f"DataParallel over ranks {sorted(ranks)}, which hold parts of {name}",
+                    f"DataParallel over ranks {sorted(ranks)}, which hold shards of {name}",
                     code="TR-514",
-                    remedy="give the dim of the mesh along which ranks hold the same: "
-                    'treadle.DataParallel(mesh["dp"]); fully_shard needs none',
+                    remedy=(
+                        "pass the mesh dim along which ranks hold the same values: "
+                        'treadle.DataParallel(mesh["dp"]); fully_shard alone needs none'
+                    ),
                 )
 
 

@@ -1,4 +1,4 @@
-"""What steps say to ``logging``, under ``treadle``.
+"""Log records of steps, under the logger ``treadle``.
 
 ::
 
@@ -6,8 +6,8 @@
     treadle.recompiles   train_step: argument x: shape [8, 32] became [4, 32]
     treadle.fallbacks    train_step: aten.sort.stable x1: TR-310: ..., train.py:31: ...
 
-All of it is ``INFO``, which Python shows nowhere by itself: ``Options(logs=...)`` does, and so does
-any handler of the user's. Texts are made only where somebody listens.
+All records have level ``INFO``, which Python does not show by default: ``Options(logs=...)`` shows
+them, and so does any handler of the user. Texts are formatted only if there is a listener.
 """
 
 import logging

@@ -6,8 +6,8 @@
     exp(x)       inf      <- the origin: nothing that it is made of is infinite
     inf - inf    NaN      <- what is found: nothing that it is made of is NaN
 
-Infinite values alone are no error: masks of attention are made of them. They are found where one
-reaches a result, a parameter or state of an optimizer.
+Infinite values alone are not an error: attention masks contain them. They are reported if one
+reaches a result, a parameter or optimizer state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,14 +30,14 @@ Kind = Literal["NaN", "inf"]
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Where a value of a step stops being finite: ``count`` of its ``total`` elements are ``kind``.
+    """The value where a step stops being finite: ``count`` of its ``total`` elements are ``kind``.
 
-    ``name``: the operation (``"div.Tensor"``), or the user's name of an input that is so already
-    (``"argument x"``, ``"0.weight"``). ``phase``: ``"input"``, ``"forward"``, ``"backward"`` or
-    ``"optimizer"``; ``module`` and ``where``: the path of the module and the user's line, empty if
-    not known; ``kernel``: the compiled function or library call that computes it, empty for inputs
-    and where it is not known. ``origin``: of a NaN, where the infinite value that it is made of
-    came from, if it is made of one. ``str`` gives all of it in words.
+    ``name``: the operation (``"div.Tensor"``), or the user's name of an input that is not finite
+    itself (``"argument x"``, ``"0.weight"``). ``phase``: ``"input"``, ``"forward"``, ``"backward"``
+    or ``"optimizer"``; ``module`` and ``where``: the path of the module and the user's line, empty
+    if unknown; ``kernel``: the compiled function or library call that computes it, empty for inputs
+    and if unknown. ``origin``: for a NaN, the source of the infinite value that caused it, if there
+    is one. ``str`` describes all of it.
     """
 
     name: str
@@ -59,7 +59,7 @@ class NonFinite:
         lines += [f"  computed by {self.kernel}"] if self.kernel else []
         if self.origin is not None:
             first, *rest = str(self.origin).splitlines()
-            lines += [f"  made of infinite values, which begin here: {first}"]
+            lines += [f"  caused by infinite values, which first appear here: {first}"]
             lines += [f"  {line}" for line in rest]
         return "\n".join(lines)
 

@@ -19,7 +19,7 @@ def perform(
     seconds: list[float] | None,
     call: RankCall,
 ) -> list[Tensor | None]:
-    """The results of a run, optimizers that step outside of the graph included. What fails before
+    """The results of a run, optimizers that step outside the graph included. What fails before
     anything is written, or can be undone, has not happened; TR-406 otherwise. ``seconds``: gets the
     time of each host step. ``call``: among the ranks that it communicates with."""
     begun: list[bool] = []
@@ -40,9 +40,9 @@ def perform(
         if undo.restore() or not begun or isinstance(error, GroupFailure):
             raise
         raise RuntimeFailure(
-            f"the step failed in the middle, and is partly done: {error}",
+            f"the step failed midway and is partly done: {error}",
             code="TR-406",
-            remedy="load the last checkpoint before going on; then give the step less memory",
+            remedy="load the last checkpoint before you continue; then give the step less memory",
         ) from error
     call.end()
     compiled.captured.dependencies.host_draws.happened()

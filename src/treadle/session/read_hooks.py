@@ -1,4 +1,4 @@
-"""Hooks at all by which parameters and optimizer state are read or written between two calls.
+"""Hooks on every way to read or write parameters and optimizer state between two calls.
 
 ::
 
@@ -28,7 +28,7 @@ _PROTOCOL = 4
 @final
 class ReadHooks:
     """``reads`` is called before somebody reads, from ``attach`` on until ``detach``. It may be
-    called more than once, and inside of a walk over hooks, where nothing is detached."""
+    called more than once, and inside a walk over hooks, where nothing is detached."""
 
     def __init__(
         self,

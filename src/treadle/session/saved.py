@@ -1,10 +1,10 @@
-"""Saved steps: what a compile made, in a file of its own, to be found again instead of made.
+"""Saved steps: the results of compiles in a file, for reuse instead of a new compile.
 
 The file holds cache entries under their own keys, among them what was captured (``starts``).
 Loading puts them into the cache; at its first call the step starts from there as any other does,
-and traces nothing if it reads what the saved one read. Otherwise it is captured, and its key says
-whether what was saved is what it needs. So a saved step is never run for a function, a model or a
-PyTorch that it was not made for.
+and traces nothing if it reads what the saved one read. Otherwise it is captured, and its key
+decides whether the saved entries fit. So a saved step never runs for a function, a model or a
+PyTorch version that it was not made for.
 """
 
 import re
@@ -27,7 +27,7 @@ _WORDS = {
     "graph": "the step itself: its function, model, optimizer, shapes or dtypes",
     "constants": "the values of constants",
     "sizes": "the ranges of dynamic sizes",
-    "guards": "what the step takes its sizes to be",
+    "guards": "the assumptions about sizes",
     "costs": "the registered costs of operations",
     "treadle": "the version of treadle",
     "torch": "the version of PyTorch",
@@ -110,7 +110,7 @@ def load_saved(path: Path, cache: Cache) -> Saved:
     for name, data in bundle.entries.items():
         key = name.removesuffix(LIBRARY)
         if not _KEY.fullmatch(key):
-            raise RuntimeFailure(f"{path}: {name!r} is no key of a cache", code="TR-405")
+            raise RuntimeFailure(f"{path}: {name!r} is not a key of a cache", code="TR-405")
         if key in starts:  # the cache may have what other processes read
             add_records(cache, key, starts[key])
         elif cache.payload(key, name[len(key) :]) is None:

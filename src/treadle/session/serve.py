@@ -71,7 +71,7 @@ def serve(
 def _with_closures(call: _Call, closures: ClosureStep) -> object:
     named = dict(call.kwargs)
     if not call.step.take_update(named):
-        call.dispatcher.history.ran_eagerly("a step with a closure, without its update")
+        call.dispatcher.history.ran_eagerly("update=False for a step with a closure")
         return call.step.run_eagerly(call.args, call.kwargs)
     part = closures.dispatcher
 
@@ -83,7 +83,7 @@ def _with_closures(call: _Call, closures: ClosureStep) -> object:
         call.dispatcher.last = part.last
     else:
         call.dispatcher.forget_closure()
-        call.dispatcher.history.ran_eagerly("its optimizer was given no closure")
+        call.dispatcher.history.ran_eagerly("its optimizer received no closure")
     return result
 
 
@@ -109,7 +109,9 @@ def _in_one_graph(call: _Call) -> object:
             noted_eager(error)
             tell_ranks(dispatcher.last, error)
             raise
-    call.dispatcher.history.ran_eagerly(why or "a check did not hold, and nothing was raised")
+    call.dispatcher.history.ran_eagerly(
+        why or "a check of the step failed, but its own code raised no error"
+    )
     return result
 
 

@@ -1,4 +1,4 @@
-"""Starts without a trace: what another process captured of the same step, found in the cache.
+"""Starts without a trace: a capture of the same step by another process, found in the cache.
 
 ::
 
@@ -9,8 +9,8 @@
     the sizes key    the same for the call without its sizes: which dims calls like it had, of
                      steps that were compiled for many sizes
 
-A record serves if this process has, in every place that the run read, what the run found there:
-``capture/stored`` says how that is asked. Anything else is captured as ever.
+A record is used if this process has the same objects in every place that the run read;
+``capture/stored`` makes the comparison. Otherwise the step is captured as usual.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a traceback shows: the user's lines, and none of treadle's."""
+"""Tracebacks with the user's lines, and none of treadle's."""
 
 import contextlib
 from types import TracebackType

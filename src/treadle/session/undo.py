@@ -1,4 +1,4 @@
-"""Undoing a step that failed in the middle."""
+"""Rolling back a step that failed midway."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

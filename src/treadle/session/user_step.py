@@ -1,4 +1,4 @@
-"""The user's step: a function, and what it trains."""
+"""The user's step: a function, and the models and optimizers that it trains."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext

@@ -1,1 +1,2 @@
-"""What each kind of device is and can do. Nothing else asks what a device is called."""
+"""The properties and capabilities of each kind of device. No other room reads the name of a
+device."""

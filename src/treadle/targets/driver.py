@@ -1,4 +1,4 @@
-"""What is asked of a device itself while steps are compiled and run."""
+"""Queries to the device itself while steps are compiled and run."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""What ranks send messages on, and what was measured of a group of them."""
+"""The links between ranks, and measurements of a group."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -101,7 +101,7 @@ class GroupMeasurement:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.hidden <= 1.0:
-            raise ValueError(f"a collective is hidden to {self.hidden}, which is no share")
+            raise ValueError(f"a collective is hidden to {self.hidden}, which is not a share")
 
 
 def measurement_to_words(found: GroupMeasurement) -> dict[str, object]:

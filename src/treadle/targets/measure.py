@@ -1,8 +1,8 @@
-"""Ceilings of the device that is here: what it does of products, of copies, of exponentials.
+"""Peak rates of the present device: products, copies, exponentials.
 
-Measured on numbers of our own, once for a machine. They are rounded up to powers of the fourth root
-of two: another run of the same machine mostly finds the same ones and makes the same plans, and
-a kernel is not faster than its floor, which is what they say it needs at least.
+They are measured on generated data, once per machine, and rounded up to powers of the fourth root
+of two. So another run on the same machine mostly finds the same rates and makes the same plans, and
+no kernel is faster than its floor, the least time by these rates.
 """
 
 import math

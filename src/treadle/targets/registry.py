@@ -1,4 +1,4 @@
-"""The targets there are. Filled when they are imported; users add theirs before they compile."""
+"""The available targets. The registry is filled at import; users add theirs before they compile."""
 
 from collections.abc import Mapping
 
@@ -41,9 +41,9 @@ def target_for(device: str | torch.device, name: str = "") -> DeviceTarget:
     if found is None:
         known = ", ".join(sorted(_TARGETS))
         remedy = "add it with treadle.targets.registry.add_target before the first call"
-        raise TreadleError(f"target={name!r} is none of {known}", code="TR-001", remedy=remedy)
+        raise TreadleError(f"target={name!r} is not one of {known}", code="TR-001", remedy=remedy)
     if found.device != kind:
-        text = f"target={name!r} is for tensors on {found.device}, and the step's are on {kind}"
+        text = f"target={name!r} is for tensors on {found.device}, but the step's are on {kind}"
         raise TreadleError(text, code="TR-001", remedy="move the model, or leave target out")
     return found
 
@@ -59,7 +59,7 @@ def model_for(name: str) -> DeviceModel:
     found = MODELS.get(name.lower().partition(":")[0])
     if found is None:
         raise PlanError(
-            f"no description of a device called {name!r}",
+            f"there is no model of a device named {name!r}",
             code="TR-204",
             remedy=f"use one of {', '.join(MODELS)}",
         )

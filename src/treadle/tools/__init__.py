@@ -1,1 +1,1 @@
-"""What a terminal needs: the command line, the demo, the benchmark."""
+"""The command line, the demo, the benchmark."""

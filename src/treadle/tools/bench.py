@@ -1,8 +1,8 @@
 """``treadle bench``: a user's step by several compilers, interleaved in one run.
 
-Each contestant trains a job of its own, made from the same seed, and takes its turn in every
-round, so that other work on the machine slows all of them alike. A ratio is the median over the
-rounds of the contestant's time over eager's in the same round.
+Each contestant trains its own job, created from the same seed, and takes its turn in every round,
+so that other work on the machine slows all of them equally. A ratio is the median over the rounds
+of the contestant's time over eager's in the same round.
 """
 
 import platform
@@ -134,7 +134,7 @@ def run_bench(
     unknown = [name for name in against if name not in (EAGER, TORCH)]
     if unknown:
         raise TreadleError(
-            f"{unknown[0]!r} is nothing to compare with",
+            f"bench cannot compare with {unknown[0]!r}",
             code="TR-001",
             remedy=f"--against {EAGER} or --against {EAGER},{TORCH}",
         )
@@ -186,7 +186,7 @@ def _require_own_models(contestants: Sequence[Contestant]) -> None:
         raise PlanError(
             "the function returns the same model each time it is called",
             code="TR-203",
-            remedy="make the model inside the function: each contestant trains its own",
+            remedy="create the model inside the function: each contestant trains its own",
         )
 
 
@@ -230,9 +230,9 @@ def require_captured(contestants: Sequence[Contestant]) -> None:
     for contestant in contestants:
         if contestant.name == TORCH and not contestant.captured:
             raise TreadleError(
-                "torch.compile captured nothing of this model: its row would be eager's",
+                "torch.compile captured nothing of this model: its row would show eager's times",
                 code="TR-006",
-                remedy=f"compare with {EAGER} alone, or call the module that is given as the model",
+                remedy=f"compare with {EAGER} only, or call the model in the step",
             )
 
 

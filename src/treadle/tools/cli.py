@@ -15,9 +15,8 @@ from treadle.util.sizes import FRONTIER_POINTS, parse_bytes
 
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
-words on the command line, a file or function that is not there; 3 treadle refuses the step or
-cannot do it (see treadle why CODE); 4 your own code raised an error; 70 a bug in treadle; 130
-interrupted"""
+usage, or a missing file or function; 3 treadle refuses the step or cannot run it (see treadle
+why CODE); 4 your own code raised an error; 70 a bug in treadle; 130 interrupted"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,52 +41,68 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"treadle {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser(
-        "demo", help="train a small GPT eagerly, compiled, and in less memory"
+        "demo", help="train a small GPT in eager, compiled, and in less memory"
     )
-    demo.add_argument("--steps", type=_positive, default=None, help="training steps of each (100)")
+    demo.add_argument(
+        "--steps", type=_positive, default=None, help="training steps of each variant (100)"
+    )
     demo.add_argument("--quick", action="store_true", help="60 steps")
     _add_json(demo)
     demo.set_defaults(command="demo")
-    planner = _with_target(commands, "plan", "does a step fit, and in how much; nothing is run")
+    planner = _with_target(
+        commands, "plan", "predict whether a step fits in memory, and its frontier; runs nothing"
+    )
     planner.add_argument(
         "--device",
         type=_device,
         default=None,
-        help="cpu, h200, h100, a100 or rtx4090; need not be here",
+        help="cpu, h200, h100, a100 or rtx4090; need not be present",
     )
-    points = f"budgets that the frontier tries ({FRONTIER_POINTS})"
+    points = f"number of budgets on the frontier ({FRONTIER_POINTS})"
     planner.add_argument("--points", type=_positive, default=FRONTIER_POINTS, help=points)
-    planner.add_argument("--fake", action="store_true", help="build the model without memory")
+    planner.add_argument(
+        "--fake", action="store_true", help="create the model without allocating memory"
+    )
     _add_json(planner)
     planner.set_defaults(command="plan")
     verify = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
     verify.add_argument("--steps", type=_positive, default=3, help="steps to train and compare (3)")
     _add_json(verify)
     verify.set_defaults(command="verify")
-    explain = _with_target(commands, "explain", "what becomes of a step, its kernels timed")
+    explain = _with_target(
+        commands, "explain", "show what a step compiles to, with its kernels timed"
+    )
     _add_json(explain)
     explain.add_argument(
-        "--stages", action="store_true", help="only compile it, and show the stages of that"
+        "--stages", action="store_true", help="only compile it, and show the stages of the compile"
     )
     explain.set_defaults(command="explain")
-    report = _with_target(commands, "report", "write what becomes of a step as one HTML file")
-    _add_output(report, Path("report.html"), "write the page here (report.html)")
+    report = _with_target(
+        commands, "report", "write a report of the compiled step as one HTML file"
+    )
+    _add_output(report, Path("report.html"), "write the page to this file (report.html)")
     report.set_defaults(command="report")
-    bench = _with_target(commands, "bench", "time and peak of a step, eager and compiled, in turns")
-    bench.add_argument("--steps", type=_positive, default=20, help="timed steps of each (20)")
+    bench = _with_target(
+        commands, "bench", "measure time and peak of a step, eager and compiled, in turns"
+    )
+    bench.add_argument(
+        "--steps", type=_positive, default=20, help="timed steps of each variant (20)"
+    )
     bench.add_argument(
         "--against", default="eager", metavar="NAMES", help="eager, or eager,torch.compile"
     )
     _add_json(bench)
     bench.set_defaults(command="bench")
     _add_reduce(commands)
-    why = commands.add_parser("why", help="what an error's code means, and what to do about it")
+    why = commands.add_parser("why", help="explain an error code, with its remedy")
     why.add_argument("code", metavar="CODE", help="such as TR-102")
     why.set_defaults(command="why")
-    doctor = commands.add_parser("doctor", help="what this machine has and what treadle will use")
+    doctor = commands.add_parser(
+        "doctor", help="show what this machine has and what treadle will use"
+    )
     _add_json(doctor)
     doctor.set_defaults(command="doctor")
-    cache = commands.add_parser("cache", help="where compiled code is kept, and how much")
+    cache = commands.add_parser("cache", help="show where compiled code is stored, and its size")
     cache.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
     _add_json(cache)
     cache.set_defaults(command="cache")
@@ -98,13 +113,13 @@ def _tell_why(parser: argparse.ArgumentParser, code: str) -> int:
     """Print the entry of a code."""
     meaning = meaning_of(code)
     if not meaning:
-        parser.error(f"there is no code {code!r}; codes are written as TR-102")
+        parser.error(f"there is no code {code!r}; codes look like TR-102")
     print(meaning)
     return Exit.DONE
 
 
 def _add_reduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    words = "the smallest graph that still fails, of one that does"
+    words = "reduce a failing graph to the smallest graph that still fails"
     parser = commands.add_parser(
         "reduce",
         help=words,
@@ -112,10 +127,13 @@ def _add_reduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog="example: TREADLE_DUMP=dump python train.py; "
         "treadle reduce dump/train_step-1a2b3c4d/captured.txt",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a graph, as a dump has it")
-    _add_output(parser, None, "write it here")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a graph written by TREADLE_DUMP")
+    _add_output(parser, None, "write the graph to this file")
     parser.add_argument(
-        "--tolerance", type=_tolerance, default=1e-4, help="relative, of numbers (1e-4)"
+        "--tolerance",
+        type=_tolerance,
+        default=1e-4,
+        help="relative tolerance of the comparison (1e-4)",
     )
     parser.add_argument(
         "--import",
@@ -150,8 +168,10 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         type=_memory,
         default=None,
         metavar="SIZE",
-        help='budget for the peak of the whole step: "12GiB", bytes, or a ratio from "0.0" (the '
-        'smallest plan) to "1.0" (the fastest); without it the fastest plan',
+        help=(
+            'budget for the peak of the whole step: "12GiB", bytes, or a ratio from "0.0" (the '
+            'smallest plan) to "1.0" (the fastest); without it, the fastest plan'
+        ),
     )
 
 
@@ -163,7 +183,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
         const=STANDARD_OUTPUT,
         default=None,
         metavar="FILE",
-        help="write the figures here as JSON; without FILE, print them in the place of the text",
+        help="write the figures to this file as JSON; without FILE, print them instead of the text",
     )
 
 
@@ -175,7 +195,7 @@ def _memory(text: str) -> str | int | float:
     """``"0.5"`` is a ratio, ``"4096"`` bytes, ``"12GiB"`` a size."""
     if re.fullmatch(r"\d*\.\d*", text) and text != ".":
         if float(text) > 1:
-            raise argparse.ArgumentTypeError(f"{text} is no ratio between 0.0 and 1.0")
+            raise argparse.ArgumentTypeError(f"{text} is not a ratio between 0.0 and 1.0")
         return float(text)
     try:
         size = parse_bytes(int(text) if text.isdecimal() else text)

@@ -33,7 +33,7 @@ def compiled(target: EntryPoint, memory: Budget) -> tuple[TrainingJob, Step[...,
 
 @contextmanager
 def progress() -> Generator[Clock]:
-    """Stages of this clock are shown while they last; silent where the output is no terminal."""
+    """Stages of this clock are shown while they last; silent where the output is not a terminal."""
     wanted = from_environment().progress and can_be_live(sys.stderr)
     watcher = ProgressLine(sys.stderr) if wanted else Watcher()
     try:

@@ -32,7 +32,7 @@ COMPARED = 50
 WARMUP = 3
 """Steps left out of the step time: first touches of memory."""
 _LINES = 10
-"""Lines that tell of the training where the output is no terminal."""
+"""Lines that tell of the training where the output is not a terminal."""
 
 Tell = Callable[[int, str], object]
 """That so many steps are done, and how it stands."""
@@ -86,7 +86,7 @@ def run_demo(*, steps: int, console: Console) -> DemoResult:
     if isinstance(compiled, Step) and compiled.compiled.library:
         console.print(
             "no working C++ compiler was found: the compiled runs used PyTorch's kernels. "
-            "Install g++ or clang++ for generated ones; `treadle doctor` says what is found."
+            "Install g++ or clang++ for generated ones; `treadle doctor` shows what was found."
         )
     return result
 

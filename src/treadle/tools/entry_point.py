@@ -1,4 +1,4 @@
-"""``FILE:FUNCTION`` on the command line: what a user's file says is to be trained."""
+"""``FILE:FUNCTION`` on the command line: the training job that a user's file defines."""
 
 import importlib.util
 import inspect
@@ -22,7 +22,7 @@ from treadle.util.package import PACKAGE
 
 _OWN = str(PACKAGE)
 _STANDARD = sysconfig.get_path("stdlib")
-_REMEDY = "run the function without treadle; what is raised there too is to be corrected there"
+_REMEDY = "run the function without treadle; an error that appears there too is in your code"
 _LINES = 5
 """Lines of the user's that are shown of where an error came from."""
 
@@ -52,7 +52,7 @@ class EntryPoint:
         names = vars(load_module(path))
         self._function = names.get(function)
         if not callable(self._function):
-            what = "is no function" if function in names else "is not there"
+            what = "is not a function" if function in names else "is not there"
             raise _wrong(f"{path}: {function!r} {what}; it has {_functions(names)}")
 
     def make(self, *, seed: int = 0, fake: bool = False) -> TrainingJob:
@@ -63,10 +63,13 @@ class EntryPoint:
             function = self._function()
         if not isinstance(function, tuple | list) or len(function) != 4:
             count = f" of {len(function)}" if isinstance(function, tuple | list) else ""
-            raise _wrong(f"{self.text} returned {type(function).__name__}{count}, not four things")
+            raise _wrong(
+                f"{self.text} returned {type(function).__name__}{count}, not (step, model, "
+                "optimizer, batch)"
+            )
         step, model, optimizer, batch = function
         if not callable(step):
-            raise _wrong(f"the first thing that {self.text} returned is no function: {step!r}")
+            raise _wrong(f"the first item that {self.text} returned is not a function: {step!r}")
         arguments = tuple(batch) if _is_sequence(batch) else (batch,)
         _check_call(self.text, step, arguments)
         return TrainingJob(step, model, optimizer, arguments)
@@ -82,9 +85,7 @@ def _check_call(what: str, step: Callable[..., object], arguments: tuple[object,
         signature.bind(*arguments)
     except TypeError as error:
         count = f"{len(arguments)} arguments" if len(arguments) != 1 else "one argument"
-        raise _wrong(
-            f"the batch of {what} is {count}, and its step does not fit: {error}"
-        ) from None
+        raise _wrong(f"the step does not accept the batch of {what} ({count}): {error}") from None
 
 
 def _is_sequence(batch: object) -> bool:
@@ -114,7 +115,7 @@ def users_code(what: str) -> Generator[None]:
     except TreadleError:
         raise
     except SystemExit as stopped:
-        remedy = 'put what trains under `if __name__ == "__main__":`'
+        remedy = 'put the training code under `if __name__ == "__main__":`'
         message = f"{what} ended the process ({stopped})"
         raise PlanError(message, code="TR-206", remedy=remedy) from None
     except Exception as error:
@@ -148,7 +149,7 @@ def load_module(path: Path) -> ModuleType:
     """The file as a module; files beside it can be imported, as if it were run."""
     spec = importlib.util.spec_from_file_location(f"treadle_target_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise _wrong(f"{path} is no Python file")
+        raise _wrong(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # data classes and pickles look their module up by name
     sys.path.insert(0, str(path.parent.resolve()))

@@ -1,4 +1,4 @@
-"""What the command line answers to the shell, and where."""
+"""The exit statuses of the command line, and its output streams."""
 
 import enum
 from pathlib import Path

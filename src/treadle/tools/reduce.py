@@ -1,4 +1,4 @@
-"""``treadle reduce FILE``: the smallest graph that still fails, of one that does."""
+"""``treadle reduce FILE``: reduces a failing graph to the smallest graph that still fails."""
 
 import shlex
 import tempfile
@@ -41,7 +41,7 @@ _ROUNDINGS = 8
 class Failure:
     """How a graph fails. Two graphs fail the same way if their ``kind`` is the same."""
 
-    kind: str  # "TR-900 KeyError", "other numbers"
+    kind: str  # "TR-900 KeyError", "different results"
     words: str
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Trial:
         """What PyTorch's kernels give; ``None`` if they cannot be asked."""
         foreign = next((node for node in step.graph.nodes if not is_harmless(node)), None)
         if foreign is not None:
-            self.unseen = f"the graph calls {foreign.target}, which is not run on made-up numbers"
+            self.unseen = f"the graph calls {foreign.target}, which is not run on random inputs"
             return None
         try:
             with _same_draws():
@@ -89,10 +89,10 @@ class Trial:
             with _same_draws(), _filled_memory():
                 filled = run_step(step, made_up_inputs(step))
         except NotExpected:
-            self.unseen = "a condition of the graph does not hold on made-up inputs"
+            self.unseen = "a check of the graph fails on random inputs"
             return None
         except Exception as error:  # of any operation's
-            self.unseen = f"PyTorch's kernels do not run it on made-up inputs: {error}"
+            self.unseen = f"PyTorch's kernels do not run it on random inputs: {error}"
             return None
         self.unseen = ""
         return _Eager(results, filled)
@@ -103,7 +103,7 @@ class Trial:
         for at, output in enumerate(step.signature.outputs):
             words = self._other(ours[at], theirs.values[at], theirs.filled[at])
             if words:
-                return Failure("other numbers", f"{output.name} {words}")
+                return Failure("different results", f"{output.name} {words}")
         return None
 
     def _other(self, mine: Tensor | None, other: Tensor | None, filled: Tensor | None) -> str:
@@ -277,7 +277,7 @@ def _search(
     smallest = reduced(step, fails, heard)
     _write(job, smallest, step, failures[show(smallest, exact=True)])
     _say(console, show(smallest))
-    _say(console, f"written to {job.smallest}; again: {job.again}")
+    _say(console, f"written to {job.smallest}; to reproduce: {job.again}")
     return 0
 
 
@@ -287,7 +287,7 @@ def _require_inputs(job: ReduceRequest, step: StepGraph) -> None:
         made_up_inputs(step)
     except (RuntimeError, AssertionError) as error:  # of any device's
         raise TreadleError(
-            f"the inputs of {job.path} cannot be made on this machine: {error}",
+            f"the inputs of {job.path} cannot be created on this machine: {error}",
             code="TR-009",
             remedy="reduce it where it was captured, or write another device into its text",
         ) from error
@@ -296,11 +296,11 @@ def _require_inputs(job: ReduceRequest, step: StepGraph) -> None:
 def _no_failure(job: ReduceRequest, trial: Trial, console: Console) -> int:
     if trial.unseen:
         raise TreadleError(
-            f"{job.path} compiles, and its numbers are not known: {trial.unseen}",
+            f"{job.path} compiles, but there is no reference result: {trial.unseen}",
             code="TR-009",
             remedy="treadle verify FILE:FUNCTION compares a step on its own batch",
         )
-    _say(console, f"{job.path} does not fail: it compiles, and gives eager's numbers")
+    _say(console, f"{job.path} does not fail: it compiles, and its results equal eager's")
     return 1
 
 
@@ -308,7 +308,7 @@ def _write(job: ReduceRequest, reduced_step: StepGraph, step: StepGraph, failure
     lines = (
         str(failure),
         f"the smallest of {job.path}, {count_of(step)}",
-        f"again: {job.again}",
+        f"to reproduce: {job.again}",
     )
     head = "\n".join(f"# {row}" for line in lines for row in line.splitlines())
     write_output(job.smallest, f"{head}\n{show(reduced_step, exact=True)}\n")
@@ -318,11 +318,11 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise TreadleError(
             f"{path} cannot be read: {why}",
             code="TR-008",
-            remedy="give a graph as TREADLE_DUMP writes it: FOLDER/NAME-DIGEST/captured.txt",
+            remedy="pass a graph written by TREADLE_DUMP: FOLDER/NAME-DIGEST/captured.txt",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Runs a command line that has been read, and turns what is raised into an exit status."""
+"""Runs a parsed command line, and turns exceptions into an exit status."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
-"""What a code of an error means: its entry of ``docs/reference/errors.md``, which the wheel holds
-as well.
+"""The meaning of an error code: its entry in ``docs/reference/errors.md``, which is also in the
+wheel.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a request of bytes costs: PyTorch's caching allocator on a GPU hands out whole blocks.
+"""The real size of an allocation: PyTorch's caching allocator on a GPU returns whole blocks.
 
 ::
 

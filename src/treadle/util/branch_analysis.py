@@ -1,4 +1,4 @@
-"""Which answer to a question of ``bool()`` does not raise, by the bytecode that asks.
+"""Which outcome of a ``bool()`` call does not raise an error, by the bytecode that makes the call.
 
 ::
 
@@ -6,10 +6,10 @@
     assert torch.isfinite(loss)                  True
     if loss > 0: loss = loss * 2                 neither answer only raises: None
 
-Each of the two answers is followed through the code that asks, and through its callers where the
-answer is what it returns. An answer *only raises* if every way from there ends in an exception
-that no handler of that function goes on from. Where this cannot be told there is no answer.
-This only says what is worth assuming: whoever assumes an answer still has to check it.
+Both outcomes are followed through the code that asks, and through its callers if it returns the
+outcome. An outcome *only raises* if every path from there ends in an exception that no handler of
+that function catches. If this cannot be determined, the result is ``None``. The result is only a
+good assumption: code that assumes an outcome must still check it.
 """
 
 import dis

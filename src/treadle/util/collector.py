@@ -1,4 +1,4 @@
-"""The garbage collector, out of the way while many small objects are made."""
+"""The garbage collector, paused while many small objects are created."""
 
 import gc
 from collections.abc import Iterator

@@ -1,11 +1,11 @@
-"""Room for the frames of Python's functions, in one piece.
+"""Contiguous memory for the frames of Python functions.
 
 CPython keeps the frames of a thread in chunks of 16 KiB, asks the system for a chunk when a call
-needs one more, and returns it as soon as that call is over. Whoever loops just below such a border
-maps and unmaps memory at each call: 600,000 times in ``tests/contract/test_checkpointing.py``, as
-``strace -c`` counts. A chunk is never smaller than the frame that begins it, so a function that
-claims a large frame has room behind it for the frames of all that it calls (``Python/pystate.c``,
-``push_chunk``; CPython 3.11 and later). What nobody touches of that room costs nothing.
+needs one more, and returns it as soon as that call is over. A loop just below such a border maps
+and unmaps memory at each call: 600,000 times in ``tests/contract/test_checkpointing.py``, as
+``strace -c`` counts. A chunk is never smaller than the frame that begins it, so a function with a
+large frame has room after it for the frames of all functions that it calls (``Python/pystate.c``,
+``push_chunk``; CPython 3.11 and later). Untouched parts of that room cost nothing.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The errors a user of treadle can meet, and the one way to raise them.
+"""The errors that users of treadle can meet, and the one way to raise them.
 
 Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx`` lowering,
 ``4xx`` run time, ``5xx`` distributed. ``docs/reference/errors.md`` has a section for each.
@@ -16,10 +16,10 @@ BUGS = ("TR-199", "TR-900", "TR-901")
 
 
 class TreadleError(Exception):
-    """Something treadle cannot do, in words a user can act on.
+    """Something that treadle cannot do, with a message that a user can act on.
 
-    ``code`` is stable, ``where`` is the user's source line (``file:line: text``) when known,
-    and ``remedy`` says what to do about it.
+    ``code`` is stable, ``where`` is the user's source line (``file:line: text``) when known, and
+    ``remedy`` says what to do.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TreadleError(Exception):
         super().__init__(self._text())
 
     def rewrite(self, change: Callable[[str], str]) -> None:
-        """Put every text of this error through ``change``."""
+        """Apply ``change`` to every text of this error."""
         self.message, self.where = change(self.message), change(self.where)
         self.remedy = change(self.remedy)
         self.args = (self._text(),)
@@ -73,7 +73,7 @@ class CaptureError(TreadleError):
 
 
 class PlanError(TreadleError):
-    """No memory plan meets the request (``TR-2xx``)."""
+    """No memory plan fits the request (``TR-2xx``)."""
 
 
 class LoweringError(TreadleError):
@@ -103,7 +103,9 @@ class VerifyError(TreadleError):
     """An IR broke one of its own rules: a bug in the pass that produced it (``TR-900``)."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, code="TR-900", remedy="this is a bug in treadle: report it")
+        super().__init__(
+            message, code="TR-900", remedy="this is a bug in treadle; please report it"
+        )
 
 
 class InternalError(TreadleError):
@@ -114,8 +116,10 @@ class InternalError(TreadleError):
             f"{stage} failed: {type(error).__name__}: {error}",
             code="TR-900",
             where=where,
-            remedy="this is a bug in treadle: report it with this text; calling the function "
-            "without treadle.compile runs it meanwhile",
+            remedy=(
+                "this is a bug in treadle; please report it with this text. Until then, call the "
+                "function without treadle.compile"
+            ),
         )
 
 

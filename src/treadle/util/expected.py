@@ -1,4 +1,4 @@
-"""What a compiled step takes for granted, looked at in each call."""
+"""The assumptions of a compiled step, checked in each call."""
 
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from typing import IO
 
 from treadle.util.errors import TreadleError
 
-_REMEDY = "give the path of a file in a directory that can be written"
+_REMEDY = "give the path of a file in a writable directory"
 
 _DUMB = ("dumb", "unknown")
 """Kinds of terminals that write no line again."""

@@ -1,4 +1,4 @@
-"""A random generator of the user's, in data: the graph and the artifact name it by a number."""
+"""A user's random generator, as data: the graph and the artifact refer to it by a number."""
 
 from dataclasses import dataclass
 from typing import final

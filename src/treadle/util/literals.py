@@ -1,4 +1,4 @@
-"""Arguments and numbers as texts, and the same read back: what both IRs have in their texts.
+"""Arguments and numbers as text, and reading them back: the common part of both IRs' texts.
 
 ::
 
@@ -30,7 +30,7 @@ _MOST = 1 << 20
 
 
 def literal_text(arg: object) -> str:
-    """An argument that is no value of the graph."""
+    """An argument that is not a value of the graph."""
     if arg is None or type(arg) in (bool, int, str):
         return repr(arg)
     match arg:
@@ -84,7 +84,7 @@ class LiteralReader:
         return named
 
     def literal(self) -> object:
-        """An argument that is no value of the graph."""
+        """An argument that is not a value of the graph."""
         for name, value in (("None", None), ("True", True), ("False", False)):
             if self.scanner.take(name):
                 return value
@@ -113,7 +113,7 @@ class LiteralReader:
             case "slice", [_, _, _]:
                 return slice(*values)
             case _:
-                raise self.scanner.error(f"{word}(...) is no literal", at)
+                raise self.scanner.error(f"{word}(...) is not a literal", at)
 
     def device(self, text: str) -> torch.device:
         """The device of a name."""

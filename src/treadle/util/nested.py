@@ -30,8 +30,7 @@ Plain: TypeAlias = (
     | GeneratorRef
     | None
 )
-"""What an argument of an operation is if it is no tensor; sizes that the call decides are ``int``
-as well."""
+"""Arguments of an operation that are not tensors; dynamic sizes are ``int`` as well."""
 
 Nested: TypeAlias = T | tuple["Nested[T]", ...] | list["Nested[T]"] | dict[str, "Nested[T]"]
 
@@ -46,7 +45,7 @@ def map_leaves(f: Callable[[T], U], nested: Nested[T]) -> Nested[U]:
 
 
 def leaves(*nested: Nested[T]) -> list[T]:
-    """All that is no tuple, list or dict, in order."""
+    """All that is not a tuple, list or dict, in order."""
     collected: list[T] = []
     _collect(nested, collected)
     return collected

@@ -1,4 +1,4 @@
-"""treadle's own code: where it is, and which treadle this is, to the letter."""
+"""treadle's own code: where it is, and its exact version."""
 
 import functools
 import hashlib

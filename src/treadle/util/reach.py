@@ -1,4 +1,4 @@
-"""What is reached from somewhere, step by step."""
+"""Reachability, step by step."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar

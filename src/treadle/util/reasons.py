@@ -1,11 +1,11 @@
-"""Why an operation runs as PyTorch's kernel instead of in a generated one: the one table of codes.
+"""Why an operation runs as a PyTorch kernel instead of a generated one: the one table of codes.
 
 ::
 
     "TR-312: aten.foo.default"  =  code  ": "  detail
 
-Lowering gives such a reason to each call that nobody chose, and ``explain``, ``strict``, warnings
-and regions show it. ``docs/reference/errors.md`` has each code.
+Lowering gives such a reason to each call that was not made by choice, and ``explain``, ``strict``,
+warnings and regions show it. ``docs/reference/errors.md`` has each code.
 """
 
 import enum
@@ -34,14 +34,14 @@ class ReasonCode(enum.StrEnum):
 
 
 _SENTENCES = {
-    ReasonCode.SIZES_FROM_VALUES: "a size depends on values, so it is known at run time only",
-    ReasonCode.DTYPE: "no code is generated for numbers of this dtype",
-    ReasonCode.NO_RULE: "nothing says what one element of the result is: there is no lowering rule",
-    ReasonCode.CUSTOM_OPERATION: "a custom operation, which may do anything",
+    ReasonCode.SIZES_FROM_VALUES: "a size depends on values, so it is known only at run time",
+    ReasonCode.DTYPE: "no code is generated for this dtype",
+    ReasonCode.NO_RULE: "no lowering rule says what one element of the result is",
+    ReasonCode.CUSTOM_OPERATION: "a custom operation, which treadle cannot see inside",
     ReasonCode.REFUSED: "the lowering rule does not cover this call",
-    ReasonCode.CHOSEN: "the options of the step choose PyTorch's kernel",
-    ReasonCode.NO_CODEGEN: "no code is generated here: there is no compiler, or none is wanted",
-    ReasonCode.SMALL_REGION: "it stands in a region that is too small, or that was refused",
+    ReasonCode.CHOSEN: "the options of the step select PyTorch's kernel",
+    ReasonCode.NO_CODEGEN: "no code is generated here: there is no compiler, or codegen is off",
+    ReasonCode.SMALL_REGION: "it is in a region that is too small or was refused",
 }
 
 

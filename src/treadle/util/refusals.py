@@ -1,4 +1,4 @@
-"""Refusals: why something does not apply, raised where it is found out and handed on as a value."""
+"""Refusals: why something does not apply, raised where it is detected and passed on as a value."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar

@@ -1,4 +1,4 @@
-"""A loop whose functions are looked at each time, forwards and back through its rounds.
+"""A loop that runs its functions forwards, and back through its iterations.
 
 ::
 
@@ -6,8 +6,8 @@
     run_backward:  the same, keeping what each round begins with; then from the last round to the
                    first  grads, sums = backward(*values, *others, *grads, *sums)
 
-A function takes one list and gives one. What the loop gives shares no memory with what it was
-given.
+A function takes one list and returns one. The results of the loop share no memory with its
+arguments.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Reads what ``show`` prints, from left to right; what does not fit is shown with its place."""
+"""Reads the output of ``show`` from left to right; errors show their position."""
 
 import ast
 import re
@@ -84,7 +84,7 @@ class Scanner:
         try:
             return None if matched is None else str(ast.literal_eval(matched))
         except (SyntaxError, ValueError) as error:
-            raise self.error(f"this is no text between quotes: {error}", at) from error
+            raise self.error(f"this is not text between quotes: {error}", at) from error
 
     def number(self) -> int | float | None:
         """Go past a number, if that is the next piece; ``1`` is an int and ``1.0`` a float."""
@@ -94,7 +94,7 @@ class Scanner:
         return int(matched) if matched.lstrip("-").isdecimal() else float(matched)
 
     def integer(self) -> int:
-        """Go past a whole number, which the next piece must be."""
+        """Go past an integer, which the next piece must be."""
         at = self.place()
         value = self.number()
         if not isinstance(value, int):

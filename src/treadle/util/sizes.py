@@ -29,7 +29,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """``"12GiB"`` -> 12884901888. A whole number is bytes already; ``PlanError`` otherwise."""
+    """``"12GiB"`` -> 12884901888. An integer is bytes already; ``PlanError`` otherwise."""
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
@@ -39,7 +39,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def _meant(text: object) -> str:
-    """What to write in the place of a text, or of another value, that is no size."""
+    """What to write in the place of a text, or of another value, that is not a size."""
     number = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     if number is not None and number[2] == "%" and 0 <= float(number[1]) <= 100:
         ratio = float(number[1]) / 100
@@ -82,7 +82,7 @@ class Budget:
         """As users write it; ``PlanError`` TR-201 for what is neither a size nor a ratio."""
         if type(memory) is int and memory in (0, 1):
             raise PlanError(
-                f"memory={memory} is a number of bytes, and no step takes so few",
+                f"memory={memory} is a number of bytes, and no step needs so few",
                 code="TR-201",
                 remedy=f"write a ratio as a float, memory={float(memory)}; {_RATIO}",
             )

@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's from which a call came."""
+"""Warnings that name the user's line from which a call came."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ _OWN = (str(PACKAGE), contextlib.__file__)
 
 
 def warn_user(message: str) -> None:
-    """A ``RuntimeWarning`` at the nearest caller outside of the package."""
+    """A ``RuntimeWarning`` at the nearest caller outside the package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
         frame, level = frame.f_back, level + 1

@@ -318,17 +318,17 @@ NODES = {
     "a result of the call": (
         lambda step, moved, new, relu: [Move(frozenset([node_of(step, aten.sum.default)]))],
         "TR-532",
-        "'out0' is returned",
+        "the call returns 'out0'",
     ),
     "an input": (
         lambda step, moved, new, relu: [Move(frozenset([step.placeholders[0]]))],
         "TR-530",
-        "w is no operation",
+        "w is not an operation",
     ),
     "a node of another step": (
         lambda step, moved, new, relu: [Move(set_from(traced()[0], REDUCE))],
         "TR-530",
-        "is no operation of the step",
+        "is not an operation of the step",
     ),
     "nothing at all": (
         lambda step, moved, new, relu: [Move(frozenset())],
@@ -338,12 +338,12 @@ NODES = {
     "before an input": (
         lambda step, moved, new, relu: [Move(moved, step.placeholders[0])],
         "TR-535",
-        "no operation of the step to be put in front of",
+        "not an operation of the step",
     ),
     "before a node of another step": (
         lambda step, moved, new, relu: [Move(moved, node_of(traced()[0], aten.relu.default))],
         "TR-535",
-        "no operation of the step to be put in front of",
+        "not an operation of the step",
     ),
     "behind a transposed view": (
         lambda step, moved, new, relu: [Move(moved, relu)],
@@ -622,10 +622,10 @@ WORDS = {
     "an operator of the user's": (plain(between=strange), Carry("0.bias"), "TR-536", "strange"),
     "returned parameter": (
         plain(after=lambda model, optimizer, x, y: model[0].weight), Carry("0.weight"),
-        "TR-532", "the parameter itself is returned",
+        "TR-532", "this call returns the parameter itself",
     ),
     "a parameter left outside": (
-        hands_out, Carry("0.weight"), "TR-532", "the parameter itself is returned",
+        hands_out, Carry("0.weight"), "TR-532", "this call returns the parameter itself",
     ),
     "returned copy of a parameter": (
         plain(after=lambda model, optimizer, x, y: model[0].weight.detach().clone()),
@@ -633,7 +633,7 @@ WORDS = {
     ),
     "returned view of a parameter": (
         plain(after=lambda model, optimizer, x, y: model[0].weight[0]), Carry("0.weight"),
-        "TR-532", "the parameter itself is returned",
+        "TR-532", "this call returns the parameter itself",
     ),
     "norm of parameters": (
         plain(after=lambda model, optimizer, x, y: model[2].weight.norm()), Carry("2.*"),
@@ -645,7 +645,7 @@ WORDS = {
     ),
     "reduced gradient returned": (
         plain(after=lambda model, optimizer, x, y: model[0].bias.grad), Carry("0.bias"),
-        "TR-532", "'result 1' is returned",
+        "TR-532", "the call returns 'result 1'",
     ),
     "norm of a gradient logged": (
         plain(after=lambda model, optimizer, x, y: model[0].bias.grad.norm()), Carry("0.bias"),

@@ -151,8 +151,8 @@ def test_refusals():
     step = trace(lambda x: start_all_reduce(x, "dp"), torch.randn(2))
     (each,) = collectives_in(step.graph)
     words = refusal(lambda: CommunicationModel({}).seconds(each))
-    assert words == "nothing is known of the group 'dp', only of none"
+    assert words == "there is no measurement of the group 'dp', only of none"
     assert refusal(lambda: unmeasured({"dp": 2}, H200).among({"tp": 4}, H200)) == (
-        "nothing is known of the group 'tp', only of dp"
+        "there is no measurement of the group 'tp', only of dp"
     )
     assert refusal(lambda: unmeasured({"dp": 0}, CPU_MODEL)) == "a group of 0 ranks on 1 hosts"

@@ -410,7 +410,7 @@ def test_where_the_peak_may_not_grow_nothing_is_cut_that_makes_it():
     each = if_worth_it(grows=False)
     assert each.run(step) == 0
     (reason,) = each.choose(step).reasons.values()
-    assert reason == "all_gather_into_tensor in pieces: a higher peak"
+    assert reason == "all_gather_into_tensor in chunks: a higher peak"
 
 
 def test_pieces_are_not_joined_again():
@@ -419,7 +419,7 @@ def test_pieces_are_not_joined_again():
     assert count(step) == 8
     reasons = BucketCollectives().choose(step).reasons.values()
     assert all(
-        reason.endswith("is a piece of what was one: products go on beside it")
+        reason.endswith("is a chunk of a collective that overlaps with products")
         for reason in reasons
     )
 
@@ -478,24 +478,27 @@ def coalesced(x, a):
 
 
 REFUSALS = [
-    (lambda x, a: gathered(x).relu() @ a, "relu is no move of elements"),
+    (lambda x, a: gathered(x).relu() @ a, "relu is not a move of elements"),
     (
         lambda x, a: a.t() @ gathered(x).t(),
-        "mm is no move of elements",
+        "mm is not a move of elements",
     ),
     (lambda x, a: gathered(x).t() @ x.new_ones(8, 2), "mm sums over what is gathered"),
     (
         lambda x, a: gathered(x[:3]) @ a,
         "all_gather_into_tensor: the 3 rows of a rank are not 2 equal parts",
     ),
-    (lambda x, a: gathered(x)[:7] @ a, "slice_1 is no move of elements"),
+    (lambda x, a: gathered(x)[:7] @ a, "slice_1 is not a move of elements"),
     (lambda x, a: gathered(x, 1) @ a, "all_gather_into_tensor has a group of one rank"),
     (two_waits, "2 nodes wait for all_gather_into_tensor"),
     (coalesced, "all_gather_into_tensor_coalesced is several"),
     (fenced, "mine stands between wait_tensor and its products"),
-    (lambda x, a: scattered((x @ a).relu()), "relu is no move of elements"),
-    (lambda x, a: scattered((x @ a) * x[:, :6]), "mul is no product, nor a move of its elements"),
-    (lambda x, a: scattered(x), "x is no product, nor a move of its elements"),
+    (lambda x, a: scattered((x @ a).relu()), "relu is not a move of elements"),
+    (
+        lambda x, a: scattered((x @ a) * x[:, :6]),
+        "mul is neither a product nor a move of its elements",
+    ),
+    (lambda x, a: scattered(x), "x is neither a product nor a move of its elements"),
     (lambda x, a: scattered((x @ a).t()), "reduce_scatter_tensor parts the columns of mm"),
     (read_twice, "mm is read by others, too"),
     (fenced_product, "mine stands between mm and reduce_scatter_tensor"),
@@ -515,11 +518,11 @@ def test_says_which_products_are_too_small_or_not_worth_it():
         (found,) = each.choose(trace(lambda x, a: gathered(x) @ a, X, A)).reasons.values()
         return found
 
-    small = "all_gather_into_tensor: 2 pieces of 8 rows are smaller products than of 8"
+    small = "all_gather_into_tensor: 2 chunks of 8 rows are smaller products than of 8"
     assert words(if_worth_it(smallest_rows=8)) == small
     found = words(if_worth_it(latency=1.0))
     assert (
-        found == "all_gather_into_tensor in 2 pieces: a step of 2000.192 ms instead of 1000.256 ms"
+        found == "all_gather_into_tensor in 2 chunks: a step of 2000.192 ms instead of 1000.256 ms"
     )
 
 
@@ -551,7 +554,7 @@ def test_sizes_that_each_call_decides_stay():
     pair(sample, twin)
     set_value(step.placeholders[0], sample)
     (reason,) = pipeline().choose(step).reasons.values()
-    assert reason == "all_gather_into_tensor has sizes that each call decides"
+    assert reason == "all_gather_into_tensor has dynamic sizes"
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -574,7 +577,7 @@ def test_pieces_and_parameters_stay():
     step = trace(lambda x, a: gathered(x) @ a, X, A)
     (start,) = [each.node for each in collectives_in(step.graph)]
     for noted, reason in (
-        ({"piece": 0}, "all_gather_into_tensor is a piece already"),
+        ({"piece": 0}, "all_gather_into_tensor is a chunk already"),
         ({"piece": None, "gathered": 0}, "all_gather_into_tensor gathers parameters"),
     ):
         with_info(start, **noted)

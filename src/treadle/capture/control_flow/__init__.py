@@ -1,1 +1,1 @@
-"""Functions of PyTorch's whose bodies are graphs of their own."""
+"""PyTorch functions whose bodies are separate graphs."""

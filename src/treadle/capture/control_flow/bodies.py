@@ -1,4 +1,4 @@
-"""What the bodies of control-flow functions may do while a step is traced: compute."""
+"""The bodies of control-flow functions: while a step is traced, they may only compute."""
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, cast
@@ -24,12 +24,16 @@ from treadle.util.errors import CaptureError
 Function = Callable[..., object]
 
 _REMEDIES = {
-    "cond": "let both branches compute tensors of one type and nothing else, or do it outside of "
-    "the step",
+    "cond": (
+        "let both branches compute tensors of one type and have no side effects, or do this "
+        "outside the step"
+    ),
     "map": "use torch.vmap or operations on the whole tensor",
-    "scan": "use operations on the whole tensor (cumsum, cumprod), or fewer and larger steps",
-    "while_loop": "let its functions compute tensors and nothing else, the carried ones of the "
-    "types that they have at the start; or do it outside of the step",
+    "scan": "use operations on the whole tensor (cumsum, cumprod), or fewer and larger iterations",
+    "while_loop": (
+        "let its functions only compute tensors, without side effects, and keep the types of the "
+        "carried tensors; or do this outside the step"
+    ),
     "associative_scan": "use cumsum, cumprod or logcumsumexp, or torch's scan",
 }
 
@@ -104,7 +108,7 @@ class Pure(DispatchMode):
         return without_functions(self._checked)(func, args, dict(kwargs or {}))
 
     def _checked(self, func: Function, args: Args, named: Kwargs) -> object:
-        if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
+        if isinstance(func, OpOverload) and func.namespace != "prim":  # that is not a computation
             self._check(func, args, named)
         result = func(*args, **named)
         if isinstance(func, OpOverload) and sizes_from_values(func) and not _is_sized(result):
@@ -125,12 +129,14 @@ class Pure(DispatchMode):
                 raise unfit(self._name, f"{part} writes to a tensor from outside ({op})")
             effects &= ~Effect.WRITES
         if effects:
-            raise unfit(self._name, f"{part} does more than compute ({op})")
+            raise unfit(self._name, f"{part} has a side effect ({op})")
         whole = [
             not (tensor.is_floating_point() or tensor.is_complex()) for tensor in _tensors(args)
         ]
         if raises_for_zeros(op) and all(whole) and not self._always:
-            raise unfit(self._name, f"{part} divides integers, which raises for zeros ({op})")
+            raise unfit(
+                self._name, f"{part} divides integers, which raises an error for a zero ({op})"
+            )
 
 
 def _is_sized(result: object) -> bool:

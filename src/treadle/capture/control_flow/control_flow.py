@@ -6,11 +6,11 @@
     map(f, xs), scan(...)   as many copies of the body as there are slices
     while_loop(p, f, xs)    one operation, p and f as graphs: ``while_loops.py``
 
-Of a ``cond`` both branches are computed, and one is looked at. That is eager's result exactly,
-forward and backward, where a branch does nothing but compute: values of the other are left out
-by a choice, element by element, and its gradients, which may be NaN, where they would leave it for
-a tensor from outside. A branch that does anything else (draws, writes, checks, calls what nobody
-knows) is refused, since eager would not do it.
+Both branches of a ``cond`` are computed, and one is used. This is exactly eager's result, forward
+and backward, if the branches have no side effects: an elementwise selection drops the values of the
+other branch, and its gradients, which may be NaN, are masked where they would reach a tensor from
+outside. A branch with side effects (random numbers, writes, checks, unknown operations) is refused,
+because eager would not run it.
 """
 
 import functools
@@ -141,7 +141,7 @@ class _Gates(TorchFunctionMode):
         """TR-151 where a gradient could leave the branch without a gate: a function of the user's
         got a tensor from outside by a way that nobody hears of."""
         gates = {gated.grad_fn for _, gated in self._gated.values()}
-        why = "a branch uses a tensor from outside that is no operand"
+        why = "a branch uses a tensor from outside that is not an operand"
         require_closed(results, gates, lambda: unfit("cond", why))
 
 
@@ -189,10 +189,10 @@ def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     counts = {tensor.shape[dim] for tensor in tensors}
     if len(counts) != 1 or len(tensors) != len(leaves):
-        raise unfit(name, "its inputs are no tensors of one length")
+        raise unfit(name, "its inputs are not tensors of one length")
     (count,) = counts
     if not 0 < count <= MOST_COPIES:
-        raise unfit(name, f"it has {count} slices, and at most {MOST_COPIES} are copied")
+        raise unfit(name, f"it has {count} slices, and treadle unrolls at most {MOST_COPIES}")
     return tensors
 
 
@@ -207,7 +207,7 @@ def _stack(column: Sequence[Any], dim: int) -> Tensor:
 
 
 def _refuse(name: str, *_args: object, **_kwargs: object) -> object:
-    raise unfit(name, "in which order its body combines slices is not known here")
+    raise unfit(name, "treadle does not know in which order its body combines slices")
 
 
 _INSTEAD: Mapping[str, Callable[..., object]] = {

@@ -1,4 +1,5 @@
-"""``torch.while_loop`` while a step is traced: one operation, its functions as graphs of their own.
+"""``torch.while_loop`` while a step is traced: one operation, with its functions as separate
+graphs.
 
 ::
 
@@ -7,11 +8,12 @@
                  condition = "carried_0, carried_1, other_0, other_1 -> lt(carried_0, other_0)",
                  body      = "carried_0, ...  -> add(carried_0, 1), tanh(mm(carried_1, other_1))")
 
-Both functions run once, on tensors that stand for the carried ones of any round. What they use from
-outside is swapped for a tensor of its type, in order of first use, and becomes an operand. What is
-traced meanwhile is taken out as a graph; in the step's own graph nobody reads it, so it goes.
-A gradient of the body is traced with it. Which carried tensors need a gradient may depend on the
-body: it is traced again until the same tensors need a gradient before and after a round.
+Both functions run once, on tensors that stand for the carried tensors of any iteration. Each tensor
+that they use from outside is replaced by one of the same type, in order of first use, and becomes
+an operand. The traced nodes are extracted as a graph; nothing in the step's own graph reads them,
+so they are removed there. A gradient of the body is traced with it. Which carried tensors need a
+gradient may depend on the body, so it is traced again until the same tensors need a gradient before
+and after an iteration.
 """
 
 import contextlib
@@ -64,7 +66,7 @@ def while_loop(
 ) -> object:
     """``body_fn(*carried)`` as long as ``cond_fn(*carried)``, in the graph of a step."""
     if in_transform():
-        raise unfit(_NAME, "it stands in a transform of torch.func")
+        raise unfit(_NAME, "it is inside a torch.func transform")
     leaves, spec = flatten_containers(tuple(carried_inputs))
     carried = [_carried(leaf) for leaf in leaves]
     if not carried:
@@ -85,8 +87,11 @@ def while_loop(
 
 def _carried(leaf: object) -> Tensor:
     if not isinstance(leaf, Tensor):
-        words = f"it carries a {type(leaf).__name__}, which is known after the last round only"
-        raise unfit(_NAME, f"{words}: carry torch.tensor of it")
+        words = (
+            f"it carries a {type(leaf).__name__}, whose value is known only after the last "
+            "iteration"
+        )
+        raise unfit(_NAME, f"{words}: carry it as torch.tensor(value)")
     _require_plain(leaf, "it carries")
     return leaf
 
@@ -95,7 +100,7 @@ def _require_plain(tensor: Tensor, what: str) -> None:
     if tensor.layout is not torch.strided:
         raise unfit(_NAME, f"{what} a tensor that is not dense ({tensor.layout})")
     if not all(type(size) is int for size in tensor.shape):
-        raise unfit(_NAME, f"{what} a tensor of declared or unknown sizes")
+        raise unfit(_NAME, f"{what} a tensor with declared or unknown sizes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class _Functions:
         if node is not None and node not in self._outside and node.op == "call_function":
             return leaf
         if in_transform():
-            raise unfit(_NAME, "a transform of torch.func in it uses a tensor from outside")
+            raise unfit(_NAME, "a torch.func transform in it uses a tensor from outside")
         _require_plain(leaf, "it uses")
         stand_in = self._standing_in(leaf, leaf.requires_grad and self._gradients)
         self._others.append(leaf)
@@ -165,7 +170,7 @@ class _Functions:
         of the user's got it by a way that nobody hears of."""
         known = (*self._carried, *self._inside)
         ours = {get_gradient_edge(tensor).node for tensor in known if tensor.requires_grad}
-        why = f"{part} uses a tensor from outside that it does not name"
+        why = f"{part} uses a tensor from outside that is not an operand"
         require_closed(results, ours, lambda: unfit(_NAME, why))
 
     def operation(self, condition: _Run, body: _Run) -> list[Tensor]:
@@ -351,7 +356,9 @@ def _same(value: Tensor) -> Tensor:
 def refuse_loop_values(graph: fx.Graph) -> None:
     """TR-151 where a value of one round is used after the loop: a body left it somewhere."""
     for node in graph.find_nodes(op="call_function", target=loop_value):
-        raise unfit(_NAME, "a value of one round is used outside of it", info(node).where)
+        raise unfit(
+            _NAME, "a value of one iteration is used outside that iteration", info(node).where
+        )
 
 
 def _names(carried: int, others: int) -> list[str]:
@@ -359,18 +366,20 @@ def _names(carried: int, others: int) -> list[str]:
 
 
 def _require_condition(condition: _Run) -> None:
-    """One truth value, which eager asks for before each round."""
+    """One boolean, which eager asks for before each round."""
     (leaf, *more) = condition.leaves or [None]
     if more or not isinstance(leaf, Tensor):
-        raise unfit(_NAME, f"its condition is no tensor, but {leaf!r}, the same in every round")
+        raise unfit(
+            _NAME, f"its condition is not a tensor but {leaf!r}, the same in every iteration"
+        )
     if leaf.dtype is not torch.bool or leaf.numel() != 1:
-        raise unfit(_NAME, f"its condition is {_type(leaf)}, and no single truth value")
+        raise unfit(_NAME, f"its condition is {_type(leaf)}, not a single boolean")
 
 
 def _require_same(carried: Sequence[Tensor], spec: TreeSpec, body: _Run) -> None:
     """The body gives what it takes."""
     if str(body.spec) != str(spec) or len(body.leaves) != len(carried):
-        raise unfit(_NAME, "its body does not return the containers that it gets")
+        raise unfit(_NAME, "its body does not return the containers that it receives")
     for old, new in zip(carried, body.leaves, strict=True):
         if not isinstance(new, Tensor):
             raise unfit(_NAME, f"its body returns {new!r} for {_type(old)}")

@@ -1,9 +1,9 @@
-"""Communication with other processes inside a traced run: refused, since none of it would happen.
+"""Communication with other processes inside a traced run: refused, because it would never happen.
 
 A collective that the step calls is an operation of the trace. ``DistributedDataParallel`` sends
-gradients from hooks in C++ on the user's own parameters, which the trace does not touch: its
-forward, without which it sends nothing, is watched instead. Hooks of Python on those parameters'
-accumulators, as other wrappers set them, are looked for.
+gradients from C++ hooks on the user's own parameters, which the trace does not touch. So its
+forward, without which it sends nothing, is intercepted instead. Python hooks on the accumulators of
+those parameters, which other wrappers set, are detected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from treadle.util.errors import CaptureError
 def refuse_wrapper(wrapper: object, *_: object, **__: object) -> NoReturn:
     """In the place of a wrapper's forward, and of what sends for it."""
     raise refused_communication(
-        f"runs a {type(wrapper).__name__}, which sends gradients by itself", here()
+        f"runs a {type(wrapper).__name__}, which sends gradients itself", here()
     )
 
 
@@ -44,8 +44,8 @@ def refuse_accumulator_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
         if accumulator_hooks(parameter):
             raise CaptureError(
-                f"a hook stands at the node that accumulates the gradient of {name}: a captured "
-                "step has a node of its own there, and the hook would never run",
+                "a hook is registered at the autograd node that accumulates the gradient of "
+                f"{name}: a captured step has its own node there, so the hook would never run",
                 code="TR-131",
                 remedy="use parameter.register_post_accumulate_grad_hook, which is captured, or "
                 "unwrap the model",

@@ -6,8 +6,8 @@
     DataParallel(), a plain model ->  when an optimizer steps, or the step looks at a gradient
 
 The second way accumulates without communication: the mean over ranks of a sum is the sum of the
-means, so nothing has to be averaged before somebody looks. A call that only accumulates leaves this
-rank's own gradients in ``.grad``, and a later one averages them with its own.
+means, so gradients are averaged only when they are read. A call that only accumulates leaves this
+rank's own gradients in ``.grad``, and a later call averages them with its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -145,8 +145,10 @@ def _differentiated() -> CaptureError:
         "the step differentiates a gradient that ranks have to average (create_graph=True)",
         code="TR-541",
         where=here(),
-        remedy="compute the penalty of torch.autograd.grad(loss, parameters, create_graph=True), "
-        "and call backward once, without create_graph",
+        remedy=(
+            "compute the penalty with torch.autograd.grad(loss, parameters, create_graph=True), "
+            "and call backward once, without create_graph"
+        ),
     )
 
 

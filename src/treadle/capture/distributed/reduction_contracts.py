@@ -1,4 +1,4 @@
-"""What a wrapper's plan demands of a graph, and whether the graph has it.
+"""The collectives that a wrapper's plan requires of a graph, and the check for them.
 
 ::
 
@@ -7,9 +7,9 @@
                               p' = f(p, wait(reduce_scatter(g)))             along the parts,
                               and wait(all_reduce(...)) of that              along the copies
 
-The wrappers insert this while the step is traced, where hooks fire. Here nothing is known of that:
-gradients are followed from where a backward pass makes them to what is written, through whatever
-way they take, and each has to go through the collectives that the plan has for its parameter.
+The wrappers insert these while the step is traced, where hooks fire. This check is independent of
+that: it follows gradients from the backward pass to the values that are written, along all paths,
+and each must pass through the collectives that the plan has for its parameter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -175,23 +175,27 @@ def _check_gathered(
 def _unreduced(name: str, demand: ReductionContract, missing: int, node: fx.Node) -> CaptureError:
     kind, group = demand.reductions[(missing & -missing).bit_length() - 1]
     return CaptureError(
-        f"{demand.wrapper} demands {_words(kind)} over group {group} of the gradient of {name}, "
-        "and what is written for it is made of a gradient that has not gone through that",
+        f"{demand.wrapper} requires {_words(kind)} over group {group} of the gradient of {name}, "
+        "but the value written for it comes from a gradient without that reduction",
         code="TR-517",
         where=info(node).where,
-        remedy="let gradients come from backward() of what the wrapper's forward gave; to train "
-        "without its reductions use no_sync() or the module inside",
+        remedy=(
+            "compute gradients with backward() from the output of the wrapper's forward; to "
+            "train without its reductions, use no_sync() or the wrapped module"
+        ),
     )
 
 
 def _ungathered(name: str, demand: ReductionContract, node: fx.Node) -> CaptureError:
     return CaptureError(
-        f"{demand.wrapper} demands {_words(CollectiveKind.ALL_GATHER)} over group {demand.gathers} "
-        f"of {name}, and {node} computes with the part of this rank",
+        f"{demand.wrapper} requires {_words(CollectiveKind.ALL_GATHER)} over group "
+        f"{demand.gathers} of {name}, but {node} computes with this rank's shard",
         code="TR-518",
         where=info(node).where,
-        remedy="use parameters in the forward of the module that fully_shard was called with, or "
-        "in a method given to register_fsdp_forward_method",
+        remedy=(
+            "use parameters in the forward of the module that fully_shard was applied to, or in "
+            "a method registered with register_fsdp_forward_method"
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Updates that ranks divide among themselves: each has the optimizer's state for some rows.
+"""Sharded updates: each rank has the optimizer's state for some rows.
 
 ::
 
@@ -6,9 +6,9 @@
     p', m', v' = update(p[rows], g'[own], m, v)    state for these rows alone
     p = wait(all_gather(pad(p')))                  the parameter is whole on every rank
 
-(Rajbhandari et al., 2020, stages 1 and 2; Xu et al., 2020.) As much is sent as for a mean of whole
-gradients. A state tensor is a DTensor over the rows: ``torch.distributed.checkpoint`` knows what
-it is, and other numbers of ranks can load it.
+(Rajbhandari et al., 2020, stages 1 and 2; Xu et al., 2020.) The communication volume equals that of
+averaging whole gradients. A state tensor is a DTensor over the rows:
+``torch.distributed.checkpoint`` knows what it is, and other numbers of ranks can load it.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Buffers that a step writes, on many ranks: afterwards all have the first rank's.
+"""Buffers that a step writes, on many ranks: afterwards all ranks have the first rank's values.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Parameters that ranks would train apart from each other.
+"""Parameters that would diverge between ranks.
 
 ::
 
@@ -6,9 +6,9 @@
     a = wait(all_reduce(g)); p' = p - a   every rank writes the same
     q' = q - g                            every rank writes something else: TR-516
 
-What ``treadle.DataParallel`` averages is what stands in ``.grad``. A gradient that takes another
-way to a parameter would be applied as each rank has it. So what is written is followed back to
-where it comes from, whatever way it took.
+``treadle.DataParallel`` averages the gradients in ``.grad``. A gradient that reaches a parameter on
+another path would be applied without averaging. So every written value is traced back to its
+sources, along all paths.
 """
 
 from torch import fx
@@ -36,8 +36,8 @@ def refuse_unsynced_gradients(step: StepGraph, group: RankGroup) -> None:
         input_ = step.signature.inputs[output.writes]
         if input_.role in (Role.PARAMETER, Role.STATE) and not input_.sharded:
             raise CaptureError(
-                f"{input_.name} would become another one on each rank: what is written to it comes "
-                "from a gradient of this rank's batch, which is not averaged",
+                f"{input_.name} would differ between ranks: the value written to it comes from a "
+                "gradient of this rank's batch that is not averaged",
                 code="TR-516",
                 where=info(node).where,
                 remedy="put the gradient into .grad before optimizer.step(), or average it with "

@@ -1,1 +1,1 @@
-"""Libraries whose functions mean something else while a step is captured, a file each."""
+"""Libraries whose functions behave differently during capture, one file each."""

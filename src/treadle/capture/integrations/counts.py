@@ -4,7 +4,7 @@
 
     n = bincount(y, minlength=9)  ->  [decision: 0 <= y < 9]  n = zeros(9).index_add(0, y, ones)
 
-Otherwise its length depends on values: the other way of the decision.
+Otherwise its length depends on values: the other path of the branch.
 """
 
 from collections.abc import Callable

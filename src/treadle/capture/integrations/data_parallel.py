@@ -73,10 +73,10 @@ def _send_buffers(wrapper: DistributedDataParallel, plan: WrapperPlan, group: Ra
 
 def _refused(wrapper: object, plan: WrapperPlan) -> CaptureError:
     return CaptureError(
-        f"{type(wrapper).__name__} has {' and '.join(plan.beyond)}, which cannot be read off it",
+        f"{type(wrapper).__name__} has {' and '.join(plan.beyond)}, which treadle cannot capture",
         code="TR-501",
         where=here(),
-        remedy="leave it out, or give the module inside and parallel=treadle.DataParallel()",
+        remedy="do not use it, or pass the wrapped module with parallel=treadle.DataParallel()",
     )
 
 

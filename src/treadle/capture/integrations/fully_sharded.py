@@ -12,8 +12,9 @@ and where the gradient of ``w`` is final::
     p.grad += convert(s[:own rows])
 
 (Zhao et al., 2023; Rajbhandari et al., 2020, stage 3.) After a forward the module holds its parts
-again. What is gathered anew for the backward pass (``reshard_after_forward``) is decided on the
-graph, by ``passes/comm/sharding/gather_again.py``; here it is noted where each group is gathered.
+again. Which parameters are gathered again for the backward pass (``reshard_after_forward``) is
+decided on the graph, by ``passes/comm/sharding/gather_again.py``; this module records where each
+group is gathered.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -338,23 +339,25 @@ def _now(plan: ShardedParameterPlan) -> Any:
 def _refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
     """In the place of ``unshard``."""
     raise CaptureError(
-        f"the step calls {type(module).__name__}.unshard(), and what it gathers there cannot be "
-        "followed",
+        f"the step calls {type(module).__name__}.unshard(), and treadle cannot follow what it "
+        "gathers",
         code="TR-513",
         where=here(),
-        remedy="leave it out: when a parameter is gathered is decided for the step as a whole",
+        remedy="remove the call: treadle decides for the whole step when a parameter is gathered",
     )
 
 
 def _refuse_draws(*_: object, **__: object) -> None:
     """In the place of what DTensor does around a draw."""
     raise CaptureError(
-        "the step draws random numbers for a DTensor, where each rank takes its own part of one "
-        "stream of the device, by its position in it",
+        "the step draws random numbers for a DTensor, where each rank takes its part of one "
+        "random stream of the device",
         code="TR-515",
         where=here(),
-        remedy="draw for what this rank holds (use_local_output=True, x.to_local()), with "
-        "generators that ranks seed as they need",
+        remedy=(
+            "draw for this rank's shard (use_local_output=True, x.to_local()), with generators "
+            "that you seed on each rank"
+        ),
     )
 
 
@@ -366,21 +369,23 @@ def _check(group: ShardedGroupPlan) -> None:
     """TR-511 for what the plan of a group does not say."""
     if group.beyond:
         raise CaptureError(
-            f"fully_shard has, for {group.name}, {' and '.join(group.beyond)}, which cannot be "
-            "read off it",
+            f"fully_shard has {' and '.join(group.beyond)} for {group.name}, which treadle "
+            "cannot capture",
             code="TR-511",
             where=here(),
-            remedy="leave it out in a compiled step",
+            remedy="do not use it in a compiled step",
         )
 
 
 def _accumulates() -> CaptureError:
     return CaptureError(
-        "the step ends while set_requires_gradient_sync(False) keeps whole gradients in the model, "
-        "where no later call would find them",
+        "the step ends while set_requires_gradient_sync(False) keeps unsharded gradients in the "
+        "model, where no later call would find them",
         code="TR-512",
-        remedy="set_requires_gradient_sync(True) before the last backward of the step, or always: "
-        "gradients then accumulate in .grad",
+        remedy=(
+            "call set_requires_gradient_sync(True) before the last backward of the step, or "
+            "leave it on: gradients then accumulate in .grad"
+        ),
     )
 
 

@@ -8,8 +8,8 @@ selected in the graph.
     scaler.step(opt)       parameters and state: where(found_inf, as they were, updated)
     scaler.update()        scale: where(found_inf, scale * backoff, scale, or grown)
 
-An optimizer's step counter is Python's: the number ``found_inf`` is a result, and says after the
-call whether it advances. One that is disabled does what it does by itself.
+An optimizer's step counter is kept by Python: the number ``found_inf`` is a result, and decides
+after the call whether the counter advances. A disabled scaler is left alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -112,7 +112,9 @@ class LossScaling:
     def check(self) -> None:
         """TR-106 at the end of a step between ``unscale_`` and ``update``."""
         if self._unscaled:
-            raise refused_scaling("a GradScaler unscales gradients, and is not updated in the step")
+            raise refused_scaling(
+                "a GradScaler unscales gradients, and the step does not call update()"
+            )
 
     def _scale(
         self, original: Callable[..., object], scaler: GradScaler, outputs: "Outputs"
@@ -120,32 +122,32 @@ class LossScaling:
         if is_begun(scaler):
             return original(scaler, outputs)
         if id(scaler) in self._made:  # the next run makes another one, which is to begin again
-            raise refused_scaling("a GradScaler is made in the step")
+            raise refused_scaling("a GradScaler is created in the step")
         raise ScalerBegins(scaler, _device_of(outputs))
 
     def _unscale(self, _: object, scaler: GradScaler, optimizer: Optimizer) -> None:
         key = id(scaler), id(optimizer)
         known = self._unscaled.get(key)
         if known is not None and known.is_stepped:
-            raise _eagers(RuntimeError, "unscale_() after step(): update() comes first")
+            raise _eagers(RuntimeError, "unscale_() after step(): call update() first")
         if known is not None:
             raise of_torch(
-                RuntimeError("unscale_() twice for one optimizer: update() comes first"),
+                RuntimeError("unscale_() twice for one optimizer: call update() first"),
                 here(),
             )
         if is_between(scaler, optimizer):
-            raise refused_scaling("a GradScaler was used before the step, and not updated")
+            raise refused_scaling("a GradScaler was used before the step without update()")
         if not self.updates:
             return
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         if not grads:
             raise of_torch(
-                AssertionError("a GradScaler finds no gradients of the optimizer"), here()
+                AssertionError("a GradScaler finds no gradients for the optimizer"), here()
             )
         if any(grad.dtype is torch.float16 for grad in grads):
-            raise _eagers(ValueError, "a GradScaler unscales no gradients in float16")
+            raise _eagers(ValueError, "a GradScaler does not unscale float16 gradients")
         if any(layout_of(grad) is not None for grad in grads):
-            raise refused_scaling("a GradScaler unscales gradients of which ranks hold parts")
+            raise refused_scaling("a GradScaler unscales gradients that are sharded between ranks")
         with torch.no_grad():
             scale = self.inside(scale_and_tracker(scaler)[0])
             inverse = scale.double().reciprocal().float()
@@ -160,7 +162,7 @@ class LossScaling:
     ) -> object:
         if args or "closure" in named:
             raise of_torch(
-                RuntimeError("a GradScaler's step takes no closure"),
+                RuntimeError("step() of a GradScaler accepts no closure"),
                 here(),
             )
         if not self.updates:
@@ -171,7 +173,7 @@ class LossScaling:
         state = self._unscaled[key]
         if state.is_stepped:
             raise of_torch(
-                RuntimeError("step() twice for one optimizer: update() comes first"), here()
+                RuntimeError("step() twice for one optimizer: call update() first"), here()
             )
         if id(optimizer) in self.stepped:
             raise refused_scaling("a GradScaler steps an optimizer twice in one call")
@@ -198,7 +200,7 @@ class LossScaling:
                 self.inside(scale_and_tracker(scaler)[0]).copy_(torch.as_tensor(new))
             return
         if not flags:
-            raise _eagers(AssertionError, "update() of a GradScaler without a step() before")
+            raise _eagers(AssertionError, "update() of a GradScaler without a preceding step()")
         with torch.no_grad():
             scale, tracker = scale_and_tracker(scaler)
             _grow(scaler, self.inside(scale), self.inside(tracker), torch.stack(flags).any())
@@ -232,7 +234,9 @@ def _if_enabled(
         if not scaler.is_enabled():
             return original(scaler, *args, **named)
         if type(scaler) not in KINDS:
-            raise refused_scaling(f"a GradScaler is of a class of its own: {type(scaler).__name__}")
+            raise refused_scaling(
+                f"a GradScaler has a class that treadle does not know: {type(scaler).__name__}"
+            )
         return ours(original, scaler, *args, **named)
 
     return call
@@ -253,8 +257,11 @@ def refused_scaling(what: str) -> CaptureError:
         what,
         code="TR-106",
         where=here(),
-        remedy="call scale, backward, step and update of a torch.amp.GradScaler in the step, each "
-        "once for an optimizer that is in the graph; or use bfloat16 autocast, which needs none",
+        remedy=(
+            "call scale, backward, step and update of a torch.amp.GradScaler in the step, each "
+            "once per optimizer that is in the graph; or use bfloat16 autocast, which needs no "
+            "scaler"
+        ),
     )
 
 

@@ -1,8 +1,8 @@
-"""What capture knows of a library beside what it finds by looking.
+"""Facts about a library that capture cannot discover.
 
-Objects, code and changes of any library are followed alike. An ``Integration`` has what looking
-cannot tell: which code is beside the step, which state is only a cache, which calls answer without
-asking anybody, and what has to stand in the place of the library's own functions.
+Objects, code and changes of any library are followed alike. An ``Integration`` has the facts that
+cannot be discovered: which code is not part of the step, which state is only a cache, which calls
+do not depend on external state, and which of the library's functions must be replaced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,5 @@
-"""``logging`` and ``warnings``: what they tell is told once, or again, and is no state of the step.
+"""``logging`` and ``warnings``: messages are shown once, or repeated, and are not state of the
+step.
 
 A logger is an object that any code gets by its name. Whether it takes a record depends on a few of
 its attributes, which count. What handlers do with a record, and which records a list of them gets,

@@ -1,7 +1,7 @@
-"""Functions of Python's that ask the operating system, and those among their modules that do not.
+"""Python functions that call the operating system, and functions of the same modules that do not.
 
-What the system would answer at a later call nobody can know, so a step may ask it nothing. The
-working directory and the recursion limit are compared at every call instead.
+The answers at a later call are unknown, so a step may not call the system. The working directory
+and the recursion limit are compared at every call instead.
 """
 
 import os

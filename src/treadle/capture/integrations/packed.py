@@ -141,10 +141,9 @@ class PackedRows:
 
 def _is_packed() -> CaptureError:
     return CaptureError(
-        "the rows of a packed sequence are used by themselves: how many there are depends on the "
-        "lengths, which are not known yet",
+        "the step uses the rows of a packed sequence directly: their number depends on the "
+        "lengths, which are unknown during capture",
         code="TR-141",
         where=here(),
-        remedy="unpack first (pad_packed_sequence), and leave out what is beyond the lengths with "
-        "a mask",
+        remedy="unpack first (pad_packed_sequence), and mask the padding",
     )

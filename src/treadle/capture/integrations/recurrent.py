@@ -1,4 +1,5 @@
-"""``torch.lstm`` and its kin while a step is traced: one operation a layer, not one a time step.
+"""``torch.lstm`` and its kin while a step is traced: one operation per layer, not one per time
+step.
 
 before:  addmm, sigmoid, tanh, mul, ...     T times, and again in backward
 after:   y, cy = recurrent_layer(x, h, c, weights)
@@ -93,7 +94,7 @@ class _Stack:
 @final
 @dataclass(frozen=True, slots=True)
 class RecurrentLayers:
-    """``onednn``: whether PyTorch may use it outside of the trace; ``packed``: packed rows."""
+    """``onednn``: whether PyTorch may use it outside the trace; ``packed``: packed rows."""
 
     onednn: bool
     packed: PackedRows = field(default_factory=PackedRows)
@@ -221,10 +222,10 @@ def _onednn(x: Tensor, stack: _Stack, at: int, c: Tensor, reverse: bool) -> Sequ
 def _drops_packed(cell: str) -> CaptureError:
     return CaptureError(
         f"packed rows go through dropout between layers ({cell}): how many numbers eager draws "
-        "depends on the lengths, which are not known yet",
+        "depends on the lengths, which are unknown during capture",
         code="TR-141",
         where=here(),
-        remedy="use layers of their own and nn.Dropout on the unpacked batch between them",
+        remedy="use separate layers, with nn.Dropout on the unpacked batch between them",
     )
 
 

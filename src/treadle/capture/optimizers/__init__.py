@@ -1,1 +1,1 @@
-"""Optimizers in functional form: plain tensor operations, hyper-parameters as tensors."""
+"""Update rules of optimizers: plain tensor operations, with hyper-parameters as tensors."""

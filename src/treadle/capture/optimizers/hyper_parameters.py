@@ -5,9 +5,9 @@ what the step sets before an update that reads them.
 
     group["lr"] = lr_at(self.n); optimizer.step()     the update's rate is an input of the graph
 
-An update reads those of its group as they are when it is called. What a form makes of them
-(``beta1`` of ``betas``) is computed again at every call; a tensor, or a number that is known after
-the launch, is taken as it is, where the form hands it on.
+An update reads the hyper-parameters of its group when it is called. Values that an update rule
+derives from them (``beta1`` of ``betas``) are recomputed at every call; a tensor, or a number that
+is known after the launch, is used directly if the rule passes it on.
 """
 
 import functools
@@ -273,10 +273,12 @@ def _unlike(now: object, before: object) -> bool:
 def sets_hyper_parameter(optimizer: Optimizer, key: str) -> CaptureError:
     """TR-139."""
     return CaptureError(
-        f"the step sets {key} of {type(optimizer).__name__} before an update, to what decides "
-        "which update it is or is known after it",
+        f"before an update, the step sets {key} of {type(optimizer).__name__} to a value that "
+        "selects the update or is known only after it",
         code="TR-139",
         where=here(),
-        remedy="set it after the update or before the call, or use a second parameter group or "
-        "optimizer",
+        remedy=(
+            "set it after the update or before the call, or use a second parameter group or "
+            "optimizer"
+        ),
     )

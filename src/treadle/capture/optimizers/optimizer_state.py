@@ -8,8 +8,9 @@
     self.state[p]["old"] = p.clone()    an entry of the user's own: put there at every call
     self.state[p]["n"] += 1             a number that is read before the launch, and put after it
 
-What an optimizer's form keeps is the form's; all else is the user's own. Their tensors are those
-that are there at a call. Numbers of one key that are equal are one number, as long as they are.
+State that an update rule keeps belongs to the rule; all other entries are the user's own. A call
+uses the tensors that are there at that time. Equal numbers under one key are one number as long as
+they are equal.
 """
 
 import copy
@@ -394,8 +395,11 @@ def _asked_by_us() -> bool:
 def refused_state(what: str) -> CaptureError:
     """TR-125."""
     return CaptureError(
-        f"the step {what}, which is part of the graph while it is captured",
+        f"the step {what}, which is part of the graph during capture",
         code="TR-125",
         where=here(),
-        remedy="its tensors may be read, and written to in place; keep your own under other keys",
+        remedy=(
+            "reading its tensors and writing to them in place works; keep your own values under "
+            "other keys"
+        ),
     )

@@ -1,8 +1,8 @@
-"""Optimizers without a form, whose own ``step`` is captured as the user's code that it is.
+"""Optimizers without an update rule, whose own ``step`` is captured as user code.
 
 Parameters, gradients, hyper-parameters and ``optimizer.state`` are traced when it runs, so what it
-computes is part of the graph. One whose code cannot be captured (it looks at values, or calls
-extensions) steps outside of the graph.
+computes is part of the graph. If the code cannot be captured (it reads values, or calls
+extensions), the optimizer runs outside the graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class OwnSteps:
         return OwnSteps(self.taken - others, refused, has_failed=has_failed)
 
     def why_eager(self, optimizer: Optimizer) -> Reason | None:
-        """Why it steps outside of the graph."""
+        """Why it steps outside the graph."""
         reason = why_eager(optimizer)
         why = self.refused.get(id(optimizer))
         if reason is None or why is None:
@@ -69,7 +69,7 @@ class OwnSteps:
                 return None if closure is None else closure()
             if id(optimizer) in recorder.scaling.skips:
                 raise refused_scaling(
-                    f"a GradScaler steps {type(optimizer).__name__}, which steps by its own code"
+                    f"a GradScaler steps {type(optimizer).__name__}, whose own code is captured"
                 )
             start, conditions = traced_nodes(), recorder.conditions
             before, conditions.path = conditions.path, None  # it does not look at values

@@ -1,4 +1,4 @@
-"""Which functional form serves which optimizer."""
+"""Which update rule serves which optimizer."""
 
 import abc
 import functools
@@ -21,7 +21,8 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a state tensor begins: filled with ``value``, in ``shape`` or that of the parameter."""
+    """The initial value of a state tensor: filled with ``value``, in ``shape`` or the shape of the
+    parameter."""
 
     value: float = 0.0
     shape: tuple[int, ...] | None = None
@@ -31,7 +32,7 @@ ZEROS = Start()
 
 
 class OptimizerUpdate(abc.ABC):
-    """One optimizer's update as a graph. Scalars are 0-dim float64 tensors."""
+    """The update rule of one optimizer, as tensor operations. Scalars are 0-dim float64 tensors."""
 
     @abc.abstractmethod
     def structure(self, group: Group) -> tuple[object, ...]:
@@ -47,7 +48,7 @@ class OptimizerUpdate(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, scalars: Values, group: Group) -> Values:
-        """What all parameters of a group share, computed once."""
+        """The values that all parameters of a group share, computed once."""
 
     @abc.abstractmethod
     def update(
@@ -58,24 +59,25 @@ class OptimizerUpdate(abc.ABC):
     def update_rows(
         self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
     ) -> None:
-        """The same for a sparse gradient, of which an optimizer may take none."""
+        """The same for a sparse gradient. An optimizer need not support these."""
         raise refused_gradients(self, "sparse")
 
     @property
     def elementwise(self) -> bool:
-        """Whether what becomes of an element depends on that element of parameter, gradient and
-        state alone. Where ranks hold parts of a parameter, only such an update is in the graph."""
+        """Whether the new value of an element depends only on that element of the parameter,
+        gradient and state. If ranks hold shards of a parameter, only such an update is in the
+        graph."""
         return False
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """Numbers that ``torch.optim`` keeps per parameter, with what they begin as: as 0-dim
-        tensors on the host, or as ints of Python where that is an int. ``prepare`` gets them as
-        scalars, ``step`` already advanced by one."""
+        """The counters that ``torch.optim`` keeps per parameter, with their initial values: 0-dim
+        tensors on the host, or Python ints if the initial value is an int. ``prepare`` receives
+        them as scalars, with ``step`` already advanced by one."""
         return {"step": 0.0}
 
     def advanced(self, counters: dict[str, float], group: Group) -> dict[str, float]:
-        """The counters after a step; ``step`` counts it already."""
+        """The counters after a step; ``step`` is already advanced."""
         return counters
 
 
@@ -88,7 +90,7 @@ class ElementwiseUpdate(OptimizerUpdate):
 
 
 def refused_gradients(form: OptimizerUpdate, layout: str) -> CaptureError:
-    """TR-132 for gradients that an optimizer does not take in PyTorch either."""
+    """TR-132 for gradients that the optimizer does not accept in PyTorch either."""
     kinds = [kind.__name__ for kind, rule in _UPDATE_RULES.items() if rule is form]
     text = f"{' and '.join(kinds)} cannot step with {layout} gradients"
     return of_torch(RuntimeError(text), here())
@@ -100,7 +102,7 @@ _UPDATE_RULES: dict[type[Optimizer], OptimizerUpdate] = {}
 def register(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     """Serve exactly ``kind`` (not its subclasses, which may override ``step``)."""
     if kind in _UPDATE_RULES:
-        raise ValueError(f"{kind.__name__} has two functional forms")
+        raise ValueError(f"{kind.__name__} has two update rules")
     _UPDATE_RULES[kind] = form
 
 
@@ -115,7 +117,7 @@ def has_update_rule(optimizer: Optimizer) -> bool:
 
 
 def update_rule(optimizer: Optimizer) -> OptimizerUpdate:
-    """The functional form of an optimizer that has one."""
+    """The update rule of an optimizer that has one."""
     rule = _find(type(optimizer))
     assert rule is not None, optimizer
     return rule
@@ -132,7 +134,7 @@ def check_step(optimizer: Optimizer) -> None:
         raise CaptureError(
             f"{type(optimizer).__name__}(differentiable=True): updates have no derivative",
             code="TR-114",
-            remedy="leave differentiable off in a compiled step",
+            remedy="set differentiable=False in a compiled step",
         )
 
 
@@ -147,19 +149,21 @@ def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., 
 
 
 def register_optimizer(kind: type[Optimizer], form: OptimizerUpdate) -> None:
-    """Let steps with optimizers of class ``kind`` be captured: ``form`` is their update.
+    """Register the update rule ``form`` for optimizers of class ``kind``, so that steps with them
+    are captured.
 
-    ``form`` says which state tensors there are, which hyper-parameters are read at each call, and
-    how a parameter and its state change, in operations on tensors. It serves ``kind`` and its
-    subclasses that do not override ``step``. ``CaptureError`` TR-105 if ``kind`` is no optimizer
-    class or has a form already.
+    ``form`` declares the state tensors, the hyper-parameters that are read at each call, and how a
+    parameter and its state change, in tensor operations. It serves ``kind`` and its subclasses that
+    do not override ``step``. ``CaptureError`` TR-105 if ``kind`` is not an optimizer class or has
+    an update rule already.
     """
     pair: tuple[Any, Any] = kind, form  # users' code is not always typed
     fits = isinstance(pair[0], type) and issubclass(pair[0], Optimizer)
     if not fits or not isinstance(pair[1], OptimizerUpdate) or kind in _UPDATE_RULES:
         raise CaptureError(
-            f"{kind!r} is no optimizer class without an update, or {form!r} no update",
+            f"{kind!r} is not an optimizer class or has an update rule already, or {form!r} is "
+            "not an update rule",
             code="TR-105",
-            remedy="register each class once, with an instance of a treadle.OptimizerUpdate",
+            remedy="register each class once, with an instance of treadle.OptimizerUpdate",
         )
     _UPDATE_RULES[kind] = form

@@ -1,4 +1,5 @@
-"""The compound operations of ``torch.optim``'s updates: half precisions are rounded once each.
+"""The compound operations of ``torch.optim``'s updates: half precisions are rounded once per
+operation.
 
 Scalars are 0-dim float64 tensors, which the in-place forms with ``alpha=`` and ``value=`` do not
 take.
@@ -31,8 +32,10 @@ def lerp(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
         raise CaptureError(
             f"the optimizer's state is {x.dtype}, and the gradient {end.dtype}",
             code="TR-126",
-            remedy="after model.double(), half() or to(dtype) convert the state as well: "
-            "optimizer.load_state_dict(optimizer.state_dict())",
+            remedy=(
+                "after model.double(), half() or to(dtype), convert the state as well: "
+                "optimizer.load_state_dict(optimizer.state_dict())"
+            ),
         )
     return (_wide(x) + (_wide(end) - _wide(x)) * weight).to(x.dtype)
 

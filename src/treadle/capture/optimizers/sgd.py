@@ -72,9 +72,9 @@ class SGDUpdate(ElementwiseUpdate):
             raise refused_gradients(self, "weight_decay and sparse")
         if float(group["momentum"]) != 0.0:
             raise refused_sparse(
-                "steps SGD with momentum by a sparse gradient, of which PyTorch keeps all rows of "
-                "all steps",
-                "momentum=0, SparseAdam, or an embedding without sparse=True",
+                "steps SGD with momentum with a sparse gradient, for which PyTorch accumulates "
+                "the rows of all steps",
+                "use momentum=0, SparseAdam, or an embedding without sparse=True",
             )
         values = -rows.values if group["maximize"] else rows.values
         parameter.index_add_(0, rows.at, (values * shared["rate"]).to(parameter.dtype))

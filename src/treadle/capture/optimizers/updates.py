@@ -1,8 +1,8 @@
-"""Updates of parameters of one type, which are traced once.
+"""Updates of parameters of one type, traced once.
 
-A model has hundreds of parameters and few shapes. What our own forms of optimizers do depends on
-the types of what they are given, on the options of the group and on nothing else: the update of a
-second parameter of the same types is that of the first, with other tensors.
+A model has hundreds of parameters and few shapes. treadle's own update rules depend only on the
+types of their arguments and on the options of the group. So the update of a second parameter with
+the same types is that of the first, with other tensors.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -48,7 +48,7 @@ class UpdatesOfGroup:
 
 def _types(tensors: Sequence[Tensor]) -> Hashable | None:
     """Equal for tensors that an update cannot tell apart; ``None`` where some share memory, or have
-    sizes that calls decide."""
+    dynamic sizes."""
     keys = {storage_key(tensor) for tensor in tensors}
     if len(keys) < len(tensors) or None in keys:
         return None

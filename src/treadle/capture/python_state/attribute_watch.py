@@ -1,7 +1,7 @@
 """Which attributes of objects a run reads, and which it sets before it reads them.
 
-Of a class that Python code made the look-up and the setting of attributes are replaced until the
-run is over; modules get another class until then.
+For a class made by Python code, attribute access is replaced until the run is over; modules get
+another class until then.
 """
 
 import functools

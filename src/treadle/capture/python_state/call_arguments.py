@@ -1,10 +1,10 @@
-"""How a step's function names its arguments, and the one form of all calls that mean the same.
+"""How a step's function names its arguments, and the canonical form of equivalent calls.
 
     step(x, y=y)                      ->  step(x, y, 1.0)      for  def step(x, y, scale=1.0)
     step(y=y, x=x, scale=1.0)         ->  step(x, y, 1.0)
     step(x, model)                    ->  step(x)              where ``model`` is the default
 
-The function gets the same values either way. A default that is a number, a truth value, a text or
+The function gets the same values either way. A default that is a number, a boolean, a text or
 ``None`` is filled in, so that it is an argument as others are; other defaults are left out, and are
 read from the function, as what a step reads outside is.
 """

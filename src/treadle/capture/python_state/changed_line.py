@@ -1,8 +1,8 @@
-"""The line after which a place outside of the step held something else.
+"""The line that changed a place outside the step.
 
-What a step changes is found when its code is done, and then nothing says which line did it. Where
-that is an error, the step's code runs once more in the mode in which it was found, and after each
-of the user's lines the place is looked at::
+Changes by a step are found after its code has run, when the line is no longer known. If a change is
+an error, the step's code runs once more in the same mode, and the place is read after each of the
+user's lines::
 
     x = model(batch)
     seen.append(x)        seen is as before, up to here

@@ -1,4 +1,4 @@
-"""What a run left in places outside of it, and what was there before."""
+"""What a run changed outside the step, and what was there before."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def holds(part: Part) -> list[object]:
 
 
 def look_at(change: Change) -> Look:
-    """At the place of a change that is no argument's."""
+    """At the place of a change that is not an argument's."""
     part, name = change.part, change.name
     return lambda _: (part.get(name),)
 
@@ -121,9 +121,9 @@ def refused(label: str, kind: str, where: str = "") -> LateError:
     """TR-117 for a change that would happen only when the step is captured; ``where``: the user's
     line, as far as it is known."""
     return LateError(
-        f"the step changes {label}, a {kind} outside of it: that would happen when the step is "
-        "captured, and not at later calls",
+        f"the step changes {label}, a {kind} outside the step: this would happen during capture, "
+        "and not at later calls",
         code="TR-117",
         where=where,
-        remedy="return the value and keep it outside, or assign a new one",
+        remedy="return the value and store it outside, or assign a new one",
     )

@@ -1,10 +1,10 @@
-"""What a captured run reads and changes outside of the step's function: everything is put back, and
-the changes are made again at every call.
+"""What a captured run reads and changes outside the step's function: everything is restored, and
+the changes are repeated at every call.
 
-Nothing is listed by kind. What can be got from the step's function, models, optimizers and
+There is no list of kinds. Everything reachable from the step's function, models, optimizers and
 arguments, and from the globals that entered code names, is copied shallowly before that code runs;
-afterwards every difference is a change. What cannot be got from there was made by the run. Of
-objects whose class was made by Python code it is watched which attributes are read.
+afterwards every difference is a change. Objects that are not reachable from there were created by
+the run. For objects of Python classes, the attributes that are read are recorded.
 """
 
 import contextlib
@@ -185,11 +185,11 @@ class ExternalState:
         self._rng.refuse(decides=self.draws.refuses(), where=self.draws.refused_line())
         if self._executed.resumed:
             raise CaptureError(
-                f"the step takes the next value of {self._executed.resumed}, a generator "
-                "from before it",
+                f"the step takes the next value of {self._executed.resumed}, a generator that "
+                "was created before the step",
                 code="TR-117",
                 where=self._executed.resumed_at,
-                remedy="take it outside of the step, and pass it as an argument",
+                remedy="take the value outside the step, and pass it as an argument",
             )
         if self._frames.asked is not None:
             raise asks(*self._frames.asked)

@@ -61,9 +61,9 @@ def _no_circles() -> Iterator[None]:
         yield
     except RecursionError:
         raise CaptureError(
-            "a container among the arguments or results holds itself",
+            "a container among the arguments or results contains itself",
             code="TR-116",
-            remedy="pass and return nested lists, dicts and data classes without circles",
+            remedy="pass and return nested lists, dicts and dataclasses without cycles",
         ) from None
 
 

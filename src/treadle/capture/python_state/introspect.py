@@ -1,4 +1,4 @@
-"""What a Python object is made of: which parts it has, past what its class may put in the way.
+"""The parts of a Python object, read past anything that its class may override.
 
 Everything that asks what an object holds asks here: what a run may have changed is a difference
 between two readings of parts, what a later call must find unchanged is a reading of parts.

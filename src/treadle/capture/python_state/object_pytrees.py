@@ -64,7 +64,7 @@ class Flattened:
 
 
 def flattened(value: object, flatten: Flatten) -> Flattened | None:
-    """What ``value`` holds, by name; ``None`` for what is no container of tensors and values.
+    """What ``value`` holds, by name; ``None`` for what is not a container of tensors and values.
 
     Data classes, ``UserDict`` (the batches of tokenizers), ``SimpleNamespace``, subclasses of
     ``dict`` and ``list``, of ``tuple`` with attributes, are opened always, other objects if an
@@ -146,7 +146,7 @@ def _with_parts(value: object, parts: Mapping[Any, object]) -> object:
         raise CaptureError(
             f"a {type(value).__name__} holds tensors and cannot be copied: {error}",
             code="TR-116",
-            remedy="pass or return its tensors themselves, or give the class a __copy__",
+            remedy="pass or return its tensors, or give the class a __copy__ method",
         ) from error
     for name, part in parts.items():
         match twin:

@@ -1,4 +1,4 @@
-"""Whose an object is: the user's, of what they installed, of the library, of the trace itself."""
+"""The owner of an object: the user, an installed package, Python's library, or the trace itself."""
 
 import builtins
 import functools

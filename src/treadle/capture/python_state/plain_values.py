@@ -1,4 +1,4 @@
-"""Values of Python's that say everything about themselves: what they are, which are the same."""
+"""Plain Python values: their kinds, and equality between them."""
 
 from typing import Any, TypeGuard
 
@@ -28,12 +28,12 @@ PlainFact = tuple[type, object]
 
 
 def is_real(value: object) -> TypeGuard[RealNumber]:
-    """Exactly a number of Python's or of NumPy's, and no truth value."""
+    """Exactly a number of Python's or of NumPy's, and no boolean."""
     return type(value) in NUMBERS
 
 
 def is_whole(value: object) -> TypeGuard[WholeNumber]:
-    """Exactly a whole number of Python's or of NumPy's."""
+    """Exactly an integer of Python's or of NumPy's."""
     return type(value) in WHOLE_NUMBERS
 
 

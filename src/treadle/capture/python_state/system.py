@@ -1,8 +1,8 @@
-"""Questions to the operating system: the clock, files, random bytes, other processes. What it would
-answer at a later call nobody can know, and what it was told to do would be done once.
+"""Calls to the operating system: the clock, files, random bytes, other processes. The answers at a
+later call are unknown, and effects would happen only once.
 
-Python asks through functions made in C, of a few modules; each call of one that code of the user's
-makes, or Python's library for it, is noticed.
+Python calls the system through C functions of a few modules; every such call by user code, or by
+Python's library on its behalf, is detected.
 """
 
 from types import BuiltinFunctionType, FrameType, ModuleType
@@ -39,10 +39,12 @@ def is_introspection_frame(frame: FrameType) -> bool:
 def asks(name: str, line: Line) -> CaptureError:
     """TR-123 for a question on a line of the user's."""
     return CaptureError(
-        f"the step calls {name}: what the operating system answers, or does, would be that of the "
-        "capture at every later call",
+        f"the step calls {name}: every later call would repeat the operating system's answer, or "
+        "its effect, from the capture",
         code="TR-123",
         where=show_line(line),
-        remedy="ask before the step, and pass the answer as an argument; measure times around the "
-        "call, or by step.profile()",
+        remedy=(
+            "call it before the step, and pass the result as an argument; measure times around "
+            "the call, or with step.profile()"
+        ),
     )

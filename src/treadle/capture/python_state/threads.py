@@ -1,5 +1,5 @@
-"""Operations on tensors in threads that a step starts: no mode of the trace is there, so that
-nothing of them would be in the graph. They are noticed, and refused.
+"""Tensor operations in threads that a step starts: the modes of the trace are not active there, so
+the operations would not be in the graph. They are detected and refused.
 
 A thread that the step starts itself gets a mode of its own, which hears every operation. In other
 threads, which were there before, the fake tensors of the trace are heard.
@@ -69,8 +69,10 @@ class Threads:
             "the step computes with tensors in another thread, where nothing can be captured",
             code="TR-122",
             where=self._lines[0],
-            remedy="compute them in the thread that calls the step; threads may prepare Python "
-            "values, and tensors before the step is called",
+            remedy=(
+                "compute in the thread that calls the step; other threads may prepare Python "
+                "values, and tensors before the step is called"
+            ),
         )
 
 

@@ -1,4 +1,4 @@
-"""A captured step as data: what another process needs beside the artifact to serve calls."""
+"""A captured step as data: what another process needs, apart from the artifact, to serve calls."""
 
 from typing import cast
 
@@ -102,17 +102,17 @@ def captured_again(data: Data, reads: ReadsGuard, step: StepObjects) -> Captured
             Path(),
         ),
         generators=(),
-        stored=StoredReads(None, "it was made by another process"),
+        stored=StoredReads(None, "another process stored it"),
     )
 
 
 def _refuse(captured: Captured) -> None:
     dependencies = captured.dependencies
     for reason, holds in (
-        ("generators of random numbers of the user's", captured.generators),
-        ("optimizers that step outside of the graph", captured.optimizers.eager),
-        ("numbers that Python draws", dependencies.host_draws),
-        ("decisions on values of tensors", dependencies.path.decisions),
+        ("random generators of your own", captured.generators),
+        ("optimizers that run outside the graph", captured.optimizers.eager),
+        ("random numbers that Python draws", dependencies.host_draws),
+        ("branches on values of tensors", dependencies.path.decisions),
     ):
         if holds:
             raise NotStored(reason)
@@ -124,9 +124,9 @@ def _graph_text(step: StepGraph) -> str:
             continue
         op = node.target
         if isinstance(op, OpOverload) and not (facts_of(op).native or op.namespace == NAMESPACE):
-            raise NotStored(f"an operator that is neither PyTorch's nor treadle's: {op}")
+            raise NotStored(f"an operator that belongs to neither PyTorch nor treadle: {op}")
         if operation_of(operation_text(op)) is not op:
-            raise NotStored(f"{operation_text(op)}, which no text can name")
+            raise NotStored(f"{operation_text(op)}, which cannot be named in a text")
     text = show(step, exact=True)
     if len(text) > _MOST_TEXT:
         raise NotStored(f"a graph whose constants take {len(text)} characters")

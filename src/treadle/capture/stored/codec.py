@@ -1,4 +1,4 @@
-"""Records of a capture as JSON data and back: what they say, and which of the user's objects.
+"""Records of a capture as JSON data and back: their values, and references to the user's objects.
 
 ::
 
@@ -7,8 +7,8 @@
     a place that was read ->  ["record", "...", "Location", {...}], of ["node", 17] of the snapshot
     anything else         ->  ``NotStored``
 
-Only data classes of treadle's are made again, from their declared fields: nothing that is read can
-run anybody's code.
+Only treadle's own dataclasses are recreated, from their declared fields: nothing that is read can
+run code.
 """
 
 import base64
@@ -290,7 +290,7 @@ class Decoder:
         """A data class of treadle's, past its own ways of being made."""
         kind = self.kind(rest[0], rest[1])
         if not _is_own(kind.__module__) or not dataclasses.is_dataclass(kind):
-            raise NotStored(f"{rest[1]} is no record")
+            raise NotStored(f"{rest[1]} is not a record")
         record: object = object.__new__(kind)
         self.kept(record)
         held = cast("dict[str, object]", rest[2])
@@ -402,5 +402,5 @@ _READERS: Mapping[str, Callable[[Decoder, Sequence[object]], object]] = {
 def _elementwise(name: str) -> object:
     found = ufunc_of(name)
     if found is None:
-        raise NotStored(f"{name}, which is no function of elements in this NumPy")
+        raise NotStored(f"{name}, which is not a function of elements in this NumPy")
     return found

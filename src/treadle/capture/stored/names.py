@@ -1,4 +1,4 @@
-"""Objects of a process by texts that mean the same in another one.
+"""Names for objects of a process that mean the same in another process.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Where what a run read comes from: what another process needs to read the same again."""
+"""The origins of what a run read, so that another process can read the same again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
 """What a captured run read, as data, and the same read again by another process.
 
-Nothing of the snapshot itself is stored. Another process makes one of its own, by the same walk
-from the same roots: of each object, in the order in which the walk meets them, the data says which
-names the run read. Both snapshots have a text, and what was captured of the one serves the other
-process exactly if the texts are equal.
+The snapshot itself is not stored. Another process makes its own, by the same walk from the same
+roots: for each object, in the order of the walk, the data lists the names that the run read. Both
+snapshots have a text, and the capture serves the other process exactly if the texts are equal.
 """
 
 import importlib

@@ -6,9 +6,9 @@
       Attributes training: bool True; ln_1: object 18
       ...
 
-Objects are numbered in the order in which the snapshot met them, so that which object stands where,
-and which places hold the same one, is in the text. Parts of torch and of Python's library are what
-their versions say: of what they hold themselves the text has the names.
+Objects are numbered in the order of the snapshot, so the text shows which object is where, and
+which places have the same one. Parts of torch and of Python's library are determined by their
+versions: the text has only the names of their contents.
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""Values of Python's that are others at the next call: numbers, and what is computed of them."""
+"""Python values that change from call to call: numbers, and computations with them."""

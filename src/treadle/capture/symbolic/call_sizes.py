@@ -1,7 +1,7 @@
-"""Numbers that Python makes of the sizes of arguments, given by the arguments of each call.
+"""Numbers that Python computes from sizes of arguments, determined by the arguments of each call.
 
-Whole numbers are formulas of the dims. PyTorch rearranges floats, so what Python made one of is
-noted, and computed again as it was.
+Integers are formulas of the dims. PyTorch rearranges float expressions, so Python's computation of
+a float is recorded and repeated exactly.
 """
 
 import operator
@@ -27,7 +27,7 @@ from treadle.graph.analysis.dynamic import Symbols
 from treadle.util.errors import LoweringError, VerifyError
 
 _MOST_PARTS = 1 << 8
-"""Of what a size is computed of: a number of many calls is no size."""
+"""Of what a size is computed of: a number of many calls is not a size."""
 _WHOLE: Mapping[Callable[..., object], Callable[..., Any]] = {
     operator.add: operator.add,
     operator.sub: operator.sub,
@@ -35,7 +35,7 @@ _WHOLE: Mapping[Callable[..., object], Callable[..., Any]] = {
     operator.neg: operator.neg,
     int: lambda whole: whole,
 }
-"""Functions of whole numbers that are formulas of them."""
+"""Functions of integers that are formulas of them."""
 Operation = tuple[Callable[..., Any], tuple[object, ...]]
 
 
@@ -110,7 +110,7 @@ class CallSizes:
         return Number(compute(), compute, frozenset({key}), self._uses, scales=True)
 
     def symbol(self, number: Number) -> SymInt | None:
-        """A whole number that is computed of sizes alone, as a size; ``None`` for any other."""
+        """An integer that is computed of sizes alone, as a size; ``None`` for any other."""
         if not self._stand_in or not is_whole(number.value) or not number.roots <= self._known:
             return None
         if number.key not in self._symbols_of:

@@ -1,12 +1,12 @@
-"""Numbers in Python's places (attributes, entries, variables) that change from call to call, and
+"""Numbers in Python objects (attributes, entries, variables) that change from call to call, and
 arrays of them.
 
 ::
 
     self.n += 1; loss = loss * 0.9 ** self.n      n: read before the launch, written after it
 
-While a step is captured, numbers and arrays that stand in are in those places. What the step puts
-there, also one that is computed of others, is computed again at each call, exactly as Python does.
+During capture, these places contain substitute numbers and arrays. Values that the step stores
+there, including computed ones, are recomputed at each call, exactly as Python does.
 """
 
 import contextlib
@@ -144,11 +144,13 @@ def counted(changes: Sequence[Change]) -> Counted:
         value.value if is_number(value) else value for value in (changes[0].before, changes[0].now)
     )
     error = Counted(
-        f"the step counts: it reads {label} and changes it from {before!r} to {now!r}, and what it "
-        "does depends on the number itself; it would be compiled at every call",
+        f"the step counts: it reads {label} and changes it from {before!r} to {now!r}, and what "
+        "it computes depends on the number itself, so every call would recompile",
         code="TR-118",
-        remedy="use the number in arithmetic and comparisons only (not as a text, a size "
-        "or the end of a range), or count outside of the step",
+        remedy=(
+            "use the number only in arithmetic and comparisons (not in a string, as a size or as "
+            "the end of a range), or count outside the step"
+        ),
     )
     error.places = tuple(map(direct_place, changes))
     error.look = look_at(changes[0])

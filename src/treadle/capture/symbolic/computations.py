@@ -1,4 +1,4 @@
-"""What Python computes of numbers that stand in, and what it decides by them, at every call."""
+"""Python's computations and branches on substitute numbers, repeated at every call."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class NumberDecision:
             outcome = repr(self.compute())
         except Exception as error:
             outcome = type(error).__name__
-        return f"a decision on {self.label} was {self.outcome!r} and is {outcome}: {self.where}"
+        return f"a branch on {self.label} was {self.outcome!r} and is {outcome}: {self.where}"
 
 
 @final

@@ -1,14 +1,13 @@
-"""Numbers that a step reads from tensors: known after the launch, and Python's until then.
+"""Numbers that a step reads from tensors: known after the launch.
 
 ::
 
     total += loss.item()        one more output of the graph; the sum is Python's, after the launch
     y = y * loss.item()         y = y * (a 0-dim tensor in the graph)
 
-``Tensor.item`` gives a number that stands in for the one to come. What Python's arithmetic makes
-of it is a number of that kind again: an expression, which is computed on the host once the launch
-is over, or in the graph where a tensor is made of it. What would need the number itself while the
-step is captured is TR-102.
+``Tensor.item`` returns a substitute for the later number. Python arithmetic with it gives another
+substitute: an expression, which is computed on the host after the launch, or in the graph if a
+tensor is made from it. Code that needs the number itself during capture raises TR-102.
 """
 
 import builtins

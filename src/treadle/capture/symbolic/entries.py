@@ -1,11 +1,11 @@
-"""Entries of lists, tuples, dicts and arrays at a number that stands in: numbers that stand in.
+"""Entries of lists, tuples, dicts and arrays at a substitute number: substitutes again.
 
 ::
 
     lr = schedule[step]     ->    lr = entry(schedule, step)
 
-Python asks for the number itself to find an entry, and what it finds would be part of the graph.
-``source_rewriting`` puts the call where that was asked. What the list holds at a call counts.
+Python needs the number itself to find an entry, and the entry would become part of the graph.
+``source_rewriting`` inserts the call there. The entry is read from the list at each call.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Functions that objects and containers hold: ``self.act = math.exp``, ``ACTS["exp"]``.
+"""Functions in objects and containers: ``self.act = math.exp``, ``ACTS["exp"]``.
 
-While a step is captured another function may stand in such a place, as one does in a module.
+During capture, another function may replace one in such a place, as in a module.
 """
 
 import contextlib

@@ -7,14 +7,13 @@ in the same order, before the launch.
     perm = np.random.permutation(n)           likewise an array, of which a tensor is made
 
     if random.random() < 0.5: ...             a decision: a variant for each way that calls go
-    n = random.randint(1, 3); x[:n]           likewise for each whole number, and for each place of
+    n = random.randint(1, 3); x[:n]           likewise for each integer, and for each place of
                                               ``random.choice([...])``
 
-Whether a variant serves a call is asked of the numbers that the call would draw, and the generators
-are put back. What else a draw decides while the step is captured (a number that is none of the
-whole ones, a list that is shuffled) is TR-119, and so is a draw from a generator of the user's own,
-or by a function that was imported by its name: the state of the generator is then not what the
-draws that are known leave.
+To find the variant that serves a call, the call draws its numbers, and the generators are then
+restored. Other branches on random numbers during capture (on a float, on a shuffled list) raise
+TR-119. So do numbers from the user's own generators, or from a function that was imported by its
+name: then the state of the generator is not the one after the known draws.
 """
 
 import functools
@@ -34,7 +33,7 @@ from treadle.capture.symbolic.computations import NumberDecision
 from treadle.capture.symbolic.numbers import Number, Uses, plain
 
 _NO_DRAWS = frozenset({"seed", "setstate", "getstate", "set_state", "get_state", "shuffle"})
-_LABEL = "a number that is drawn"
+_LABEL = "a random number"
 
 
 def states() -> list[object]:
@@ -101,7 +100,7 @@ class HostDraws:
         return is_whole(self._values[at])
 
     def decisions(self) -> list[NumberDecision]:
-        """That the drawn whole numbers on which the graph depends are what they were."""
+        """That the drawn integers on which the graph depends are what they were."""
         values = self._values
         return [
             NumberDecision(

@@ -1,13 +1,13 @@
-"""Numbers that a step makes tensors of: ``torch.tensor(0.5)``.
+"""Numbers from which a step makes tensors: ``torch.tensor(0.5)``.
 
 ::
 
     before:  c = _tensor_constant0; t = lift_fresh_copy(c); y = where(m, x, t)
     after:   t = full([], 0.5, dtype=f32); y = where(m, x, t)
 
-The tracer holds such a tensor, of which nobody has more than the copy. As a number it is part of
-the formula that reads it, and known to whoever proves something of that. What the tensor was made
-of is among what Python reads, like every other number.
+The tracer keeps such a tensor, and the step has only its copy. As a number, it is part of the
+formula that reads it, and provers can use it. The number from which the tensor was made is a read,
+like every other number.
 """
 
 import operator

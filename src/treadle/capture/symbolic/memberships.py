@@ -1,4 +1,4 @@
-"""Whether a number that stands in is among the keys of a dict or in a set: a decision.
+"""Whether a substitute number is a key of a dict or in a set: a branch.
 
 ::
 

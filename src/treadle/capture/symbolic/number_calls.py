@@ -1,15 +1,15 @@
-"""Calls of what takes or gives no number but a real one: ``float(t)``, ``len(t)``, ``cos(n)``.
+"""Calls of functions that accept or return only real numbers: ``float(t)``, ``len(t)``, ``cos(n)``.
 
 ::
 
     LOAD_GLOBAL  NULL + float            ->    LOAD_GLOBAL  NULL + float (ours)
 
-Code that calls ``float``, ``int``, ``len`` or a function of ``math`` by a variable, whatever its
-name, is given a copy of it while a step is captured, in which the call is one of ours, and where an
-object holds a function of ``math`` stands ours as well. Of a traced tensor it gives the number that
-is known after the launch (``capture/symbolic/deferred``), or a length that values decide; of a
-number that stands in for another one that does so again; of anything else what Python gives.
-Nothing but that name differs.
+During capture, code that calls ``float``, ``int``, ``len`` or a function of ``math`` through a
+variable of any name is replaced by a copy in which the call goes to a function of treadle;
+functions of ``math`` in objects are replaced as well. For a traced tensor, it returns the number
+that is known after the launch (``capture/symbolic/deferred``), or a length that depends on values;
+for a substitute number, another substitute; for anything else, Python's result. Only that name
+differs.
 """
 
 import builtins

@@ -1,4 +1,4 @@
-"""Functions of Python's numbers as functions of tensors without dims.
+"""Functions of Python numbers, as functions of 0-dim tensors.
 
 ::
 
@@ -6,8 +6,8 @@
     math.log(a)     log(a)                  as long as that is finite
     round(a, 2)     round(a * 100) / 100    as long as a * 100 is no half
 
-Where that does not hold, Python raises an error, gives a number of another kind, or rounds
-otherwise: a call of which it does not hold is eager's.
+If the condition does not hold, Python raises an error, returns a number of another type, or rounds
+differently: such a call runs in eager.
 """
 
 import functools
@@ -45,7 +45,7 @@ class GraphForm:
 def graph_form(function: object, operands: Sequence[object]) -> GraphForm | None:
     """That of a function of numbers."""
     if function is operator.pow and not any(isinstance(operand, float) for operand in operands):
-        return None  # a negative exponent would make a float of whole numbers
+        return None  # a negative exponent would make a float of integers
     if function is round and len(operands) == 2:
         digits = operands[1]
         return _rounded(digits) if type(digits) is int and 0 <= digits <= _MOST_DIGITS else None
@@ -85,7 +85,7 @@ def _to_whole(function: Callable[[Tensor], Tensor]) -> GraphForm:
 
 
 def _by(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A kernel of whole numbers stops at a zero."""
+    """A kernel of integers stops at a zero."""
 
     def compute(dividend: Tensor, divisor: Tensor) -> Tensor:
         return function(dividend, torch.where(divisor == 0, torch.ones_like(divisor), divisor))

@@ -1,4 +1,4 @@
-"""Indices that are numbers which change from call to call, or arrays of NumPy's.
+"""Indices that are numbers which change from call to call, or NumPy arrays.
 
 ::
 
@@ -6,8 +6,8 @@
     x[i * 8 : i * 8 + 8]   ->  x[p + arange(8)]            p: where the slice begins
     x[indices]         ->  x[a tensor of the array of the call]
 
-That ``i`` is within bounds, and how long a slice is, are decisions. In eager the first two are
-views; here they are copies, so that writing to one is refused.
+Whether ``i`` is within bounds, and the length of a slice, are branches. In eager the first two are
+views; here they are copies, so writing to one is refused.
 """
 
 import functools
@@ -95,7 +95,7 @@ def number_index(x: Tensor, entries: Sequence[object]) -> NumberIndex:
 
 
 def _of_array(entry: object) -> object:
-    """An index that is an array, as a tensor: whole numbers, or a mask."""
+    """An index that is an array, as a tensor: integers, or a mask."""
     if not is_array(entry):
         return entry
     leaf: ArrayLeaf = entry

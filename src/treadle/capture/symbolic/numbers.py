@@ -1,9 +1,9 @@
-"""Numbers and texts of Python's that may differ from call to call, while a step is captured.
+"""Python numbers and strings that may change from call to call, during capture.
 
-In the place of such a value stands an object that answers as the value would, and notes when an
-answer was needed: then the graph depends on it. One that only scales tensors becomes an input at
-run time; one that nothing asked is none of the step's business. A comparison is a decision: the
-graph depends on how it came out, which is asked again before each call.
+A substitute object behaves like the value, and records when the value itself was needed: then the
+graph depends on it. A number that only scales tensors becomes an input at run time; a number that
+nothing used does not matter. A comparison is a branch: the graph depends on its outcome, which is
+checked before each call.
 """
 
 import functools
@@ -32,7 +32,7 @@ PlainNumber = bool | RealNumber
 SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
 """Where an expression stands: its file, first and last line, first and last column."""
 _LARGEST = 1 << 53
-"""Up to this every whole number is a float64."""
+"""Up to this every integer is a float64."""
 
 
 def no_size(number: "Number") -> SymInt | None:
@@ -319,7 +319,7 @@ class Number:
             self._uses.ask_index(self, frame)
             return operator.index(cast("int", self.value))
         self._uses.note_place(frame)
-        value: Any = self.real()  # of one that is no whole number, an error of Python's
+        value: Any = self.real()  # of one that is not an integer, an error of Python's
         return operator.index(value)
 
     def __hash__(self) -> int:
@@ -341,7 +341,7 @@ class Number:
         return format(self.shown(), spec)
 
     def is_integer(self) -> object:
-        """Whether it is a whole number: a decision."""
+        """Whether it is an integer: a decision."""
         if not isinstance(self.value, float):
             return operator.methodcaller("is_integer")(self.plain())
         return self.applied(float.is_integer, (self,))

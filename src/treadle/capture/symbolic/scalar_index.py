@@ -7,7 +7,7 @@
     x[3, i]      ->  x[:, i[None]].squeeze(1)[3]          and so beside masks, None and ...
     x[3, i] = v  ->  x[3][i] = v
 
-In eager ``x[i]`` is a view. Here it is a copy, so that writing to it is refused.
+In eager ``x[i]`` is a view. Here it is a copy, so writing to it is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -107,10 +107,10 @@ class ScalarIndices:
         target = index.place(x)
         if target is None:
             raise CaptureError(
-                "the step writes to places that several numbers or tensors decide",
+                "the step writes to elements that several numbers or tensors select",
                 code="TR-107",
                 where=here(),
-                remedy="write to one of the dims at a time: x[i][:, j] = value",
+                remedy="write along one dim at a time: x[i][:, j] = value",
             )
         whole, at, dim = target
         place = (id(x), *index.key)
@@ -144,7 +144,8 @@ class ScalarIndices:
         for copy, version, where, _ in self._copies:
             if copy._version != version:
                 raise CaptureError(
-                    "the step writes to x[i], where i is a tensor: a view in eager, here a copy",
+                    "the step writes to x[i], where i is a tensor: a view in eager, but a copy "
+                    "here",
                     code="TR-107",
                     where=where,
                     remedy="write x[i] = value, or x.index_copy_(0, i[None], value[None])",
@@ -174,7 +175,7 @@ def _dim(entries: tuple[object, ...]) -> int | None:
 
 def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
     """At which of ``count`` dims each entry of an index begins; ``None`` where one is none of a
-    slice, a whole number, a tensor, ``None`` and ``...``."""
+    slice, an integer, a tensor, ``None`` and ``...``."""
     taken: list[int] = []
     for entry in entries:
         match entry:

@@ -1,8 +1,8 @@
-"""Torch's functions of numbers that stand in for others, as functions of tensors without dims.
+"""Torch functions of substitute numbers, as functions of 0-dim tensors.
 
-So a factor of a moving average, a bound or a threshold that changes from call to call is an
-input of the graph. A function that has no form here is given the number itself, on which the graph
-then depends.
+So a factor of a moving average, a bound or a threshold that changes from call to call is an input
+of the graph. A function that is not rewritten here receives the number itself, and the graph then
+depends on it.
 """
 
 import operator
@@ -102,14 +102,14 @@ _OF_FUNCTIONS = frozenset(module.__name__ for module in (F, torch.functional, to
 
 
 def _unless_whole(value: object) -> object:
-    """Whole numbers are sizes, dims and counts there."""
+    """Integers are sizes, dims and counts there."""
     if is_number(value) and not is_whole(value.value):
         return value
     return sized(value)
 
 
 def _promoted(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Tensors of whole numbers beside a number that makes others of them: tensors of those."""
+    """Tensors of integers beside a number that makes others of them: tensors of those."""
     is_written = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
     numbers = [value_now(arg) for arg in args if not isinstance(arg, Tensor)]
     if is_written or not numbers or not all(map(is_real, numbers)):
@@ -127,7 +127,7 @@ def _promoted(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_whole_power(name: str, args: tuple[object, ...]) -> bool:
-    """Whether whole numbers are raised to a number: PyTorch refuses a negative one, and does not
+    """Whether integers are raised to a number: PyTorch refuses a negative one, and does not
     look at a tensor of them."""
     base, exponent = args[0], args[-1]
     is_power = "pow" in name and is_number(exponent)

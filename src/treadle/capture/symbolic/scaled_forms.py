@@ -1,4 +1,4 @@
-"""Functions of PyTorch's that take numbers, written with tensors in the place of the numbers.
+"""PyTorch functions that take numbers, rewritten with tensors instead of the numbers.
 
 ::
 
@@ -6,9 +6,9 @@
     addmm(c, x, y, beta=a)   c * a + x @ y
     cross_entropy(..., a)    cross_entropy(..., 0) * (1 - a) + cross_entropy(..., 1) * a
 
-Operands and defaults are those of torch's functions. A branch that is not taken gets numbers at
-which it has a gradient, since ``where`` multiplies the one that it would have by zero. What a form
-hands on to the function that it stands for has no number that stands in: that would come back here.
+Operands and defaults are those of torch's functions. An unselected branch gets numbers at which it
+has a finite gradient, because ``where`` multiplies that gradient by zero. The arguments that these
+functions pass to the original function contain no substitute numbers, which would lead back here.
 """
 
 import operator

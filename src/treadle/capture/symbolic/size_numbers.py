@@ -1,4 +1,4 @@
-"""Sizes of the arguments of a step for many sizes, as numbers of Python's.
+"""Sizes of arguments, as Python numbers, in a step for many sizes.
 
 ::
 
@@ -6,8 +6,9 @@
     scores / math.sqrt(x.shape[1])     an input of the graph, likewise
     f"{len(x)} rows"                   a text, likewise
 
-PyTorch's symbols serve as sizes of tensors. Where Python makes something else of one, a number
-stands in for it, which the call's own arguments give (``capture/symbolic/call_sizes``).
+PyTorch's symbols are used as sizes of tensors. If Python computes something else from one, a
+substitute number takes its place, which the call's own arguments determine
+(``capture/symbolic/call_sizes``).
 """
 
 import math
@@ -73,7 +74,7 @@ def made_of_sizes(
     function: Callable[..., Any], operands: tuple[object, ...], otherwise: Callable[[], object]
 ) -> object:
     """What Python's ``function`` makes of sizes: a size again, which PyTorch gives (``otherwise``),
-    of whole numbers and where it rounds."""
+    of integers and where it rounds."""
     sizes = next(filter(None, map(_sizes, filter(is_symbol, operands))), None)
     if sizes is None:
         return otherwise()
@@ -101,4 +102,4 @@ def truncated(value: Symbol) -> object:
 
 _TRUNC = math.trunc  # while a trace runs, ours is in its place
 ROUND = frozenset({math.ceil, math.floor, math.trunc})
-"""What makes a whole number of a size or a fraction of one."""
+"""What makes an integer of a size or a fraction of one."""

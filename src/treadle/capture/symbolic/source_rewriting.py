@@ -1,5 +1,5 @@
-"""Code that makes texts and asks for entries, made to do so by calls of ours: ``texts.py``,
-``capture/symbolic/entries``, ``capture/symbolic/arrays/legacy_tensors``.
+"""Rewriting of code that builds strings and looks up entries, so that it calls treadle:
+``texts.py``, ``capture/symbolic/entries``, ``capture/symbolic/arrays/legacy_tensors``.
 
 ::
 
@@ -9,10 +9,9 @@
     table[n]                 ->    entry(table, n)              where a number was asked for
     torch.Tensor([n])        ->    maker(torch.Tensor)([n])
 
-No instruction of Python's makes an f-string of anything but real texts, and the instructions differ
-between its versions; so this rewrites the source, and takes of it the code that stands in the
-place of the code which runs. Where the source is not there, or is not what that was compiled of,
-the code stays as it is.
+Python's bytecode builds f-strings only from real strings, and differs between versions. So this
+module rewrites the source, and takes from it the code object at the position of the running code.
+If the source is missing, or is not what the code was compiled from, the code stays as it is.
 """
 
 import __future__

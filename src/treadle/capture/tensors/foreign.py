@@ -1,5 +1,5 @@
-"""Tensors that a captured step cannot hold: of no dense layout, of no memory of their own, or of
-memory that somebody else made."""
+"""Tensors that a captured step cannot contain: not dense, without their own memory, or in memory
+that something else allocated."""
 
 from collections.abc import Sequence
 
@@ -39,11 +39,13 @@ def refuse_undense(graph: fx.Graph) -> None:
                 continue
             kind = "a quantized" if value.layout is torch.strided else f"a {value.layout}"
             raise joined_with(RuntimeError, CaptureError)(
-                f"the step makes {kind} tensor ({node.target})",
+                f"the step creates {kind} tensor ({node.target})",
                 code="TR-127",
                 where=info(node).where,
-                remedy="compute with dense tensors in the step, or do that part outside of it and "
-                "pass what comes of it",
+                remedy=(
+                    "compute with dense tensors in the step, or do this part outside and pass "
+                    "the result"
+                ),
             )
 
 
@@ -54,7 +56,7 @@ def refuse_foreign_writes(
     found: ReadsGraph,
     looked_at: Sequence[NdArray],
 ) -> None:
-    """TR-112 for a write to a tensor of memory that something else outside of the step has: an
+    """TR-112 for a write to a tensor of memory that something else outside the step has: an
     array of NumPy's, bytes. One that the run itself made is traced as a copy of it
     (``lift_fresh``), to which the write would go; of one that is held the run would see the array
     as it was. ``looked_at``: arrays of which the snapshot knows nothing."""
@@ -73,8 +75,8 @@ def refuse_foreign_writes(
         known = found.has_memory_in(start, start + tensor.untyped_storage().nbytes())
         if known or any(overlaps([tensor, array]) for array in looked_at):
             raise CaptureError(
-                f"the step writes to a tensor {list(tensor.shape)} of the memory of an array of "
-                "NumPy's or of other bytes outside of it",
+                f"the step writes to a tensor {list(tensor.shape)} in the memory of a NumPy "
+                "array or of other bytes outside the step",
                 code="TR-112",
                 where=info(written).where,
                 remedy="write to a copy: torch.tensor(array), or torch.from_numpy(array.copy())",
@@ -87,9 +89,11 @@ def refuse_without_memory(tensor: Tensor, where: str) -> None:
         tensor.data_ptr()
     except RuntimeError:
         raise CaptureError(
-            "the step makes a plain tensor of another one's memory (as_subclass, an extension), "
-            "which has no values while the step is captured",
+            "the step creates a plain tensor in another one's memory (as_subclass, an "
+            "extension), but tensors have no values during capture",
             code="TR-137",
             where=where,
-            remedy="compute with the tensor itself; detach() gives another one of its memory",
+            remedy=(
+                "compute with the tensor itself; detach() gives another tensor in the same memory"
+            ),
         ) from None

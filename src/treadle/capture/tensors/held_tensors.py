@@ -1,4 +1,4 @@
-"""Tensors from outside of a step that the run meets: of an object, a global variable, a closure."""
+"""Tensors from outside a step that the run meets: in an object, a global variable, a closure."""
 
 from collections.abc import Mapping
 from typing import final

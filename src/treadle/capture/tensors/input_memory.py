@@ -1,8 +1,8 @@
-"""Which inputs share bytes, and not only a storage.
+"""Inputs that share bytes, rather than only a storage.
 
 ``vector_to_parameters`` and a recurrent layer's ``flatten_parameters`` leave parameters that are
-parts of one storage and have no byte in common. Everything behind the capture tells memory by
-storages, so ``separate`` gives each such part one of its own.
+parts of one storage and have no byte in common. All later stages identify memory by storages, so
+``separate`` gives each such part its own storage.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The user's own tensors, and views of them, that a step returns or leaves outside.
+"""The user's own tensors, and views of them, that a step returns or stores outside.
 
 ::
 
@@ -6,7 +6,7 @@
     kept = model.weight.detach()[0]    at every call: a view of the user's weight, made anew
     return x.t()                       a view of the x of that call
 
-What is written to the one later is seen in the other, as in eager.
+A later write to one is visible in the other, as in eager.
 """
 
 import functools

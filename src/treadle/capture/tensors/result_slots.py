@@ -1,4 +1,4 @@
-"""Places for the tensors of a call among what a step returns and leaves.
+"""Slots for the tensors of a call in the values that a step returns and stores.
 
 ::
 
@@ -56,11 +56,13 @@ class _LeftTheStep(torch.autograd.Function):
     def backward(ctx: object, *grads: Tensor) -> NoReturn:
         """TR-409."""
         raise joined_with(RuntimeError, RuntimeFailure)(
-            "backward() was called outside of the compiled step on what the step returned: what "
-            "the backward needs is gone when a call is over",
+            "backward() was called outside the compiled step on a value that the step returned: "
+            "after the call, the activations that a backward needs no longer exist",
             code="TR-409",
-            remedy="call loss.backward() inside the function that treadle.compile is given; a "
-            "loss that is only looked at is returned as loss.detach()",
+            remedy=(
+                "call loss.backward() inside the function that you pass to treadle.compile; "
+                "return loss.detach() if you only read the loss"
+            ),
         )
 
 

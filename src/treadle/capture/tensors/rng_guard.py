@@ -1,7 +1,7 @@
 """Random generators while a step is traced.
 
-PyTorch's (``RngGuard``): whose numbers are drawn, and that none of them is seeded. Python's and
-NumPy's (``PythonRngGuard``): that none is drawn from otherwise than ``host_draws`` knows, since
+PyTorch's (``RngGuard``): which generators are drawn from, and that none of them is seeded. Python's
+and NumPy's (``PythonRngGuard``): that none is drawn from otherwise than ``host_draws`` knows, since
 that happens once, when traced.
 """
 
@@ -99,10 +99,10 @@ class RngGuard:
             return
         if any(_bytes(value) == kept.marked for kept in self._kept.values()):
             raise LateError(
-                "the step keeps or computes with the state of a random generator",
+                "the step stores or computes with the state of a random generator",
                 code="TR-120",
                 where=where,
-                remedy="ask for the state outside of the step",
+                remedy="read the state outside the step",
             )
 
     def number(self, generator: Generator) -> int | None:
@@ -114,12 +114,14 @@ class RngGuard:
         kept = self._kept.get(id(generator))
         if kept is None:
             raise CaptureError(
-                "the step draws from a generator that it made itself, or found where it cannot be "
-                "followed: later calls would go on with this one",
+                "the step draws from a generator that it created, or that treadle cannot find "
+                "from the step's inputs: later calls would continue with this one",
                 code="TR-121",
                 where=here(),
-                remedy="make it outside of the step, and pass it as an argument, or hold it in a "
-                "variable or an attribute that the step reads",
+                remedy=(
+                    "create it outside the step, and pass it as an argument, or keep it in a "
+                    "variable or attribute that the step reads"
+                ),
             )
         if not kept.own:
             return None
@@ -130,12 +132,11 @@ class RngGuard:
 def seeds(owner: str, where: str = "") -> LateError:
     """TR-120."""
     return LateError(
-        f"the step seeds {owner}, or puts a state into it: that would happen when it is captured, "
-        "and not at later calls",
+        f"the step seeds {owner} or sets its state: this would happen during capture, and not at "
+        "later calls",
         code="TR-120",
         where=where,
-        remedy="seed before the step is called; for the same noise at every call pass it as a "
-        "tensor",
+        remedy="seed before the call; to get the same noise at every call, pass it as a tensor",
     )
 
 
@@ -210,14 +211,16 @@ class PythonRngGuard:
         if decides or self._is_foreign or names:
             name = names[0] if names else "Python's or NumPy's random numbers"
             raise LateError(
-                f"the step draws from {name}, and what it draws decides what it does: later calls "
-                "would do the same",
+                f"the step draws from {name}, and the numbers decide what it computes: later "
+                "calls would do the same",
                 code="TR-119",
                 where="" if self._is_foreign or names else where,
-                remedy="draw with torch (torch.rand, torch.randperm), or pass the numbers as "
-                "tensors; numbers and arrays of random.… and numpy.random.… that only enter "
-                "arithmetic with tensors are drawn at every call, and comparisons, whole numbers "
-                "and random.choice are captured by path",
+                remedy=(
+                    "draw with torch (torch.rand, torch.randperm), or pass the numbers as "
+                    "tensors; numbers and arrays of random.… and numpy.random.… that only enter "
+                    "arithmetic with tensors are drawn at every call; comparisons, integers and "
+                    "random.choice make one variant per outcome"
+                ),
             ).seen_by(lambda run: (run.draws_otherwise(),))
 
     def restore(self) -> None:

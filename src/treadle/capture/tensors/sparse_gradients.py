@@ -5,10 +5,10 @@
     embedding(w, i, sparse=True)   w.grad = sparse(indices i [1, N], values g [N, D], size [V, D])
     in the graph                   i, g
 
-Rows of a gradient may repeat, and then their sum counts. Two of them are added by putting the rows
-of one behind those of the other; what scales one scales its values. An optimizer updates the rows
-that there are (``OptimizerUpdate.update_rows``), and a gradient that is left in ``.grad`` is put
-together after the call. So no gradient has as many rows as the table.
+Rows of a gradient may repeat; their sum counts. Two gradients are added by concatenating their
+rows; scaling a gradient scales its values. An optimizer updates only these rows
+(``OptimizerUpdate.update_rows``), and a gradient that stays in ``.grad`` is assembled after the
+call. So no gradient has as many rows as the table.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,11 +131,12 @@ class SparseGradients(DispatchMode):
         """The pair of a sparse tensor that the step made."""
         _, rows = self._known.get(id(gradient), (None, None))
         if rows is None:
-            raise refused_sparse(f"makes a {gradient.layout} tensor")
+            raise refused_sparse(f"creates a {gradient.layout} tensor")
         if not rows.known:
             raise refused_sparse(
-                "reads or adds to the sparse gradient that a call before has left",
-                "zero_grad() in the step, before the backward; or an embedding without sparse=True",
+                "reads or adds to the sparse gradient that an earlier call left",
+                "call zero_grad() in the step, before the backward; or use an embedding without "
+                "sparse=True",
             )
         return rows
 
@@ -190,8 +191,10 @@ def refused_sparse(what: str, remedy: str = "") -> CaptureError:
         code="TR-127",
         where=here(),
         remedy=remedy
-        or "compute with dense tensors in the step, or do that part outside of it and pass what "
-        "comes of it; gradients of embeddings may be sparse",
+        or (
+            "compute with dense tensors in the step, or do this part outside and pass the "
+            "result; gradients of embeddings may be sparse"
+        ),
     )
 
 
@@ -342,7 +345,7 @@ def _cleared(mode: SparseGradients, gradient: Tensor) -> Tensor:
     """What ``zero_()`` leaves: no rows."""
     _, rows = mode._known[id(gradient)]
     if not rows.known:
-        raise refused_sparse("clears a sparse gradient by zero_()", "zero_grad(set_to_none=True)")
+        raise refused_sparse("clears a sparse gradient with zero_()", "zero_grad(set_to_none=True)")
     return mode.put(gradient, replace(rows, indices=rows.indices[:, :0], values=rows.values[:0]))
 
 

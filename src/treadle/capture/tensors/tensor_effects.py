@@ -1,4 +1,4 @@
-"""What a step does to the user's own tensors, beside writing to their memory: another memory by
+"""Changes of a step to the user's own tensors other than writes to their memory: another memory by
 ``.data =``, ``requires_grad``, ``.grad`` and other attributes.
 
 ::
@@ -174,7 +174,7 @@ class DataAssignments:
 @final
 @dataclass(slots=True, eq=False)
 class HeldTensor:
-    """A tensor that something outside of the step holds. A call takes the tensor that is there.
+    """A tensor that something outside the step holds. A call takes the tensor that is there.
     ``place``: where that is, once it is known."""
 
     tensor: Tensor | None = field(default=None, metadata=NOT_STORED)
@@ -191,8 +191,8 @@ class HeldTensor:
 @final
 @dataclass(frozen=True, slots=True)
 class GivenTensor:
-    """A tensor of the user's that is no parameter or buffer: ``traced`` in its place, and what it
-    was like before the step."""
+    """A user's tensor that is not a parameter or buffer: ``traced`` in its place, and its state
+    before the step."""
 
     label: str
     find: Callable[[], object]
@@ -223,7 +223,7 @@ class GivenTensor:
         self, assignments: DataAssignments, uses: TensorUses
     ) -> Iterator[tuple[TensorLocation, object]]:
         """Its aspects that the step changed, with what is there now. TR-117 for all but ``.data``
-        of a tensor that is no argument."""
+        of a tensor that is not an argument."""
         if assignments.before(self.traced) is not None:
             yield self._place("data", Aspect.DATA), self.traced.detach()
         if self.traced.is_leaf:
@@ -340,7 +340,7 @@ def refused_storage(target: Tensor, where: str) -> CaptureError:
     """TR-117 for a tensor that is left in memory which is not its own, or of another type."""
     return CaptureError(
         f"the step leaves a tensor {list(target.shape)} of {target.dtype} with the storage of "
-        "another one by .data =, or a parameter or buffer with another shape or dtype",
+        "another one (.data =), or a parameter or buffer with another shape or dtype",
         code="TR-117",
         where=where,
         remedy="copy the values: p.data.copy_(value), or p.data = value.clone()",

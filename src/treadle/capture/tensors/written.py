@@ -44,10 +44,10 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
     form = functional_of(op)
     if form is None:
         raise LoweringError(
-            f"{op} writes to a list, or returns what it was given",
+            f"{op} writes to a list, or returns an argument",
             code="TR-301",
             where=info(node).where,
-            remedy="let the operator write to tensors of its own arguments, and return new ones",
+            remedy="let the operator write only to its tensor arguments, and return new tensors",
         )
 
     def emit(

@@ -1,1 +1,1 @@
-"""One run of a step: what stands in for the user's objects, what is recorded, what it leaves."""
+"""One run of a step: substitutes for the user's objects, recordings, side effects."""

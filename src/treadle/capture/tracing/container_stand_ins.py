@@ -1,4 +1,4 @@
-"""What stands in for containers of the user's that a run before changed."""
+"""Substitutes for the user's containers that an earlier run changed."""
 
 import functools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Updates of optimizers as a part of the graph: in functional form, on traced parameters and state.
+"""Optimizer updates in the graph: functional, on traced parameters and state.
 
 ::
 

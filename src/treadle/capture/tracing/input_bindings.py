@@ -1,4 +1,4 @@
-"""What is traced in the place of the tensors that a step is called with."""
+"""The traced values for the tensors that a step is called with."""
 
 import functools
 from typing import final

@@ -1,4 +1,4 @@
-"""Numbers, texts and arrays of Python's that may be others at a later call."""
+"""Python numbers, strings and arrays that may change at a later call."""
 
 import contextlib
 import functools

@@ -42,7 +42,7 @@ class OptimizerStates:
 
     def traced(self, optimizer: Optimizer) -> TracedState | None:
         """What the step finds in the place of ``optimizer.state``; nothing in that of an optimizer
-        outside of the graph."""
+        outside the graph."""
         if not self._request.own_steps.takes(optimizer) and why_eager(optimizer) is not None:
             return None
         param_groups = {
@@ -86,10 +86,12 @@ class OptimizerStates:
                 return {}
         in_parts = layout_of(self._bindings.of(parameter)) is not None
         if in_parts or self._updates.is_divided(parameter):
-            raise refused_state("looks at optimizer.state of parameters of which ranks hold parts")
+            raise refused_state(
+                "reads optimizer.state of parameters that are sharded between ranks"
+            )
         skips = id(optimizer) in self._recorder.scaling.skips
         if skips or form.counters.keys() - {"step"}:
-            raise refused_state(f"looks at the counters of {type(optimizer).__name__}")
+            raise refused_state(f"reads the counters of {type(optimizer).__name__}")
         tensors: dict[str, Tensor] = {}
         if form.counters:
             step = self._updates.scalar(param_group, "step", max(taken - 1, 0))

@@ -1,7 +1,8 @@
-"""What stands in the place of ``optimizer.step`` while a step is traced.
+"""The substitute for ``optimizer.step`` while a step is traced.
 
-An optimizer with a form updates in the graph; one without steps by its own code, which is traced,
-or after the graph: then its gradients are results, and nobody may read its parameters afterwards.
+An optimizer with an update rule updates in the graph. Without a rule, its own code is traced, or it
+runs after the graph: then its gradients are results, and the step may not read its parameters
+afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class EagerGradient:
-    """The gradient that an optimizer outside of the graph gets, and the one it was copied from."""
+    """The gradient that an optimizer outside the graph gets, and the one it was copied from."""
 
     copy: Tensor
     original: Tensor
@@ -94,8 +95,8 @@ class OptimizerSteps:
             id(optimizer) in self._taken or why_eager(optimizer) is not None
         ):
             raise refused_scaling(
-                f"a GradScaler steps {type(optimizer).__name__}, which steps twice in the call or "
-                "outside of the graph"
+                f"a GradScaler steps {type(optimizer).__name__}, which steps twice in the call "
+                "or outside the graph"
             )
 
     def _hand_over(self, optimizer: Optimizer, reason: Reason) -> None:
@@ -126,11 +127,11 @@ class OptimizerSteps:
         return [self._gradients[id(parameter)].copy for parameter in parameters]
 
     def gradients(self) -> list[Tensor]:
-        """Those that optimizers outside of the graph get, in the order of their steps."""
+        """Those that optimizers outside the graph get, in the order of their steps."""
         return [copy for step in self.eager for copy in self._copies(step.parameters)]
 
     def is_as_handed(self, parameter: nn.Parameter, grad: Tensor | None) -> bool:
-        """Whether ``grad`` is still what an optimizer outside of the graph was given."""
+        """Whether ``grad`` is still what an optimizer outside the graph was given."""
         handed = self._gradients.get(id(parameter))
         if handed is None or grad is None or grad is not handed.original:
             return False
@@ -139,9 +140,11 @@ class OptimizerSteps:
 
 def _steps_twice(reason: Reason) -> CaptureError:
     return CaptureError(
-        f"an optimizer that steps outside of the graph steps twice in one step: {reason.words}",
+        f"an optimizer outside the graph steps twice in one call: {reason.words}",
         code="TR-109",
         where=here(),
-        remedy="compile a function that calls its step() once, or give the optimizer a form "
-        "(treadle.register_optimizer)",
+        remedy=(
+            "compile a function that calls its step() once, or register an update rule for the "
+            "optimizer (treadle.register_optimizer)"
+        ),
     )

@@ -1,4 +1,4 @@
-"""Others in the places of functions, attributes and entries: for the time of a trace."""
+"""Replacement of functions, attributes and entries during a trace."""
 
 import threading
 from collections.abc import Callable, MutableMapping

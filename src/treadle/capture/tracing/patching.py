@@ -120,11 +120,12 @@ def _refuse_strangers(known: frozenset[int], optimizer: Optimizer, *_: object) -
         return  # its own code calls that of its base
     kind = type(optimizer).__name__
     raise CaptureError(
-        f"the step calls step() of an optimizer that it was not given ({kind})",
+        f"the step calls step() of an optimizer that treadle.compile did not receive ({kind})",
         code="TR-134",
         where=here(),
-        remedy="pass it: treadle.compile(step, model=..., optimizer=...), all of them as a "
-        "list or a dict",
+        remedy=(
+            "pass it: treadle.compile(step, model=..., optimizer=...), several as a list or a dict"
+        ),
     )
 
 

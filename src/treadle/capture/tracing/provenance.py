@@ -1,4 +1,4 @@
-"""Which line of the user's, and which module, makes each node of a trace."""
+"""The user's line and the module that create each node of a trace."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Random numbers that are drawn a second time from a state that was kept."""
+"""Random numbers that are drawn again from a saved state."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

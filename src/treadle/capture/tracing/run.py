@@ -323,9 +323,9 @@ def _is_tensor(leaf: object) -> TypeGuard[Tensor]:
 def _sets_switch(name: str) -> LateError:
     key = name.replace(" ", "_")
     error = LateError(
-        f"the step leaves PyTorch's {name} set to another value: that would happen when it is "
-        "captured, and not at later calls",
+        f"the step leaves PyTorch's {name} at another value: this would happen during capture, "
+        "and not at later calls",
         code="TR-117",
-        remedy="set it outside of the step, or for a part of it by a context manager",
+        remedy="set it outside the step, or inside it with a context manager",
     )
     return error.seen_by(lambda _: (switches().get(key), torch.is_grad_enabled()))

@@ -1,4 +1,4 @@
-"""What a step leaves outside of it, as values that are put in places at every call."""
+"""Side effects of a step, as values that every call stores in places."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ EffectLocation = (
 @final
 @dataclass(frozen=True, slots=True)
 class SideEffect:
-    """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
+    """What the step leaves in a place outside it. ``leaves``: slots for tensors."""
 
     place: EffectLocation
     leaves: tuple[object, ...]

@@ -319,8 +319,8 @@ class TensorPatcher(TorchFunctionMode):
         )
 
     def inside(self, leaf: Tensor, *, held: bool = True) -> Tensor:
-        """The traced tensor for one of the user's own; ``held``: also for one that is no parameter
-        or buffer."""
+        """The traced tensor for one of the user's own; ``held``: also for one that is not a
+        parameter or buffer."""
         if not self._is_outside(leaf):
             return leaf
         entry = self._table.get(id(leaf))
@@ -328,8 +328,8 @@ class TensorPatcher(TorchFunctionMode):
             entry = self._recorder.held.traced_for(leaf)
         if entry is None and leaf.requires_grad and not leaf.is_leaf:
             raise CaptureError(
-                f"a tensor {list(leaf.shape)} was computed outside of the step, where its gradient "
-                "would have to go on",
+                f"a tensor {list(leaf.shape)} was computed outside the step, and the step would "
+                "backpropagate through it",
                 code="TR-110",
                 where=here(),
                 remedy="compute it in the step, or detach it",

@@ -204,12 +204,14 @@ def _refuse_anomaly_mode() -> None:
     """TR-128: a NaN in a gradient would end the backward, and a trace has no values."""
     if checks_for_nan():
         raise CaptureError(
-            "anomaly detection is on: it looks at the values of each gradient, which do not exist "
-            "while the step is captured",
+            "anomaly detection is on: it reads the values of each gradient, but tensors have no "
+            "values during capture",
             code="TR-128",
             where=here(),
-            remedy="leave detect_anomaly off around a compiled step, and call the function itself "
-            "under it to find an operation; detect_anomaly(check_nan=False) is captured",
+            remedy=(
+                "leave detect_anomaly off around a compiled step, and call the function itself "
+                "under it to find the operation; detect_anomaly(check_nan=False) is captured"
+            ),
         )
 
 

@@ -1,4 +1,4 @@
-"""Columns kernels in C++: threads take blocks of columns and run down the rows.
+"""Columns kernels in C++: threads take blocks of columns and loop over the rows.
 
 ::
 

@@ -99,7 +99,7 @@ class _Product:
 @dataclass
 class CppWriter:
     """Writes formulas into scopes, one per depth of the nest: what a loop does not change is
-    computed outside of it.
+    computed outside it.
 
     ``depths`` says which loop an axis belongs to, 0 the outermost; ``local`` gives the text of a
     value that the kernel computed before, ``local_depth`` the loop it varies with. ``summed``:

@@ -1,7 +1,7 @@
 """How a reduction is accumulated in C++: one variable, folded lane by lane, then finished.
 
-Largest and smallest are taken on integers of the same order as the floats: integer maxima
-vectorise, and NaN has the place that PyTorch gives it.
+Maxima and minima are computed on integers in the same order as the floats: integer maxima
+vectorise, and NaN has the position that PyTorch gives it.
 """
 
 from dataclasses import dataclass

@@ -104,7 +104,7 @@ def rescale(
     for x in (*xs[1:], old):
         largest = writer.name(f"_top({largest}, {x})")
     dtype = accumulators(top)[0]
-    nothing = f'{largest} == float("-inf")'  # so far: that is no sum, and not yet NaN
+    nothing = f'{largest} == float("-inf")'  # so far: that is not a sum, and not yet NaN
     base = writer.name(f"tl.where({nothing}, {literal(0.0, dtype)}, {largest})")
     for partial_sum in sums:
         total = partial_sum.parts[0]

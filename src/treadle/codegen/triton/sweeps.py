@@ -1,4 +1,5 @@
-"""Kernels that reduce rows and columns: rows one after another, and then the columns of all parts.
+"""Kernels that reduce rows and columns: one row after another, and then the columns of all partial
+sums.
 
 ::
 

@@ -1,1 +1,1 @@
-"""Process groups, collectives, and what wrappers of PyTorch's are going to do."""
+"""Process groups, collectives, and the plans of PyTorch's wrappers."""

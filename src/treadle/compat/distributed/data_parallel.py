@@ -1,4 +1,4 @@
-"""What ``DistributedDataParallel`` is going to do, read off the wrapper."""
+"""The plan of ``DistributedDataParallel``, read from the wrapper."""
 
 from dataclasses import dataclass
 from typing import Any, final

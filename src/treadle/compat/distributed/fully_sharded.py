@@ -1,8 +1,8 @@
-"""What ``fully_shard`` is going to do, read off the modules.
+"""The plan of ``fully_shard``, read from the modules.
 
-Its hooks on modules gather parameters on streams of their own, resize storages and reduce
-gradients: nothing of that can be traced. What decides it stands in plain objects: one state for
-each call of ``fully_shard``, with groups of parameters.
+Its module hooks gather parameters on separate streams, resize storages and reduce gradients. None
+of this can be traced. The plan is in plain objects: one state for each call of ``fully_shard``,
+with groups of parameters.
 """
 
 import sys
@@ -201,7 +201,7 @@ def _state_of(module: nn.Module) -> object:
 
 def _states_within(models: Iterable[nn.Module]) -> list[tuple[object, bool]]:
     """All states of the models, in the order of their modules, and whether each is an outermost
-    one: inside of no other, in any of the models."""
+    one: inside no other, in any of the models."""
     found: dict[int, object] = {}
     inner: set[int] = set()
     seen: set[tuple[int, bool]] = set()

@@ -1,4 +1,5 @@
-"""``CustomOp``: an operator of ours, with all that PyTorch and the compiler are told of it.
+"""``CustomOp``: an operator of treadle, with everything that PyTorch and the compiler need to know
+about it.
 
 ::
 
@@ -10,8 +11,8 @@
     )
     HALVED.op(x, y, True)                          treadle::halved
 
-``fake``, ``flops`` and ``holds`` name the arguments that they need as the schema does, in any
-order, and are given no others; so operators of like schemas can share them.
+``fake``, ``flops`` and ``holds`` take the arguments that they need by the names of the schema, in
+any order, and receive no others; so operators with similar schemas can share them.
 """
 
 import functools

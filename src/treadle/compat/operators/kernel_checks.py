@@ -1,4 +1,5 @@
-"""What PyTorch's kernels refuse and its fake tensors take: asked of a kernel while it is traced.
+"""Operands that PyTorch's kernels reject but its fake tensors accept: tested with a kernel during
+the trace.
 
 ::
 
@@ -7,9 +8,9 @@
     softmax(x, 5)                       fake: a type.  all kernels: an IndexError
     max(x: f32[0])                      fake: a type.  all kernels: "max(): Expected ..."
 
-Generated code would compute something there. So a call whose dtypes may be refused runs once on
-tensors of one element, of the same dtypes and device, with the kernel that eager would call; and
-one that may be refused for want of elements on what it is given, which has none.
+Generated code would compute something there. So a call whose dtypes may be rejected runs once on
+one-element tensors of the same dtypes and device, with the kernel that eager would call. A call
+that may be rejected because it has no elements runs on its own empty operands.
 """
 
 import functools
@@ -68,7 +69,7 @@ def _asks(op: OpOverload) -> Callable[..., object]:
 
 
 def _may_be_refused(tensors: list[Tensor]) -> bool:
-    """Whether they are of several dtypes, or whole numbers that are no ``int64``; on a device of
+    """Whether they are of several dtypes, or integers that are no ``int64``; on a device of
     this process."""
     floats = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     whole = {tensor.dtype for tensor in tensors} - floats
@@ -93,7 +94,7 @@ def _needs_elements(op: OpOverload) -> Callable[..., object]:
 
 
 def _kind(value: object) -> object:
-    """What of an operand a kernel's check looks at; whole numbers are sizes, or choices that do not
+    """What of an operand a kernel's check looks at; integers are sizes, or choices that do not
     matter."""
     if isinstance(value, Tensor):
         return value.dtype, value.device, value.dim()

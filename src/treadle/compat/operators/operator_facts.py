@@ -7,9 +7,9 @@
     facts_of(mine.scale.default)    unknown: a user's, it happens exactly once and in order
 
 Facts come from what PyTorch says of the operator itself: tags, arguments, results, namespace. So an
-operator that nobody here has heard of has its facts as well. What PyTorch does not say is told in
-the lists of this file, each with its reason, and nowhere else. ``tests/compat`` compares derived
-and told for every operator of the PyTorch that is installed.
+unknown operator has its facts as well. Facts that PyTorch does not provide are in the lists of this
+file, each with its reason, and nowhere else. ``tests/compat`` compares derived and listed facts for
+every operator of the installed PyTorch.
 """
 
 import enum

@@ -6,8 +6,8 @@
     treadle::normal([4, 3], [1, 4], float32, cpu, 0.0, 1.0)
 
 Random numbers are drawn in the order of memory, and some kernels draw differently where memory is
-contiguous: the numbers are a function of the strides. PyTorch's own functional forms give results
-of other strides than what was written in place, so that they put the same numbers elsewhere.
+contiguous: the numbers are a function of the strides. PyTorch's own functional versions return
+other strides than the in-place ones, so they put the same numbers elsewhere.
 """
 
 import keyword

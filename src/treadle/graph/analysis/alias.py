@@ -1,4 +1,4 @@
-"""Which values share bytes. Fake values know: a view's storage is its base's storage."""
+"""Which values share bytes. Fake values show this: a view's storage is its base's storage."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -1,12 +1,12 @@
-"""Operations some of whose sizes the step's own values decide: each is a call of PyTorch's kernel.
+"""Operations with sizes that depend on the step's own values: each is a call of PyTorch's kernel.
 
 ::
 
     before:  r: i64[u0, 1] = nonzero(m);  n: int = sym_size(r, 0);  z: f32[u0] = zeros([n])
     after:   r: i64[32, 1] = at_run_time[nonzero](m);  n: int = at_run_time[sym_size](r, 0);  ...
 
-The sizes that a value shows are a bound of the true ones, which the memory plan counts. Nothing may
-conclude anything from them: so the operation is wrapped, and no pass or rule knows it.
+The sizes that a value shows are upper bounds of the true ones, for the memory plan. Nothing else
+may be concluded from them, so the operation is wrapped, and no pass or rule matches it.
 """
 
 from dataclasses import dataclass

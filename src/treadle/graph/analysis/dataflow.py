@@ -1,4 +1,4 @@
-"""What a value is made of, seen through operations on lists.
+"""The operands of a value, seen through operations on lists.
 
 ::
 

@@ -1,12 +1,12 @@
-"""Values whose sizes are known at the call only: a sample of each value, and beside it its twin.
+"""Values whose sizes are known only at the call: a sample of each value, and its symbolic twin.
 
 A graph of a step with dynamic shapes looks like any other: its fake values have the sizes of one
 sample, so that passes can count and compare. Each value of dynamic sizes has a *twin*, the fake
 value with symbols of the ``ShapeEnv`` that the step was traced under, and sizes among the arguments
 are ``Size``. ``layout_of`` gives shape and strides as ``Size``.
 
-All values of such a graph are of one ``SampleMode``, which has the twins and the ``Symbols``.
-Whoever has a value or the graph has these; two graphs share nothing, however equal their dims are.
+All values of such a graph belong to one ``SampleMode``, which has the twins and the ``Symbols``.
+They are reachable from any value or from the graph; two graphs share nothing, even with equal dims.
 """
 
 import operator
@@ -91,7 +91,7 @@ class Symbols:
         return value if isinstance(value, int) else self._from(value.node.expr)
 
     def computed(self, function: SizeExpression) -> SymInt | None:
-        """What Python computes of sizes, as a symbol of its own; ``None`` where it is no size."""
+        """A Python computation on sizes, as a symbol of its own; ``None`` if it is not a size."""
         dim = function.dim()
         if dim is None:
             return None
@@ -160,7 +160,7 @@ class Symbols:
             return reduce(combine, parts)
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
             return reduce(operator.mul, [self._from(expr.base)] * int(expr.exp))
-        raise LoweringError(f"a size of the step is {expr}, which has no form", code="TR-305")
+        raise LoweringError(f"treadle cannot express a size of the step: {expr}", code="TR-305")
 
     def _ratio(self, expr: Any) -> tuple[int, int]:
         """A sympy expression as a number of ours and what it is divided by, a positive one."""
@@ -305,7 +305,7 @@ def symbols_of(values: object) -> Symbols | None:
 
 def symbols_of_graph(graph: fx.Graph) -> Symbols | None:
     """The symbols behind a graph of samples; ``None`` where all shapes are known. A size may have
-    come from an argument that is no input, since nothing reads its elements."""
+    come from an argument that is not an input, since nothing reads its elements."""
     return symbols_of([known_value(node) for node in graph.nodes])
 
 
@@ -386,7 +386,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     """
     symbols = mode.symbols
     numbers: dict[fx.Node, int | SymInt] = {}
-    others: set[fx.Node] = set()  # floats and answers: a whole number may be made of them
+    others: set[fx.Node] = set()  # floats and answers: an integer may be made of them
 
     def size(number: fx.Node | SymInt) -> int:
         return symbols.size(numbers[number] if isinstance(number, fx.Node) else number)
@@ -408,7 +408,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
         if isinstance(leaf, fx.Node):
             if leaf in others:
                 raise LoweringError(
-                    "the step computes a float or a truth value from a size",
+                    "the step computes a float or a boolean from a size",
                     code="TR-305",
                     where=info(leaf).where,
                 )

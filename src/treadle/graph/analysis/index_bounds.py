@@ -1,4 +1,4 @@
-"""Numbers of the batch that choose places: found in the graph, and checked before a step runs.
+"""Indices in the batch: found in the graph, and checked before a step runs.
 
 Generated code and some of PyTorch's kernels read and write wherever an index points, so an index
 outside a table must not reach them::
@@ -7,8 +7,8 @@ outside a table must not reach them::
     nll_loss(x, f(labels), ignore=-100)     0 <= f(labels) < classes, or -100
     x[f(index)]                             -n <= f(index) < n
 
-``f`` is computed again by PyTorch, from the inputs; operations that only move elements are left
-out of it. What floating-point or random numbers decide is checked by the step itself, on CPUs: see
+``f`` is recomputed by PyTorch, from the inputs, without operations that only move elements. Indices
+that depend on floating-point or random numbers are checked by the step itself, on CPUs: see
 ``capture/symbolic/branches/value_checks.py``.
 """
 

@@ -1,7 +1,6 @@
 """The checks of a step's indices, ready to run on the inputs of a call: data, without the graph.
 
-Those of a step of many sizes have a ``Size`` wherever the call decides; ``at`` makes the ones to
-run.
+For a step with many sizes, they contain ``Size`` values; ``at`` creates the checks for one call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +103,7 @@ class _BoundCheck:
         return inside if self.ignored is None else inside | (value == self.ignored)
 
     def _assert_on_device(self, value: Tensor) -> None:
-        words = f"TR-407: {self.operation} takes {self.low} to {self.high}"
+        words = f"TR-407: {self.operation} accepts {self.low} to {self.high}"
         aten._assert_async.msg(self._holds(value).all(), words)
 
     def _error(self, value: Tensor) -> BadIndex:
@@ -112,11 +111,13 @@ class _BoundCheck:
         spared = "" if self.ignored is None else f" (or {self.ignored})"
         names = ", ".join(self.inputs) or "the step"
         return BadIndex(
-            f"an index in {names} is out of range: {self.operation} takes "
-            f"{self.low} to {self.high}{spared}, and was given {smallest} to {largest}",
+            f"an index in {names} is out of range: {self.operation} accepts {self.low} to "
+            f"{self.high}{spared}, but received {smallest} to {largest}",
             code="TR-407",
             where=self.origin,
-            remedy="correct the batch; nothing was changed, and the step can go on with the next",
+            remedy=(
+                "fix the batch; nothing has changed, and the step can be called with the next one"
+            ),
         )
 
 
@@ -147,7 +148,7 @@ class _IndexChecks:
         if not self.checks:
             return
         values = {name: inputs[number] for name, number in self.inputs}
-        for call in self.calls:  # on whole numbers, of which there are no gradients
+        for call in self.calls:  # on integers, of which there are no gradients
             call.run(values)
         for check in self.checks:
             check.require(values[check.value])

@@ -1,4 +1,4 @@
-"""Which bytes a caller can see, while values of a graph are replaced by others."""
+"""Which bytes are visible to a caller, while values of a graph are replaced."""
 
 from collections.abc import Sequence
 

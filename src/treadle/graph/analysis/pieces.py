@@ -6,7 +6,7 @@
     p = split(x, [2, 3], 1); q = p[1]        Piece(x, dim=1, start=2, stop=5)
     c = cat([a, b], 1)                       a: Piece(c, 1, 0, 2),  b: Piece(c, 1, 2, 5)
 
-One index of a dim is a piece that lost its dim: ``select``, and the results of ``unbind``.
+One index of a dim is a piece without the dim: ``select``, and the results of ``unbind``.
 """
 
 import itertools
@@ -60,7 +60,7 @@ class Selected:
 
 
 def piece_of(node: fx.Node) -> Piece | None:
-    """What part of which value ``node`` is; ``None`` if it is no piece."""
+    """What part of which value ``node`` is; ``None`` if it is not a piece."""
     if node.target is aten.slice.Tensor:
         return _sliced(node)
     if node.target is not operator.getitem:
@@ -174,9 +174,13 @@ def joined_source(tensors: Sequence[fx.Node], dim: int) -> fx.Node:
     """The value that a cat of pieces is all of; ``NoMatch`` if there is none."""
     pieces = [piece_of(tensor) for tensor in tensors]
     first, last = pieces[0], pieces[-1]
-    require(first is not None, NoMatch, f"{tensors[0]} is no piece")
+    require(first is not None, NoMatch, f"{tensors[0]} is not a slice")
     assert first is not None
-    require(dim % type_of(first.source).ndim == first.dim, NoMatch, f"{first.source} is cut apart")
+    require(
+        dim % type_of(first.source).ndim == first.dim,
+        NoMatch,
+        f"{first.source} is split along another dim",
+    )
     for before, after in itertools.pairwise(pieces):
         follows = before is not None and after is not None and after.continues(before)
         require(follows, NoMatch, "its operands do not follow each other")
@@ -193,7 +197,7 @@ def stacked_source(tensors: Sequence[fx.Node], dim: int) -> fx.Node:
     require(first is not None, NoMatch, f"{tensors[0]} is not selected from anything")
     assert first is not None
     source = type_of(first.source)
-    require(dim % source.ndim == first.dim, NoMatch, f"{first.source} is cut along another dim")
+    require(dim % source.ndim == first.dim, NoMatch, f"{first.source} is split along another dim")
     expected = [Selected(first.source, first.dim, at) for at in range(len(tensors))]
     require(chosen == expected, NoMatch, "its operands do not follow each other")
     extent = source.shape[first.dim]

@@ -1,4 +1,4 @@
-"""The smallest part of a step of which something is still true: that it fails, say.
+"""The smallest part of a step that still has a property, such as failing.
 
 ::
 
@@ -7,8 +7,8 @@
 
 Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002)
 over operations and then over results: halves first, then smaller parts, until no single one can be
-left out. What an operation that is left out gave becomes an input, and what it read a result, so
-that any set of operations is a step. Inputs are then made one where they may be, and sizes smaller.
+left out. The output of a removed operation becomes an input, and its operands become results, so
+any set of operations is a step. Inputs are then merged if possible, and sizes reduced.
 """
 
 import itertools
@@ -204,7 +204,7 @@ def _units(step: StepGraph) -> list[Unit]:
 
 def _with_operations(step: StepGraph, units: Sequence[Unit]) -> StepGraph | None:
     """Only these operations; what they read of others become inputs, what others read of them
-    results. ``None`` where that is no tensor, or nothing is left to look at."""
+    results. ``None`` where that is not a tensor, or nothing is left to look at."""
     kept = {node for unit in units for node in unit}
     needed = _needed(step, kept)
     if not all(isinstance(value_of(node), Tensor) for node in needed):

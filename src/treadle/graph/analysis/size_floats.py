@@ -1,12 +1,12 @@
-"""Floats that PyTorch's own functions make of sizes, in a graph.
+"""Floats that PyTorch's own functions compute from sizes, in a graph.
 
 ::
 
     before:  n = sym_size(x, 0); f = 2.0 / (sym_float(n) - 1.0); y = mul.Scalar(g, f)
     after:   n = full([], S, float64); f = div(full([], 2.0), sub(n, 1.0)); y = mul.Tensor(g, f)
 
-They are computed in float64 as Python does, by values without dims. A whole number that is made of
-one is a dim that each call computes.
+They are computed in float64 like in Python, by 0-dim values. An integer that is computed from one
+is a dim that each call computes.
 """
 
 import operator
@@ -47,7 +47,7 @@ _AS_PYTHON: Mapping[object, Callable[..., object]] = {
 
 @final
 class SizeFloats:
-    """Those of one graph. ``size``: of a node that is a whole number, or of a symbol, the size;
+    """Those of one graph. ``size``: of a node that is an integer, or of a symbol, the size;
     ``evaluate``: gives a node of tensors its value."""
 
     def __init__(
@@ -115,7 +115,7 @@ class SizeFloats:
         return node
 
     def computed(self, number: fx.Node) -> SizeExpression | None:
-        """A whole number that is made of floats of sizes, as Python computes it."""
+        """An integer that is made of floats of sizes, as Python computes it."""
         made = self._computed(number)
         return made if isinstance(made, SizeExpression) else None
 

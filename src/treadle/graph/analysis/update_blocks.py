@@ -6,10 +6,10 @@
     m' = lerp(m, g, rate);  p' = addcdiv(p, m', d, size)   the block of p: writes p and m, g enters
     size = neg(div(lr, c))                                 shared with the other blocks
 
-Updates are traced parameter by parameter. What is ahead of one (communication, clipping) reads no
-parameter, state or scalar after the backward pass; the update itself begins where that ends. Blocks
-are found by the roles of inputs and outputs and by the phases of nodes, never by names or kinds of
-optimizers.
+Updates are traced parameter by parameter. The nodes before an update (communication, clipping) read
+no parameter, state or scalar after the backward pass; the update itself starts after them. Blocks
+are found by the roles of inputs and outputs and by the phases of nodes, never by names or classes
+of optimizers.
 """
 
 from collections.abc import Iterable, Mapping

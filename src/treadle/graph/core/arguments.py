@@ -6,7 +6,7 @@
 
     map_argument(f, ([x, 2], None))  ->  ([f(x), f(2)], f(None))
 
-FX walks them, which keeps lists lists. ``util/nested.py`` has the map of what is no graph any more.
+FX's own traversal keeps lists as lists. ``util/nested.py`` has the map for values outside graphs.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def given_of(
     operand: Callable[[fx.Node], object],
     other: Callable[[object], object] | None = None,
 ) -> Given:
-    """The arguments of ``node`` for a call outside of the graph: nodes among them as ``operand``
+    """The arguments of ``node`` for a call outside the graph: nodes among them as ``operand``
     gives them, all else as ``other`` does."""
     if other is None:
         replaced = cast(Callable[[fx.Node], Argument], operand)

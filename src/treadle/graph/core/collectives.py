@@ -5,9 +5,8 @@
     s = all_reduce(g, "sum", "0")             starts: ``s`` may not be read yet
     w = wait_tensor(s)                        ``w`` is what all ranks have
 
-These are PyTorch's functional collectives. They are known by what their operators say of themselves
-(``compat/operators/operator_facts.py``), and never by the names of nodes or by how far apart they
-stand.
+These are PyTorch's functional collectives. They are recognized by the facts about their operators
+(``compat/operators/operator_facts.py``), never by the names of nodes or their distance.
 """
 
 import enum

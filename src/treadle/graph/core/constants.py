@@ -1,4 +1,4 @@
-"""Tensors that a graph has by itself: literals of the step, the same at every call."""
+"""Tensors that belong to a graph: literals of the step, the same at every call."""
 
 import operator
 

@@ -1,7 +1,7 @@
-"""Graphs once more, over the same values.
+"""Copies of graphs, over the same values.
 
-``fx.Graph.create_node`` goes through all arguments of a node and warns of symbols among them, which
-takes half of the time of a copy: nodes are made without arguments here, and then get them.
+``fx.Graph.create_node`` checks all arguments of a node for symbols, which takes half of the time of
+a copy. Here nodes are created without arguments, which are set afterwards.
 """
 
 from typing import Any

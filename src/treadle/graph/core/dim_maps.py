@@ -11,10 +11,10 @@
     slice(x, 1, 2, 5)       x: [a] [b]             ->  [a] [c]
     mm(x, y)                x: [a] [k]  y: [k] [b] ->  [a] [b]      contracts
 
-The letters are *factors*. A dim is some of them, the slowest first; one of size 1 is none. What has
-a factor in common with the result is needed index by index: element ``i`` of the factor takes
-elements ``i`` of the operands that have it, so that the call on some of its indices alone gives
-those of the result. A factor of an operand alone is needed whole.
+The letters are *factors*. A dim is a list of factors, the slowest first; a dim of size 1 has none.
+A factor that an operand shares with the result is needed index by index: element ``i`` of the
+factor uses elements ``i`` of the operands that have it, so the call on some of its indices gives
+those indices of the result. A factor of only an operand is needed whole.
 
 ``tests/graph/test_dim_maps.py`` compares every declaration with the operator.
 """
@@ -148,7 +148,7 @@ class FactorTable:
         """The dims of ``node``, whose one operand has ``dims``; ``NoMatch`` where it does more than
         to put elements elsewhere, or to give them another dtype."""
         moves = node.target in MOVES or node.target in CASTS
-        require(moves, NoMatch, f"{node} is no move of elements")
+        require(moves, NoMatch, f"{node} is not a move of elements")
         known = dim_map(node)
         place: dict[int, Factors] = {}
         for dim, factors in zip(dims, known.operands[0][1], strict=True):
@@ -236,8 +236,8 @@ def dim_map(node: fx.Node) -> DimMap:
 
 
 def with_columns(node: fx.Node) -> list[fx.Node]:
-    """``node`` and the values that it is a view of, down to the first that is no view. ``NoMatch``
-    if a view has another last dim than its operand."""
+    """``node`` and the values that it is a view of, down to the first that is not a view.
+    ``NoMatch`` if a view has another last dim than its operand."""
     chain = [node]
     while chain[-1].target in _VIEWS:
         view, (above,) = chain[-1], chain[-1].all_input_nodes

@@ -1,4 +1,4 @@
-"""Effect tokens out of a graph: what AOTAutograd orders by data, a step orders by place.
+"""Removal of effect tokens: AOTAutograd orders effects by data, a step by position.
 
 ::
 

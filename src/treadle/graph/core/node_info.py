@@ -1,11 +1,11 @@
-"""What is known of a node besides its operation: its value, and where it belongs.
+"""The facts about a node besides its operation: its value, and where it belongs.
 
 ::
 
     node.meta  =  {"val": value, "treadle": NodeInfo(phase="forward", where="net.py:7", ...)}
 
-The value stands under FX's key, where the passes of users and of PyTorch have it too; all else is
-one record. No other module names a key of ``node.meta``.
+The value is under FX's key, where users' and PyTorch's passes find it; everything else is one
+record. No other module uses a key of ``node.meta``.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class NodeInfo:
     that a node of the forward pass is in, where regions are not traced twice. ``recomputed``:
     whether the memory plan computes it a second time. ``asked_at``: for a condition, which place
     of the user's code asks it. ``draw``: which draw of random numbers it is; negative if none.
-    ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
+    ``lost``: whether it stands for what code outside the graph leaves in a parameter.
     ``chunk``: of the rows that it is computed for, where others of the same kind are computed for
     other rows before and after.
     ``gathered``: of a node that gathers parameters which their modules drop after a forward

@@ -28,7 +28,7 @@ def _operator_of(node: fx.Node) -> OpOverload | None:
 
 
 def effects_of(node: fx.Node) -> Effect:
-    """What the call of a node does besides its results; nothing for what is no call.
+    """What the call of a node does besides its results; nothing for what is not a call.
 
     ``native_dropout(x, 0.1, True)``  ->  ``DRAWS``;  ``native_dropout(x, 0.1, False)``  ->  nothing
     """
@@ -97,7 +97,7 @@ def may_drop(node: fx.Node, *, keep_random: bool = True) -> bool:
 
 def is_known(node: fx.Node) -> bool:
     """Whether the table says what the node does: it calls no function of Python's or a library's
-    that is no operator."""
+    that is not an operator."""
     if node.op != "call_function" or node.target is operator.getitem:
         return True
     return isinstance(node.target, DataDependentOp) or _operator_of(node) is not None
@@ -142,7 +142,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 def arguments_of(
     op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
-    """``arguments`` of a call that is no node."""
+    """``arguments`` of a call that is not a node."""
     names, defaults = _parameters(op)
     named_args = dict(zip(names, args, strict=False)) | dict(kwargs)
     return {name: named_args[name] if name in named_args else defaults.get(name) for name in names}

@@ -1,4 +1,4 @@
-"""Draws of zeros and ones in a graph, in both forms that they have."""
+"""Random zeros and ones in a graph, in both variants."""
 
 from dataclasses import dataclass
 

@@ -52,8 +52,8 @@ class Signature:
 
 @final
 class StepGraph:
-    """A functional ATen graph of one training step, with its signature. ``graph``: or what makes
-    it, once somebody asks for it; ``history``: kinds of passes that ran.
+    """A functional ATen graph of one training step, with its signature. ``graph``: the graph, or a
+    function that builds it when it is first needed; ``history``: the kinds of passes that ran.
 
     Every node has a value (fake tensor, or tuple of them); nodes other than placeholders and the
     output have a phase, and may have a source line and a module path: see ``NodeInfo``.
@@ -95,14 +95,15 @@ class StepGraph:
         return tuple(output.args[0])
 
     def inputs(self) -> Iterator[tuple[fx.Node, Input]]:
-        """Each input's node with what the signature says of it."""
+        """Each input's node with its entry of the signature."""
         return zip(self.placeholders, self.signature.inputs, strict=True)
 
     def outputs(self) -> Iterator[tuple[fx.Node | None, Output]]:
-        """Each returned value, ``None`` for a constant None, with what the signature says of it."""
+        """Each returned value, ``None`` for a constant None, with its entry of the signature."""
         return zip(self.returned, self.signature.outputs, strict=True)
 
     def copy(self) -> "StepGraph":
-        """An independent step over the same fake values; rewriting one leaves the other be."""
+        """An independent copy over the same fake values; rewriting one does not change the
+        other."""
         graph, _ = copied(self.graph)
         return StepGraph(graph, self.signature, self.history)

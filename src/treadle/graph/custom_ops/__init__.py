@@ -1,1 +1,1 @@
-"""Operators of treadle's own that stand in graphs: a ``CustomOp`` each."""
+"""treadle's own operators in graphs: one ``CustomOp`` each."""

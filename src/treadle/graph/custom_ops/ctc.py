@@ -4,12 +4,13 @@
 
     losses = ctc_loss(log_probs, targets, input_lengths, target_lengths)       [N]
 
-PyTorch's own also gives the table of its recursion, whose width is the longest target's: a value.
-Backward computes that table again.
+PyTorch's own operator also returns the table of its recursion, whose width is that of the longest
+target: a value. Backward recomputes that table.
 
-The table has T x N x ``2 * S + 1`` numbers for targets of length S, and backward holds one more and
-the losses: so on CPUs, where ``tests/lower/test_workspace.py`` measures it. Of joined targets,
-whose longest only values tell, S is the length of all together: at most N times too much.
+The table has T x N x ``2 * S + 1`` numbers for targets of length S, and backward holds one more
+table and the losses. This is for CPUs, where ``tests/lower/test_workspace.py`` measures it. For
+concatenated targets, whose maximal length depends on values, S is the total length: at most N times
+too much.
 """
 
 from math import prod

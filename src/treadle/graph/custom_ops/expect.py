@@ -1,4 +1,4 @@
-"""``treadle::expect``: a condition that capture took for granted, looked at when the step runs.
+"""``treadle::expect``: a condition that capture assumed, checked when the step runs.
 
 ::
 

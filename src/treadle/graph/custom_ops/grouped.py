@@ -1,12 +1,12 @@
-"""``treadle::grouped_mm``: products of groups of rows, each with a matrix of its own.
+"""``treadle::grouped_mm``: products of groups of rows, each with its own matrix.
 
 ::
 
     y = grouped_mm(x, w, ends)        y[i] = x[i] @ w[g]   for ends[g - 1] <= i < ends[g]
 
-What runs is PyTorch's ``_grouped_mm``, as in eager. PyTorch says the type of its result for
-bfloat16 alone, and other strides than the kernels' on CPUs, though these take float32 and float16
-too; here all of them are known, with the checks and the strides of the kernels.
+It runs PyTorch's ``_grouped_mm``, as in eager. PyTorch infers its result type only for bfloat16,
+and with other strides than the kernels have on CPUs, although these accept float32 and float16 as
+well. Here all of them are supported, with the checks and the strides of the kernels.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,9 +4,9 @@
 
     g = incoming_gradient(results, 0, [4, 3], [3, 1], float32)
 
-The caller has ``results``, all that the forward gives, before it knows the gradient of any. So a
-graph that takes gradients by this operation is scheduled with the forward ahead of the backward,
-and whoever runs it stops there.
+The caller needs ``results``, all outputs of the forward, before it knows any of their gradients. So
+a graph that receives gradients through this operation is scheduled with the forward before the
+backward, and its runner stops there.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,8 @@
     mask[i] = squares(i, keys[at]) < p * 2^32        i counts the elements in the order of size
 
 The numbers are those of "Squares: A Fast Counter-Based RNG" (Widynski, 2020, arXiv:2004.06278),
-four rounds, 32 bits. An operation of its own, and not the twenty-five it is made of, so that a
-graph stays readable and the memory planner sees what it is: next to nothing to compute again.
+four rounds, 32 bits. It is a single operation instead of the twenty-five that it consists of, so
+that a graph stays readable and the memory planner sees that recomputing it costs almost nothing.
 """
 
 import math
@@ -27,7 +27,7 @@ def limit(p: float) -> int:
 
 
 def _mask(keys: Tensor, at: int, size: list[int], p: float, dtype: torch.dtype) -> Tensor:
-    """By PyTorch's kernels, whose whole numbers wrap at 64 bits."""
+    """By PyTorch's kernels, whose integers wrap at 64 bits."""
     count = torch.arange(math.prod(size), dtype=torch.int64, device=keys.device)
     x = count.mul_(keys[at])
     terms = x.clone(), x + keys[at]

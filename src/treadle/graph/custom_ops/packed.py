@@ -1,4 +1,4 @@
-"""Packed sequences as operations of a graph: padded rows beside their lengths.
+"""Packed sequences as operations of a graph: padded rows with their lengths.
 
 ::
 
@@ -46,7 +46,7 @@ def _unpacked(y: Tensor) -> Tensor:
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, list[Tensor], *tuple[object, ...]]
-"""``x, lengths, h, c, weights`` and what is no tensor."""
+"""``x, lengths, h, c, weights`` and what is not a tensor."""
 
 
 def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:

@@ -30,12 +30,12 @@ from treadle.compat.operators.custom_op import (
 )
 
 LSTM, GRU, TANH, RELU = "lstm", "gru", "rnn_tanh", "rnn_relu"
-RECURSION = "a recursion: one call for all steps in time"
+RECURSION = "a recursion: one call for all time steps"
 """Why it is a call of the library."""
 LAST = no_second_derivative(
     "a recurrent layer",
-    "build this layer of nn.LSTMCell, nn.GRUCell or nn.RNNCell in a loop over time, "
-    "or leave it out of the penalty",
+    "use nn.LSTMCell, nn.GRUCell or nn.RNNCell in a loop over time for this layer, or leave it "
+    "out of the penalty",
 )
 
 # What the results are, without running anything.
@@ -99,7 +99,7 @@ def _kept_bytes(x: Tensor, count: int) -> list[Tensor]:
 
 
 Inputs = tuple[Tensor, Tensor, Tensor | None, list[Tensor], *tuple[object, ...]]
-"""``x, h, c, weights`` and what is no tensor."""
+"""``x, h, c, weights`` and what is not a tensor."""
 
 
 def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:

@@ -6,15 +6,15 @@
                                                          values = body(*values, *others)
     grads   =  while_loop_backward(grads, carried, others, ...)
 
-How often the body runs is known when it runs: each round looks at the condition on the host. The
-texts are those of ``show(step, exact=True)``, so that what names such an operation can run wherever
-its text is: in a cache, in a saved step. ``backward`` is one round with its gradients:
-``(*values, *others, *grads)`` to the gradients of what ``differentiable`` names, of ``carried``
-and then of ``others``. Each round needs the values that it began with. They are computed again,
-and held while the gradients go back through the rounds: bytes of ``carried`` for each round, which
-no plan can know. ``bytes_of_round`` are those of one round.
+The number of iterations is known at run time: each iteration evaluates the condition on the host.
+The texts are those of ``show(step, exact=True)``, so that what names such an operation can run
+wherever its text is: in a cache, in a saved step. ``backward`` is one round with its gradients:
+``(*values, *others, *grads)`` to the gradients of what ``differentiable`` names, of ``carried`` and
+then of ``others``. Each iteration needs its initial values. They are recomputed, and kept while the
+gradients go back through the iterations: the bytes of ``carried`` for each iteration, which no plan
+can know. ``bytes_of_round`` are those of one iteration.
 
-``loop_value`` stands, while the functions are traced, for a value of any round.
+``loop_value`` stands for a value of any iteration while the functions are traced.
 """
 
 import functools
@@ -187,7 +187,7 @@ WHILE_LOOP_BACKWARD = CustomOp(
     kernel=_run_backward,
     gradient=no_second_derivative(
         "torch.while_loop",
-        "a loop of Python's with a fixed number of rounds has a second derivative",
+        "a Python loop with a fixed number of iterations has a second derivative",
     ),
     holds=_held_backward,
 )

@@ -1,1 +1,1 @@
-"""Parts of a graph that are compiled apart, and the bodies of loops."""
+"""Parts of a graph that are compiled separately, and the bodies of loops."""

@@ -9,12 +9,12 @@
     after:   carried_0, other_0, grad_0, sum_0 -> mul(grad_0, other_0),
                                                   add(sum_0, mul(grad_0, carried_0))
 
-What one round gives is what the next one takes: contiguous. Gradients of ``others`` are added to
-those of later rounds in the function itself, by the kernel that makes them where there is one.
+The output of one iteration is the input of the next: contiguous. Gradients of ``others`` are added
+to those of later iterations in the function itself, if possible by the kernel that computes them.
 
-An index that depends on a round is known in that round only, and the step's own check of indices
-comes before all rounds: what reads or writes where such an index points stays PyTorch's kernel,
-which looks at it.
+An index that depends on an iteration is known only in that iteration, but the step's index check
+runs before all iterations. So operations that read or write at such an index stay PyTorch kernels,
+which check it.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class LoopBody:
 
 def bodies_of(op: str, args: Sequence[Any]) -> tuple[LoopBody, ...]:
     """The functions that the call of ``op`` runs: the condition, the body, and the gradients of a
-    round if it goes back; none of anything that is no loop."""
+    round if it goes back; none of anything that is not a loop."""
     if op == str(while_loop):
         *_, condition, body, _ = args
         return LoopBody(condition), LoopBody(body)

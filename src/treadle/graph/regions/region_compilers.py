@@ -1,4 +1,4 @@
-"""Regions that another compiler takes: one operator each, and one interface for all compilers.
+"""Regions for other compilers: one operator each, and one interface for all compilers.
 
 ::
 
@@ -31,13 +31,13 @@ _COMPILERS: dict[str, RegionCompiler] = {"inductor": compile_module}
 
 
 def register_region_compiler(name: str, compiler: RegionCompiler) -> None:
-    """Let rules of ``Regions`` name this compiler. ``LoweringError`` TR-318 for a name that is
-    taken, or that is no word of letters and digits."""
+    """Register a compiler that rules of ``Regions`` can name. ``LoweringError`` TR-318 for a name
+    that is taken, or that has other characters than letters and digits."""
     if name in (*_COMPILERS, "native", "eager") or not name.isidentifier() or "_" in name:
         raise LoweringError(
-            f"{name!r} is no free name of a compiler of regions",
+            f"{name!r} cannot name a region compiler",
             code="TR-318",
-            remedy="letters and digits, and none of native, eager, " + ", ".join(_COMPILERS),
+            remedy="use letters and digits, and none of native, eager, " + ", ".join(_COMPILERS),
         )
     _COMPILERS[name] = compiler
 
@@ -46,7 +46,7 @@ def region_compiler(name: str) -> RegionCompiler:
     """The compiler of that name; ``LoweringError`` TR-318 if there is none."""
     if name not in _COMPILERS:
         raise LoweringError(
-            f"there is no compiler of regions {name!r}",
+            f"there is no region compiler {name!r}",
             code="TR-318",
             remedy="native, eager, " + ", ".join(_COMPILERS),
         )

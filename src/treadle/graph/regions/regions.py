@@ -1,15 +1,15 @@
-"""Parts of a graph that one compiler takes: as large as they can be, and no path leaves one and
-comes back.
+"""Parts of a graph for one compiler: as large as possible, and no path leaves a region and returns
+to it.
 
 ::
 
     before:  a = exp(x); b = mine(a); c = neg(a); d = add(b, c)       mine: PyTorch's kernel
     after:   native {a, c} -> eager {b} -> native {d}
 
-Regions are made of nodes of one compiler. What a graph of regions depends on has no circle, so each
-region can run in one piece. Of no compiler can two regions be joined without such a circle: that is
-what "as large as they can be" means. Where only the order of calls says what comes first (draws,
-custom operations), it counts as a path.
+Regions consist of nodes of one compiler. The dependency graph of regions has no cycle, so each
+region can run as a whole. Joining any two regions of a compiler would create a cycle: that is the
+meaning of "as large as possible". If only the order of calls determines what comes first (random
+numbers, custom operations), it counts as a path.
 """
 
 import itertools
@@ -37,10 +37,10 @@ EAGER = "eager"
 @final
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Nodes that one compiler takes, in the order of the graph; ``number`` counts regions in an
-    order in which they can run. ``reasons``: of the nodes that cannot be lowered, by name.
-    ``handle``: what ``Regions.show`` returned for its text; profiles name it. ``inside``: the node
-    of the loop in each round of which it runs; then it is of that loop's own graph."""
+    """Nodes that one compiler handles, in the order of the graph; ``number`` counts regions in an
+    order in which they can run. ``reasons``: why nodes cannot be lowered, by name. ``handle``: what
+    ``Regions.show`` returned for its text; it is shown in profiles. ``inside``: the node of the
+    loop that runs it in each iteration; it then belongs to that loop's own graph."""
 
     number: int
     compiler: str
@@ -51,7 +51,7 @@ class Region:
 
     @property
     def inputs(self) -> tuple[fx.Node, ...]:
-        """What is passed in, in the order of first use: results of others, inputs of the step, and
+        """The inputs, in the order of first use: results of other regions, inputs of the step, and
         constants of the graph."""
         own = set(self.nodes)
         operands = (
@@ -71,10 +71,11 @@ class Region:
         return sum(map(computes, self.nodes))
 
     def step(self, outputs: Sequence[fx.Node] | None = None) -> StepGraph:
-        """A graph of its own, which gives ``outputs``: by default all that are read outside.
+        """The region as a separate graph that returns ``outputs``: by default all values that are
+        read outside.
 
-        Constants are passed in like everything else. All that is known of a value is known of the
-        input, and of the node, that stands for it.
+        Constants become inputs as well. The inputs and nodes keep all facts about the values that
+        they stand for.
         """
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -93,7 +94,7 @@ class Region:
 
     @property
     def text(self) -> str:
-        """The graph of its own as text, with what it is."""
+        """The separate graph as text, with a heading."""
         head = f"# region {self.number}: {self.compiler}, {self.operations} operations"
         head += f", in each round of {self.inside}" if self.inside else ""
         reasons = [f"# {name}: {reason}" for name, reason in self.reasons.items()]
@@ -101,7 +102,7 @@ class Region:
 
 
 def computes(node: fx.Node) -> bool:
-    """Whether the node makes memory of its own: it is no item, and no view."""
+    """Whether the node makes memory of its own: it is neither an item nor a view."""
     if node.op != "call_function" or is_item(node):
         return False
     return not isinstance(node.target, OpOverload) or facts_of(node.target).allocates

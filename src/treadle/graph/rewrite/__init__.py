@@ -1,1 +1,1 @@
-"""Passes, rules, and how a rule is laid over a graph."""
+"""Passes, rules, and pattern matching."""

@@ -1,4 +1,4 @@
-"""New nodes in the place of old ones: the one way in which passes and rules make them."""
+"""New nodes instead of old ones: the only way in which passes and rules create them."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ aten = torch.ops.aten
 
 @final
 class ReplacementBuilder:
-    """Makes operations before ``place``, which belong where ``root`` does, or it: of its phase,
-    source line and region."""
+    """Creates operations before ``place``. They get the phase, source line and region of ``root``,
+    or of ``place`` without a ``root``."""
 
     def __init__(self, place: fx.Node, root: fx.Node | None = None) -> None:
         self._place = place
@@ -28,24 +28,27 @@ class ReplacementBuilder:
         self.made: list[fx.Node] = []
 
     def call(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> fx.Node:
-        """A call of ``target``, an operation that neither writes nor draws; its value is known."""
+        """A call of ``target``, an operation that neither writes nor draws random numbers. Its
+        value is set."""
         with self._place.graph.inserting_before(self._place):
             return self._placed(self._place.graph.call_function(target, args, kwargs))
 
     def at(self, node: fx.Node) -> "ReplacementBuilder":
-        """One for operations that stand and belong where ``node`` does; undone with these."""
+        """A builder for operations at the position of ``node``, with its phase, line and region;
+        undone together with this one."""
         other = ReplacementBuilder(node)
         other.made = self.made
         return other
 
     def belonging(self, node: fx.Node) -> "ReplacementBuilder":
-        """One for operations that stand here, and belong where ``node`` does; undone with these."""
+        """A builder for operations at this position, with the phase, line and region of ``node``;
+        undone together with this one."""
         other = ReplacementBuilder(self._place, node)
         other.made = self.made
         return other
 
     def again(self, call: fx.Node, changes: Mapping[str, Argument]) -> fx.Node:
-        """``call`` with other arguments of these names, each where it stood."""
+        """``call`` with some arguments replaced by name, at the same positions."""
         assert callable(call.target), call
         names, args, kwargs = list(arguments(call)), list(call.args), dict(call.kwargs)
         for name, value in changes.items():
@@ -57,7 +60,8 @@ class ReplacementBuilder:
         return self.call(call.target, *args, **kwargs)
 
     def copy(self, node: fx.Node, operand: Callable[[fx.Node], Argument]) -> fx.Node:
-        """``node`` of another graph here, ``operand`` of each that it reads instead of that."""
+        """A copy of ``node`` from another graph, with ``operand(each)`` for each value that it
+        reads."""
         with self._place.graph.inserting_before(self._place):
             made = self._place.graph.node_copy(node, operand)
         forget(made)
@@ -74,7 +78,8 @@ class ReplacementBuilder:
         return self.call(aten.clone.default, value, memory_format=torch.contiguous_format)
 
     def viewed(self, value: fx.Node, shape: Sequence[int]) -> fx.Node:
-        """``value`` in another shape, if it is another; a copy if it cannot be a view."""
+        """``value`` in another shape; ``value`` itself if it has that shape, a copy if it cannot be
+        a view."""
         known = type_of(value)
         if same_sizes(known.shape, shape):
             return value
@@ -92,7 +97,7 @@ class ReplacementBuilder:
         return type_of(value)
 
     def undo(self) -> None:
-        """Nothing was made."""
+        """Remove everything that was created."""
         for node in reversed(self.made):
             node.graph.erase_node(node)
         self.made.clear()

@@ -1,4 +1,4 @@
-"""Values that are one number everywhere."""
+"""Values filled with one number."""
 
 import torch
 from torch import fx

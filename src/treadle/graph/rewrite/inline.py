@@ -1,4 +1,4 @@
-"""One call as a graph of its own, and such a graph in the place of the call."""
+"""One call as a separate graph, and inlining of such a graph."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence

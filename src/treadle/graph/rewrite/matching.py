@@ -1,4 +1,5 @@
-"""Laying a pattern over a graph: what its variables stand for, and which nodes it covers."""
+"""Matching a pattern against a graph: the bindings of its variables, and the nodes that it
+covers."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Passes that look at one node after the other, where what they look for is no pattern."""
+"""Passes that visit one node after the other, for searches that are not patterns."""
 
 import abc
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Who hears of passes and does something with the graph: writes it down, or runs it."""
+"""Observers of passes that use the graph: they write it down, or run it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ class CheckNumbers(Observer):
         before, self._expected = self._expected, self._results(step)
         for new, old, output in zip(self._expected, before, step.signature.outputs, strict=True):
             if not _same_bits(new, old):
-                raise VerifyError(f"after {each}: {output.name} has other numbers")
+                raise VerifyError(f"after {each}: {output.name} has different results")
 
     def _results(self, step: StepGraph) -> list[Tensor | None]:
         with torch.random.fork_rng():

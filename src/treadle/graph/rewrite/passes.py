@@ -1,4 +1,4 @@
-"""What a pass is, what it may demand of the order, and the only loop that runs passes."""
+"""What a pass is, its constraints on the order, and the only loop that runs passes."""
 
 import abc
 import time
@@ -36,7 +36,7 @@ class GraphPass(abc.ABC):
 
     @abc.abstractmethod
     def run(self, step: StepGraph) -> int:
-        """Return how many places changed; zero promises an untouched graph."""
+        """Return the number of changes; zero promises an unchanged graph."""
 
 
 def until_settled(once: Callable[[StepGraph], int], step: StepGraph) -> int:

@@ -13,7 +13,7 @@
               |  Chain f ... Pattern     any number of calls of a set, of one value each, none too
               |  Named x Call            whatever call it is, under a name
 
-A Call that a program uses twice is one Call, and stands for one value.
+A Call that a program uses twice is one Call, and matches one value.
 """
 
 import functools
@@ -77,7 +77,7 @@ class Each:
 @final
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """What is no value of the graph and passes ``test``, or with ``number`` is one number
+    """What is not a value of the graph and passes ``test``, or with ``number`` is one number
     everywhere. ``name``: the variable that is it from then on."""
 
     test: Test | None
@@ -221,20 +221,19 @@ def commuting(*targets: object) -> AnyOf:
 
 
 def named(variable: object, call: object) -> Any:
-    """In a pattern: ``call``, which ``variable``, one of the rule's, stands for."""
+    """In a pattern: ``call``, bound to ``variable``."""
     return _Naming()(variable, call)
 
 
 def call_of(variable: object, *targets: object) -> Any:
-    """In a pattern: a call of any of these operators, whatever its arguments; ``variable`` stands
-    for it."""
+    """In a pattern: a call of any of these operators, with any arguments, bound to ``variable``."""
     return _CallOf(targets)(variable)
 
 
 def through(targets: Iterable[object], value: object, chain: object = None) -> Any:
-    """In a pattern: ``value`` as calls of ``targets`` show it, which have one operand each: any
-    number of them, one of the other, none included. ``chain``: a variable of the rule's, which is
-    then the list of them, the last first.
+    """In a pattern: ``value``, seen through a chain of any number of calls of ``targets`` with one
+    operand each, including none. ``chain``: a variable of the rule to bind the list of calls to,
+    last first.
 
     ``mm(x, through(VIEWS, exp(w), views))``  fits  ``mm(x, t(exp(w)))``, ``views=[t]``
     """
@@ -242,7 +241,7 @@ def through(targets: Iterable[object], value: object, chain: object = None) -> A
 
 
 def shared(value: object) -> Any:
-    """Mark a value of a pattern that may have readers outside the match; it then stays."""
+    """Mark a value of a pattern that may have readers outside the match; if it has, it stays."""
     return _Readers(None)(value)
 
 
@@ -252,8 +251,8 @@ def users(value: object, count: int) -> Any:
 
 
 def list_of(item: Program, *collected: object) -> Any:
-    """In a pattern: a list of any length, of values that all look like ``item``. A variable in
-    ``collected`` is the list of what the parameter of ``item`` at its place stands for.
+    """In a pattern: a list of any length whose values all match ``item``. Each variable in
+    ``collected`` is bound to the list of values of the parameter of ``item`` at the same position.
 
     ``cat(list_of(lambda x: neg(x), xs), dim)``  fits  ``cat([neg(a), neg(b)], 1)``, ``xs=[a, b]``
     """
@@ -261,14 +260,15 @@ def list_of(item: Program, *collected: object) -> Any:
 
 
 def constant(variable: object = None, test: Test | None = None, words: str = "a constant") -> Any:
-    """In a pattern: what is no value of the graph, as a dim or a dtype, and passes ``test``.
-    ``variable``: one of the rule's, if the rule is to know it. ``words``: what it had to be."""
+    """In a pattern: an argument that is not a value of the graph, such as a dim or a dtype, and
+    that passes ``test``. ``variable``: a variable of the rule to bind it to. ``words``: what was
+    expected, for messages."""
     return _constant(Constant(test, words, number=False), variable)
 
 
 def number(variable: object = None, test: Test | None = None, words: str = "a number") -> Any:
-    """In a pattern: a number that passes ``test``, or a tensor that is filled with one, as
-    ``full`` makes it. ``variable``: one of the rule's, which is then the number."""
+    """In a pattern: a number that passes ``test``, or a tensor filled with one, such as ``full``
+    creates. ``variable``: a variable of the rule to bind the number to."""
     return _constant(Constant(test, words, number=True), variable)
 
 
@@ -383,7 +383,7 @@ class _Compiler:
             case _Naming():
                 variable, call = node.args
                 pattern = self.pattern(call)
-                assert isinstance(pattern, PatternCall), f"{call} is no operation"
+                assert isinstance(pattern, PatternCall), f"{call} is not an operation"
                 return NamedCall(pattern, _name(variable))
             case _CallOf(targets):
                 words = " or ".join(map(operation_name, targets))
@@ -438,7 +438,7 @@ class _Compiler:
 
 def _name(variable: object) -> str:
     named = isinstance(variable, fx.Node) and variable.op == "placeholder"
-    require(named, VerifyError, f"{variable} is no variable of the rule")
+    require(named, VerifyError, f"{variable} is not a variable of the rule")
     assert isinstance(variable, fx.Node)
     return str(variable.target)
 

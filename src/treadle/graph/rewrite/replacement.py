@@ -1,4 +1,4 @@
-"""What a rule puts in place of what it found: built, compared with what was there, put in."""
+"""The replacement of a rule: built, compared with the matched values, and inserted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +32,10 @@ Bindings: TypeAlias = Mapping[str, Any]
 @final
 @dataclass(frozen=True)
 class Lowering:
-    """A replacement that is built by a function instead of traced: ``build(builder, **bindings)``
-    gets what the variables stand for, makes operations with ``builder.call``, and returns a value
-    for each that the pattern returns. ``NoMatch`` from within leaves the graph as it was."""
+    """A replacement that a function builds, instead of tracing a program:
+    ``build(builder, **bindings)`` receives the values of the variables, creates operations with
+    ``builder.call``, and returns one value for each value of the pattern. If it raises ``NoMatch``,
+    the graph stays as it was."""
 
     build: Callable[..., object]
 

@@ -1,8 +1,8 @@
 """Which rules can end at a node, found by the operations around it instead of one by one.
 
-Rules are told apart by the operation that they end in, then by those of its operands, and theirs:
-a tree of such questions, which a node answers with a few look-ups however many rules there are.
-What the tree gives may match; the matcher decides.
+Rules are indexed by the operation that they end in, then by those of its operands, and so on: a
+decision tree, which needs only a few lookups per node, for any number of rules. The tree returns
+candidates; the matcher decides.
 """
 
 from collections import Counter, defaultdict

@@ -1,4 +1,5 @@
-"""Local rewrites: what to find, when the rewrite is right, and what to put there."""
+"""Local rewrites: the pattern to find, the condition under which the rewrite is correct, and the
+replacement."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -60,28 +61,29 @@ _MOST_SWEEPS = 100
 
 
 def _always(**types: object) -> None:
-    """The check of a rule that is right wherever it matches."""
+    """The check of a rule that is correct wherever it matches."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Put ``replacement`` where ``pattern`` stands, unless ``check`` raises ``NoMatch``.
+    """Replace each match of ``pattern`` by ``replacement``, unless ``check`` raises ``NoMatch``.
 
-    The three share their variables: two are ordinary programs over them, and ``check`` gets
-    their types (constants as they are, lists of values as lists of types). No part of a rule
-    sees the graph; a replacement that no program can say is a ``lowering``. In a pattern,
+    The three share their variables: two are ordinary programs over them, and ``check`` receives
+    their types (constants unchanged, lists of values as lists of types). No part of a rule sees the
+    graph; a replacement that cannot be written as a program is a ``lowering``. In a pattern,
 
     - ``shared(x)`` lets ``x`` be used outside the match, ``users(x, 2)`` counts all its users;
-    - ``any_of(op, ...)(x)`` is a call of any of the operations, ``commuting(op)(x, y)`` one of its
-      operands in either order, ``call_of(c, op, ...)`` any call of these, which ``c`` stands for;
-    - ``named(c, mm(x, y))`` is a call that the rule knows as ``c``;
+    - ``any_of(op, ...)(x)`` is a call of any of the operations, ``commuting(op)(x, y)`` a call with
+      its operands in either order, ``call_of(c, op, ...)`` any call of these, bound to ``c``;
+    - ``named(c, mm(x, y))`` is a call that is bound to ``c``;
     - ``through(VIEWS, x)`` is ``x`` through any number of calls of these, none included;
     - ``anything`` is an argument that is ignored, ``...`` are all those that follow;
-    - ``number(n)`` and ``constant(c)`` are no values of the graph, and may have a test;
+    - ``number(n)`` and ``constant(c)`` are not values of the graph, and may have a test;
     - ``list_of(item, xs)`` is a list of any length.
 
-    A pattern that returns a tuple is found as a whole: the replacement returns as many values. All
-    must stand where the last of them may be computed, ahead of whoever reads the others.
+    A pattern that returns a tuple matches as a whole, and the replacement returns as many values.
+    The new values are computed where the last of the old ones can be, before any reader of the
+    others.
     """
 
     name: str
@@ -89,7 +91,7 @@ class Rule:
     replacement: Replacement = field(repr=False)
     check: Callable[..., None] = field(default=_always, repr=False)
     one_region: bool = field(default=False, repr=False)
-    """Whether a checkpointed region, or what its policy asks for, may not end inside of the match;
+    """Whether a checkpointed region, or what its policy asks for, may not end inside the match;
     otherwise a policy may be that of the last node."""
 
     @staticmethod
@@ -116,7 +118,7 @@ class Rule:
         return Rule(name, given, put, check)
 
     def patterns(self) -> tuple[Roots, ...]:
-        """What the rule looks for: one pattern, or one for each form of a function."""
+        """The patterns of the rule: one, or one for each variant of a function."""
         if isinstance(self.pattern, TorchProgram):
             return tuple(form.roots for form in self.pattern.traced_patterns)
         return (roots_of(self.pattern),)
@@ -126,12 +128,11 @@ class Rule:
 class Rewrite(GraphPass):
     """Apply the first rule that fits at each node, last node first, results included.
 
-    Each rule must make progress: a rule that undoes another would run forever. Rules are
-    found by the operations around the node where they end, so that cost grows with matches: later
-    outputs come first, then rules in their order; other passes with rules run after this one.
-    What a replacement makes possible behind it is found by another walk.
-    Where a replacement would make an output share bytes with an input or another output, which it
-    did not before, nothing is replaced.
+    Each rule must make progress: a rule that undoes another would run forever. Rules are looked up
+    by the operations around the node where they end, so the cost grows with the number of matches.
+    Later outputs come first, then rules in their order; other passes with rules run after this one.
+    Another walk finds the matches that a replacement makes possible after it. Nothing is replaced
+    if an output would then share bytes with an input or another output and did not before.
     """
 
     contract = Contract()
@@ -152,7 +153,7 @@ class Rewrite(GraphPass):
 
 
 class RulePass(GraphPass):
-    """Rules under the name of a pass: each node once, the first one first."""
+    """Rules under the name of a pass: each node once, first node first."""
 
     rules: ClassVar[tuple[Rule, ...]]
 
@@ -164,7 +165,7 @@ class RulePass(GraphPass):
         return total
 
     def may_go_on(self, step: StepGraph) -> bool:
-        """Whether, after a walk that changed something, another one may find more."""
+        """Whether another walk may find more after a walk that changed something."""
         return False
 
     def _once(self, step: StepGraph) -> int:
@@ -218,9 +219,9 @@ def _index_of(rules: tuple[Rule, ...]) -> RuleIndex[Rule]:
 
 
 def explain(rewrite: "Rule | RulePass | NodeRewrite[Any]", node: fx.Node) -> str:
-    """Why ``rewrite`` does or does not apply at ``node``, in words. A rule is tried on a copy of
-    the graph where it matches, so what is built and what it would share bytes with count too; rules
-    of a pass also change what stands before ``node`` there, as the pass does."""
+    """Why ``rewrite`` does or does not apply at ``node``, as text. A matching rule is tried on a
+    copy of the graph, so the replacement and its shared bytes are checked as well. Rules of a pass
+    also change the nodes before ``node`` in the copy, as the pass does."""
     match rewrite:
         case NodeRewrite():
             return in_words(attempt(rewrite.find, node))
@@ -260,7 +261,7 @@ def in_words(attempted: object) -> str:
 
 
 def explain_all(rule: Rule, step: StepGraph) -> dict[str, str]:
-    """``explain`` of every node with an operation that the pattern of ``rule`` ends in, by name."""
+    """``explain`` for every node whose operation ends the pattern of ``rule``, by name."""
     calls = [call for roots in rule.patterns() for call in roots.calls]
     targets = {target for call in calls for target in call.arguments}
     asked = [node for node in step.graph.nodes if node.target in targets]
@@ -279,8 +280,8 @@ def find(rule: Rule, node: fx.Node) -> Bindings:
 
 
 def bindings_of(pattern: Program, value: fx.Node) -> Bindings:
-    """The variables of ``pattern``, which may end in a chain, where it is laid over ``value``,
-    whoever else reads what it covers; raises ``NoMatch``."""
+    """The variables of ``pattern``, which may end in a chain, matched at ``value``, no matter who
+    else reads the matched values; raises ``NoMatch``."""
     match = PatternMatch(value)
     unify(match, pattern_of(pattern), value)
     return match.bindings

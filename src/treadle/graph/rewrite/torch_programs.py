@@ -1,9 +1,9 @@
-"""Rules whose programs are ordinary functions of PyTorch's: traced, for whatever types they meet.
+"""Rules whose programs are ordinary PyTorch functions: traced, for the types that they meet.
 
 A function becomes operations only for given shapes: ``x @ y`` is one product of matrices, or a few
-views around a batched one; a view has sizes in its arguments. So examples say which forms to look
-for, without any of their constants. Where such a form is found, the function is traced again with
-the types that stand there, and must be what stands there, constants and all.
+views around a batched one; a view has sizes in its arguments. So examples define which variants to
+search, without their constants. If such a variant is found, the function is traced again with the
+types at that place, and must equal the nodes there, including constants.
 """
 
 import functools

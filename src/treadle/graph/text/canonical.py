@@ -1,4 +1,4 @@
-"""A step as the compiler may see it: every fact of it has one text, and nothing else is there.
+"""A step as the compiler sees it: every fact has one text, and there is nothing else.
 
 ::
 
@@ -6,9 +6,9 @@
     node   =  op  target  name  arguments  {key: value, ...}  type
     type   =  dtype  shape  strides  offset  storage  device  layout
 
-What a compile makes depends on the facts alone, so their digest names it. Source lines are not
-facts: the step has the *number* of each line instead, and only what is shown to a person gets the
-lines back, from the run at hand.
+The result of a compile depends only on the facts, so their digest names it. Source lines are not
+facts: the step has the *number* of each line instead, and only output for people gets the lines
+back, from the current run.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""Pieces of a step as texts from which ``graph/text/parsing.py`` makes the same pieces.
+"""Parts of a step as texts, from which ``graph/text/parsing.py`` recreates the same parts.
 
 ::
 

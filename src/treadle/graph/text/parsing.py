@@ -9,10 +9,10 @@
     result    =  "return" "[" arguments "]"  ["#" "[" quoted names "]"]
     write     =  name "<-" name  ["#" name of the user's]
 
-``graph/text/exact.py`` says how types, arguments and notes are written, ``size_text.py`` how dims
-and sizes. What ``show(step)`` leaves out has a usual value: contiguous, on the CPU, forward. Values
-are computed again, operation by operation, and a type that is not the one in the text is an error.
-Every input has memory of its own, and no pass has run.
+``graph/text/exact.py`` defines how types, arguments and notes are written, ``size_text.py`` how
+dims and sizes. Parts that ``show(step)`` leaves out have default values: contiguous, on the CPU,
+forward. Values are recomputed, operation by operation, and a type that differs from the text is an
+error. Every input has its own memory, and no pass has run.
 """
 
 import operator
@@ -135,7 +135,7 @@ class _Reader:
                 parts.add(word)
                 place, word = self.scanner.place(), self.scanner.word()
             if word not in set(Role):
-                raise self.scanner.error(f"{word!r} is no role: {', '.join(Role)}", place)
+                raise self.scanner.error(f"{word!r} is not a role: {', '.join(Role)}", place)
             role, users = Role(word), self._users_name()
         self.inputs.append(Input(role, users or name, "sharded" in parts, "uneven" in parts))
         node = self.graph.placeholder(name)
@@ -275,7 +275,7 @@ class _Reader:
             elif word in NOTES:
                 with_info(node, **{word: self._noted()})
             else:
-                raise self.scanner.error(f"{word!r} is no phase and no note", at)
+                raise self.scanner.error(f"{word!r} is neither a phase nor a note", at)
             if not self.scanner.take(","):
                 return
 

@@ -8,8 +8,8 @@
     return [mm]
     w <- mul
 
-``parse`` (``graph/text/parsing.py``) reads it, unless a graph stands in it (``while_loop``), which
-is shown between braces. ``exact=True`` adds what it takes to make the same step::
+``parse`` (``graph/text/parsing.py``) reads it, unless it contains a graph (``while_loop``), which
+is shown between braces. ``exact=True`` adds everything that is needed to recreate the step::
 
     x: f32[4, 8] strides [1, 4] on cuda:0  # batch
     mm: f32[4, 2] = mm(x, w)  # forward, module lin, at net.py:7: return x @ w

@@ -1,4 +1,4 @@
-"""Sizes that each call decides, in a step's text, and the same read back.
+"""Dynamic sizes in a step's text, and reading them back.
 
 ::
 

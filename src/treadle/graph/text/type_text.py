@@ -100,6 +100,6 @@ class TypeReader:
         size = self.scanner.number() if of_dims is None else of_dims
         longer = not (self.scanner.sees(",") or self.scanner.sees("]"))
         if not isinstance(size, int) or longer or least(size) < 0:
-            text = "this is no size: a number, or a formula of dims that the text says"
+            text = "this is not a size: a number, or a formula of dims that the text says"
             raise self.scanner.error(text, at)
         return size

@@ -1,11 +1,11 @@
-"""Collectives: library calls into buffers of ours, each with a call that waits for it.
+"""Collectives: library calls into treadle's buffers, each with a call that waits for it.
 
 ::
 
     s = all_reduce(g, "sum", "0")      s = all_reduce.out(g, "sum", "0")
     w = wait_tensor(s)                 w = wait.out(s, [g])        where s is, if only ``w`` reads s
 
-What a collective reads is an argument of its wait too: until then its bytes are in use.
+The input of a collective is also an argument of its wait: until then its bytes are in use.
 """
 
 from treadle.algebra.strides import contiguous_strides
@@ -39,8 +39,8 @@ def _start(context: LoweringContext, op: OpOverload, args: Args) -> Lowered:
     started = collective_of(context.node)
     if started is None:
         raise context.fault(
-            f"{op} is no collective that can run inside a compiled step",
-            remedy="leave what sends from one rank to another outside of the step",
+            f"{op} is not a collective that can run inside a compiled step",
+            remedy="move communication between ranks out of the step",
         )
     plain = tuple([_contiguous(context, arg) for arg in args])
     if started.coalesced:

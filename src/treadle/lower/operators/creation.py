@@ -1,4 +1,4 @@
-"""Tensors made from nothing. They stay formulas: no buffer holds a constant or a mask."""
+"""Tensors created without operands. They stay formulas: no buffer contains a constant or a mask."""
 
 from collections.abc import Sequence
 
@@ -123,7 +123,7 @@ def arange_step(
 def linspace(
     context: LoweringContext, start: Number, end: Number, steps: int, **_kwargs: object
 ) -> Array:
-    """``start + i * step`` from the nearer end, as eager does; whole numbers are cut off."""
+    """``start + i * step`` from the nearer end, as eager does; integers are cut off."""
     (axis,) = context.axes()
     place = ScalarExpr(cast(Position(Index.of(axis)), torch.float64))
     step = (end - start) / max(steps - 1, 1)

@@ -1,4 +1,5 @@
-"""Gathers, joins and pads: ``out[i] = x[f(i)]``, where ``f`` may read an index tensor."""
+"""Gathers, concatenations and padding: ``out[i] = x[f(i)]``, where ``f`` may read an index
+tensor."""
 
 import math
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ def cat(context: LoweringContext, tensors: Sequence[Value], dim: int = 0) -> Arr
     dim %= len(axes)
     pieces = [tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors[:1])
     if len(pieces) > _MOST_PIECES:
-        raise Unsupported(f"a join of {len(pieces)} pieces")
+        raise Unsupported(f"a concatenation of {len(pieces)} tensors")
     start = 0
     chosen: Expr | None = None
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Operations that compute each element from the elements at the same place: ``out[i] = f(x[i])``.
+"""Elementwise operations: ``out[i] = f(x[i])``.
 
 Half precisions are computed in float32 and rounded once, as eager does.
 """
@@ -158,7 +158,7 @@ def logical_not(context: LoweringContext, x: Value) -> Array:
 
 @lowers(aten.bitwise_not.default)
 def bitwise_not(context: LoweringContext, x: Value) -> Array:
-    """Every bit turned; of truth values the other one."""
+    """Every bit turned; of booleans the other one."""
     return pointwise(context, named("not" if context.dtype is torch.bool else "bitnot"), x)
 
 
@@ -170,7 +170,7 @@ def isnan(context: LoweringContext, x: Value) -> Array:
 
 @lowers(aten.isinf.default)
 def isinf(context: LoweringContext, x: Value) -> Array:
-    """True at infinities of either sign; nowhere of whole numbers."""
+    """True at infinities of either sign; nowhere of integers."""
     if not x.dtype.is_floating_point:
         return pointwise(context, lambda x: x.fn("ne", x), x, common=x.dtype)
     return pointwise(context, lambda x: x.fn("abs").fn("eq", math.inf), x, common=x.dtype)
@@ -178,7 +178,7 @@ def isinf(context: LoweringContext, x: Value) -> Array:
 
 @lowers(aten.isfinite.default)
 def isfinite(context: LoweringContext, x: Value) -> Array:
-    """False at infinities and NaN; true everywhere of whole numbers."""
+    """False at infinities and NaN; true everywhere of integers."""
     if not x.dtype.is_floating_point:
         return pointwise(context, lambda x: x.fn("eq", x), x, common=x.dtype)
     return pointwise(context, lambda x: x.fn("abs").fn("lt", math.inf), x, common=x.dtype)

@@ -1,4 +1,4 @@
-"""Pooling by maximum: the largest of each window and its place, and the derivative by places."""
+"""Max pooling: the maximum of each window and its position, and the derivative by positions."""
 
 import math
 from collections.abc import Sequence

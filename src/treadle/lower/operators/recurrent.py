@@ -1,4 +1,4 @@
-"""cuDNN's recurrent backward, which overwrites what its forward kept.
+"""cuDNN's recurrent backward, which overwrites the data that its forward saved.
 
 ::
 

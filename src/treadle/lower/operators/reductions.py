@@ -1,6 +1,6 @@
 """Reductions: ``out[i] = sum{k} x[i, k]``.
 
-A ``Reduce`` stands at the root of its step. Half precisions are summed in float32. Whole-tensor
+A ``Reduce`` is at the root of its step. Half precisions are summed in float32. Whole-tensor
 reductions are split in two steps, rows of partials and then the rest, so that rows run in parallel.
 """
 

@@ -1,6 +1,7 @@
 """Writes into part of a tensor, as reads: ``out[i] = source[j] if i is written else x[i]``.
 
-Where data chooses many places a line, several writes may meet in one: those are library calls.
+If data selects several elements per row, several writes may hit the same element: those are library
+calls.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Softmax and its kin: a few small steps each. Fusing them is the scheduler's business."""
+"""Softmax and related operations: a few small steps each, which the scheduler fuses."""
 
 import math
 

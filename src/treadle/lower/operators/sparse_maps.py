@@ -1,11 +1,11 @@
-"""Linear maps with few entries a row, one matrix a dim: pooling by mean, resizing, padding.
+"""Linear maps with few entries per row, one matrix per dim: mean pooling, resizing, padding.
 
 ::
 
     out[j] = sum{k < width} weight[j, k] * x[first(j) + k]
 
-Over several dims the matrices multiply. The derivative is the same map with each matrix
-transposed, so that every one of these operations is two lines: which inputs an output reads.
+Over several dims the matrices multiply. The derivative is the same map with each matrix transposed,
+so each of these operations takes two lines: which inputs an output reads.
 """
 
 import itertools
@@ -33,7 +33,7 @@ Row = dict[int, float]
 def require_known(*extents: int) -> None:
     """``Unsupported`` where a call decides one of them, and so which inputs an output reads."""
     if any(isinstance(extent, Size) for extent in extents):
-        raise Unsupported("sizes that each call decides say which inputs an output reads")
+        raise Unsupported("the inputs that an output reads depend on dynamic sizes")
 
 
 @final

@@ -1,8 +1,8 @@
 """Views: another shape, strides and offset over the same buffer, or the same formula re-indexed.
 
 The arithmetic is PyTorch's own: the operation is replayed on a tensor without data that has the
-strides of our buffer, and the strides that come back are the answer. Sizes that the call decides
-are replayed as PyTorch's symbols.
+strides of the buffer, and the resulting strides are the answer. Dynamic sizes are replayed as
+PyTorch's symbols.
 """
 
 from collections.abc import Callable, Mapping, Sequence

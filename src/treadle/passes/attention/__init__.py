@@ -1,1 +1,1 @@
-"""Attention written out, found and handed to a kernel; masks, kernels and heads."""
+"""Attention that is written out, found and replaced by a kernel; masks, kernels and heads."""

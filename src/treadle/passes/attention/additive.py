@@ -1,4 +1,4 @@
-"""Masks of scores as the library's call takes them: one value of four dims that is added."""
+"""Masks of scores as the library call takes them: one 4-dim value that is added."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The gradient of an attention that was found, each node of it checked to be exactly that."""
+"""The gradient of a matched attention, with a check of each node."""
 
 import math
 from dataclasses import dataclass
@@ -186,7 +186,7 @@ def _also_used(forward: Forward, names: str) -> str:
     words = f"the gradient of the scores is used by {names}"
     if not any(mask.add for mask in forward.scores.masks):
         return words
-    return f"{words}: a bias is learned, and the kernel gives no gradient of what is added"
+    return f"{words}: a bias is learned, and the kernel computes no gradient for it"
 
 
 def _factor(forward: Forward, reader: fx.Node, at: fx.Node) -> float:

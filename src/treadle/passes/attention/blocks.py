@@ -54,13 +54,13 @@ def blocked(
     args = arguments(forward)
     sizes = [size for name in OPERANDS for size in type_of(args[name]).shape]
     fixed = all(type(size) is int for size in sizes) and all(sizes)
-    require(fixed, NoMatch, f"{forward} has sizes that the call decides, or none")
+    require(fixed, NoMatch, f"{forward} has dynamic sizes, or none")
     rows, within = type_of(args["query"]).shape[2], blocks.within
     words = f"the {rows} rows of {forward} are no whole number of blocks of {blocks.size}"
     require(rows % blocks.size == 0, NoMatch, words)
     flag = within.is_everything or within.is_causal
     require(flag, NoMatch, f"{forward} has {within} in each block: no flag says that")
-    require(not args["dropout_p"], NoMatch, f"{forward} drops out, by numbers of its places")
+    require(not args["dropout_p"], NoMatch, f"{forward} has dropout, computed from positions")
     require_exchangeable(forward, backward, (mask, "scale", "dropout_p"))
     return BlockedCall(forward, tuple(backward), mask, blocks.size, within.is_causal)
 

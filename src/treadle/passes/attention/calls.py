@@ -1,4 +1,4 @@
-"""The library's calls in the place of an attention that was found."""
+"""The library calls that replace a matched attention."""
 
 import math
 from collections.abc import Callable, Iterator

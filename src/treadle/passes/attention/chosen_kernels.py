@@ -1,4 +1,4 @@
-"""Attention by the kernel that was measured to be the fastest, whichever PyTorch picked."""
+"""Attention by the kernel that was measured to be the fastest, independent of PyTorch's choice."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -58,16 +58,14 @@ class CallFastestAttention(NodeRewrite[_Flash]):
     contract: ClassVar[Contract] = Contract()
 
     def find(self, node: fx.Node) -> _Flash:
-        require(node.target is _FLASH, NoMatch, f"{node} is no call of the flash kernel")
+        require(node.target is _FLASH, NoMatch, f"{node} is not a call of the flash kernel")
         args = arguments(node)
-        drawn = f"{node} drops out, by numbers of the kernel's own"
+        drawn = f"{node} has dropout, with the kernel's own random numbers"
         require(not args["dropout_p"] and not args["return_debug_mask"], NoMatch, drawn)
         query, key, value = (type_of(args[name]) for name in OPERANDS)
         sizes = (query.shape[2], key.shape[2], query.shape[3])
         fixed = all(type(size) is int for size in sizes) and value.shape[3] == query.shape[3]
-        require(
-            fixed, NoMatch, f"{node} has sizes that the call decides, or values of another width"
-        )
+        require(fixed, NoMatch, f"{node} has dynamic sizes, or values of another width")
         corner = f"{node} is causal, of other queries than keys: kernels begin at different corners"
         require(not args["is_causal"] or sizes[0] == sizes[1], NoMatch, corner)
         if args["is_causal"]:

@@ -1,4 +1,4 @@
-"""One kernel of attention in the place of another: what must hold, and how results come there."""
+"""Replacing one attention kernel by another: the conditions, and the mapping of results."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,5 @@
-"""From a softmax to the attention around it: back to the scores' product, on to that of values."""
+"""From a softmax to the attention around it: back to the product of the scores, forward to that
+with the values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ def forward_of(softmax: fx.Node) -> Forward:
     last = args["dim"] in (-1, kind.ndim - 1)
     require(last and kind.ndim >= 3, NoMatch, "not a softmax of matrices over their last dim")
     fixed = all(type(size) is int for size in kind.shape)
-    require(fixed, NoMatch, "sizes that the call decides")
+    require(fixed, NoMatch, "dynamic sizes")
     scores = _scores(args["self"], _Walk(softmax))
     weights = _weights(softmax)
     result = _product_of(weights[-1])

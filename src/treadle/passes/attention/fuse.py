@@ -76,7 +76,7 @@ class FuseAttention(GraphPass):
 @final
 @dataclass(frozen=True, slots=True)
 class AttentionFinding:
-    """What became of one softmax. ``refused``: why it is no call of the library; empty if it is.
+    """What became of one softmax. ``refused``: why it is not a call of the library; empty if it is.
 
     ``shape``: of the probabilities. ``masks``: how many are on the scores. ``trained``: whether the
     step has its gradient.

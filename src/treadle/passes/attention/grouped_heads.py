@@ -1,4 +1,5 @@
-"""Heads of keys and values that several queries share, handed to attention as they are."""
+"""Grouped-query attention: shared heads of keys and values, passed to attention without repeating
+them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,13 +91,13 @@ class GroupHeads(NodeRewrite[_Grouped]):
     contract: ClassVar[Contract] = Contract()
 
     def find(self, node: fx.Node) -> _Grouped:
-        require(node.target in KERNELS, NoMatch, f"{node} is no call of a kernel that shares heads")
+        require(node.target in KERNELS, NoMatch, f"{node} calls no kernel that shares heads")
         args = arguments(node)
-        drawn = f"{node} drops out: that it draws the same for shared heads is not known"
+        drawn = f"{node} has dropout, and might draw other numbers for shared heads"
         require(not args["dropout_p"], NoMatch, drawn)
         operands = {name: _repeated(args[name]) for name in _OPERANDS}
         counts = [operand.shape[operand.axis] for operand in operands.values()]
-        require(same(*counts), NoMatch, f"keys and values of {node} are repeated unlike")
+        require(same(*counts), NoMatch, f"keys and values of {node} are repeated in different ways")
         backward = gradients_of(node, (KERNELS[node.target],))
         calls = (node, *backward)
         for name, operand in operands.items():

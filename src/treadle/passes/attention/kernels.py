@@ -1,4 +1,4 @@
-"""The library's kernels that take the place of attention written out, one for each kind of device.
+"""The library kernels that replace attention that is written out, one for each kind of device.
 
 ::
 
@@ -83,7 +83,7 @@ class HostFlash(FusedKernel):
         _, rows, columns, width = forward.sizes
         dtype, masked = type_of(forward.result).dtype, bool(forward.scores.masks)
         least = least_scores(dtype, width, masked=masked)
-        words = f"{rows} x {columns} scores of {dtype}: the call was measured to lose"
+        words = f"{rows} x {columns} scores of {dtype}: the call was measured to be slower"
         require(least is not None and rows * columns >= least, NoMatch, words)
 
     def mask_dtype(self, forward: Forward, rows: MaskedRows) -> torch.dtype:
@@ -160,7 +160,7 @@ class Cudnn(FusedKernel):
     def check(self, forward: Forward, *, everywhere: bool) -> None:
         self.require_fits(type_of(forward.result), forward.sizes[1:])
         heads, rows, columns, _ = forward.sizes
-        few = f"{heads} x {rows} x {columns} scores: the call was measured to lose"
+        few = f"{heads} x {rows} x {columns} scores: the call was measured to be slower"
         require(everywhere or heads * rows * columns >= _LEAST_ON_GPUS, NoMatch, few)
 
     def require_fits(self, kind: TensorType, sizes: tuple[int, int, int]) -> None:
@@ -172,7 +172,7 @@ class Cudnn(FusedKernel):
         require(kind.dtype in _HALF, NoMatch, f"of {kind.dtype}: cuDNN's kernel is for 16 bits")
         wide = f"heads are {width} wide: cuDNN's kernel takes multiples of 8 up to 128"
         require(width % 8 == 0 and width <= 128, NoMatch, wide)
-        lone = f"{rows} x {columns} scores: cuDNN's kernel takes several of both"
+        lone = f"{rows} x {columns} scores: cuDNN's kernel needs more than one of each"
         require(min(rows, columns) > 1, NoMatch, lone)
         capability = self.target.driver.capability(kind.device)
         old = f"cuDNN has no kernel for devices of compute capability {capability}"

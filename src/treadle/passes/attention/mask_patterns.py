@@ -1,4 +1,4 @@
-"""What a mask of attention lets through, by name, proved for every pair of a query and a key.
+"""Named patterns of attention masks, proved for every pair of a query and a key.
 
 ::
 
@@ -214,7 +214,7 @@ def _allowed(
 ) -> tuple[Condition, bool]:
     """Where ``bias`` is 0. Elsewhere it is one of the numbers that hide."""
     dtype = type_of(bias).dtype
-    require(dtype.is_floating_point, NoMatch, f"{bias} is no bias: {dtype}")
+    require(dtype.is_floating_point, NoMatch, f"{bias} is not a bias: {dtype}")
     rank = len(type_of(bias).shape)
     term = reader.at(bias, [axis.as_index for axis in pairs.axes[4 - rank :]])
     if isinstance(term, Unread):

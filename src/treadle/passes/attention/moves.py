@@ -4,7 +4,7 @@
 
     view(view(clone(transpose(x, 1, 2)), [8, 7, 4]), [2, 4, 7, 4])    is    transpose(x, 1, 2)
 
-A layout is *plain* if elements stand in the order of the first value: dims alone changed.
+A layout is *plain* if elements are in the order of the first value: only dims changed.
 """
 
 from collections.abc import Sequence

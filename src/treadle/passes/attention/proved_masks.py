@@ -1,4 +1,4 @@
-"""Masks of attention that are proved to be a flag of the kernel, or nothing at all."""
+"""Attention masks that are proved to equal a flag of the kernel, or to have no effect."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +47,7 @@ class AttentionKernel:
 
 
 _CUDNN_NEVER = -65504.0
-"""What PyTorch hands cuDNN's kernel where a mask of truth values is false, in all dtypes."""
+"""What PyTorch hands cuDNN's kernel where a mask of booleans is false, in all dtypes."""
 
 
 KERNELS: Mapping[object, AttentionKernel] = {
@@ -82,10 +82,10 @@ class ProveAttentionMasks(GraphPass):
 
     A mask that is proved to let every pair through goes; one that is proved to be causal, of as
     many queries as keys, becomes the flag; one that is proved to be a window becomes, on GPUs, the
-    two bounds of a kernel that skips what is outside of it; one that is proved to be of blocks of
+    two bounds of a kernel that skips what is outside it; one that is proved to be of blocks of
     positions goes, and each block is a batch of its own. The function is the same while scores are
     finite (and smaller than half of the number that a mask adds, where that is not -inf: 32,752
-    is the least such half, since PyTorch gives cuDNN -65504 for a mask of truth values). CPUs give
+    is the least such half, since PyTorch gives cuDNN -65504 for a mask of booleans). CPUs give
     the same bits, but for blocks. On GPUs the kernel rounds in another place, so there nothing
     changes where rounding is to be ``eager``'s.
     """
@@ -186,7 +186,7 @@ class _Decisions:
         args = arguments(node)
         bias, query, key = args[KERNELS[node.target].mask], args["query"], args["key"]
         require(bias is not None, NoMatch, f"{node} has no mask")
-        require(is_tensor(bias), NoMatch, f"the mask of {node} is no tensor")
+        require(is_tensor(bias), NoMatch, f"the mask of {node} is not a tensor")
         pairs = Pairs.of(query, key)
         never = KERNELS[node.target].never
         at = (bias, never, *(size_key(axis.extent) for axis in pairs.axes))
@@ -236,7 +236,7 @@ class _Decisions:
         """What must hold of a call whose mask goes."""
         args, rounds = arguments(node), KERNELS[node.target].rounds
         require(not (rounds and self.by.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
-        drawn = f"{node} drops out: that it draws the same without {bias} is not known"
+        drawn = f"{node} has dropout, and might draw other numbers without {bias}"
         require(not (rounds and args["dropout_p"]), NoMatch, drawn)
         for call in (node, *_backward(node)):
             require(not _wants_bias(call), NoMatch, f"{call} gives a gradient of {bias}")

@@ -1,9 +1,10 @@
-"""What the masks of scores are, and whether every query may look at some key.
+"""The values of masks, and whether every query may attend to some key.
 
-A row of scores that is masked as a whole is where eager and fused kernels part: eager gives NaN for
-``-inf``, and an even mixture for a finite number; the kernel gives zeros, and its gradient of the
-even mixture is wrong, for the logarithm of a sum drowns in the number. So a mask must be proved to
-leave something of every row. What depends on no input can be computed, and is.
+Eager and fused kernels differ for a row of scores that is masked completely: eager returns NaN for
+``-inf``, and a uniform average for a finite number; the kernel returns zeros, and its gradient of
+the uniform average is wrong, because the logarithm of the sum is lost next to the number. So it
+must be proved that a mask leaves something of every row. Masks that depend on no input are
+computed.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Attention within a window, by the kernel of PyTorch's that skips what the window hides.
+"""Attention within a window, by the PyTorch kernel that skips the keys outside the window.
 
 ::
 
@@ -7,8 +7,8 @@
     after:   t = flash_attention(q^T, k^T, v^T, window_size_left=63, window_size_right=0)
              y = t[0]^T; dq, dk, dv = flash_attention_backward(dy^T, ...)^T   [B, T, H, D]
 
-The kernel is FlashAttention-2's (Dao, 2023), whose blocks of keys outside of the window of a block
-of queries are never loaded.
+The kernel is FlashAttention-2's (Dao, 2023), which never loads blocks of keys outside the window of
+a block of queries.
 """
 
 import operator
@@ -93,7 +93,7 @@ def _side(forward: fx.Node, bound: int | None) -> int:
     """A bound of the window as the kernel has it: -1 for none."""
     if bound is None:
         return -1
-    require(type(bound) is int, NoMatch, f"the window of {forward} is as wide as the call decides")
+    require(type(bound) is int, NoMatch, f"the window of {forward} has a dynamic width")
     require(bound >= 0, NoMatch, f"the window of {forward} leaves out a query's own position")
     return bound
 
@@ -102,7 +102,7 @@ def _check_operands(forward: fx.Node, args: Mapping[str, Any]) -> None:
     query, key, value = (type_of(args[name]) for name in OPERANDS)
     sizes = [*query.shape, *key.shape, *value.shape]
     fixed = all(type(size) is int for size in sizes) and all(sizes)
-    require(fixed, NoMatch, f"{forward} has sizes that the call decides, or none")
+    require(fixed, NoMatch, f"{forward} has dynamic sizes, or none")
     half = query.dtype in _HALF
     require(half, NoMatch, f"{forward} is of {query.dtype}: windows are for 16 bits")
     width = query.shape[3]

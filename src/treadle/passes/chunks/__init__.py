@@ -1,1 +1,1 @@
-"""Work over many rows in chunks of rows: what is computed row by row, and how it is cut."""
+"""Computing many rows in chunks: what is computed row by row, and how it is split."""

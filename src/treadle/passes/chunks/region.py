@@ -9,8 +9,8 @@
     d = mm(g, v)                a member that is collected: its rows, joined, are the whole
     e = mm(t(g), h)             an exit: a product over rows
 
-From the root on, each node is of one of these kinds, or late: it needs a member or an exit as a
-whole. A wide value that something late is needed for, or that is read as a whole, refuses it all.
+From the root on, each node has one of these kinds, or is late: it needs a member or an exit as a
+whole. If a wide value depends on something late, or is read as a whole, the region is refused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -182,7 +182,7 @@ class _Finder:
 
     def _fetch(self, operand: fx.Node, rows: RowRange, row_dims: Shape) -> RowPart | None:
         """The chunk's part of an operand: of a member, or of a wide value that may become one."""
-        require(operand not in self.late, NoMatch, f"{operand} is known after all rows alone")
+        require(operand not in self.late, NoMatch, f"{operand} is known only after all rows")
         if operand not in self.members:
             self._adopt(operand, rows, row_dims)
         if operand not in self.members:

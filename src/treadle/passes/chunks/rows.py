@@ -1,4 +1,4 @@
-"""What is known of values that have rows, and calls that are written once for each chunk of rows.
+"""Facts about values with rows, and calls that are created once per chunk of rows.
 
 ::
 
@@ -8,7 +8,7 @@
     template = arguments in which ``Part``, ``RowSlice``, ``RowCount`` and ``Made`` stand for values
                of the chunk
 
-In a chunk every value is flat: one dim of rows, then the dims behind ``lead``.
+In a chunk every value is flat: one dim of rows, then the dims after ``lead``.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which operations work row by row, and what they are in a chunk: one rule for each family.
+"""Which operations work row by row, and their form in a chunk: one rule for each family.
 
 ::
 
@@ -6,7 +6,7 @@
     expand(y, [2, 7, 97])                                             ->  expand(part, [rows, 97])
     view(x, [14, 97])                                                 ->  part
 
-A rule sees one node, and what is known of the rows of its operands; ``NoMatch`` says why the node
+A rule sees one node, and the facts about the rows of its operands; ``NoMatch`` says why the node
 does not work row by row.
 """
 

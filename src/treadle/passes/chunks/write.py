@@ -1,11 +1,11 @@
-"""A region in chunks of rows, one after the other, in the place of its nodes.
+"""Replacing a region by chunks of rows, one after the other.
 
 before:  x = mm(h, w); g = f(x); d = mm(g, v); e = mm(t(g), h)
 after:   x0 = mm(h[:n], w); g0 = f(x0); d0 = mm(g0, v); e0 = mm(t(g0), h[:n])
          x1 = mm(h[n:], w); g1 = f(x1); d1 = mm(g1, v); e1 = addmm(e0, t(g1), h[n:])
          d = cat([d0, d1]); e = e1
 
-Sums are added up in 32 bits where values have 16, and rounded once, as one product or sum does.
+Sums of 16-bit values accumulate in 32 bits and are rounded once, as in one product or sum.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""What costs nothing to find: equal values, unread ones, operations that do nothing."""
+"""Cheap cleanup: equal values, unread values, operations without effect."""

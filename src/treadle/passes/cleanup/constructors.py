@@ -1,4 +1,4 @@
-"""Values that are made from numbers alone."""
+"""Values that are made only from numbers."""
 
 import math
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class CountConstants(NodeRewrite[tuple[fx.Node, int | float]]):
     after:   a = arange(1, 5); m = mul(a, 2); v = view(m, [1, 4]); e = expand(v, [3, 4])
              s = clone(e)
 
-    A formula instead of a call, and nothing is read. Whole numbers are summed in int64 where eager
+    A formula instead of a call, and nothing is read. Integers are summed in int64 where eager
     does, and wrap where it wraps. Of floating-point numbers only where every multiple is one that
     its dtype has: then every order of summing gives the same bits.
     """
@@ -44,13 +44,13 @@ class CountConstants(NodeRewrite[tuple[fx.Node, int | float]]):
 
 def _counted(node: fx.Node) -> int | float:
     """The number that ``node`` sums, in its own dtype."""
-    require(node.target is aten.cumsum.default, NoMatch, f"{node} is no running sum")
+    require(node.target is aten.cumsum.default, NoMatch, f"{node} is not a running sum")
     args, result = arguments(node), type_of(node)
     number = number_everywhere(args["self"])
     require(number is not None, NoMatch, f"{args['self']} is not one number everywhere")
     require(result.ndim > 0, NoMatch, f"{node} has no dims")
     static = not any(isinstance(size, Size) for size in result.shape)
-    require(static, NoMatch, f"{node} has sizes that calls decide")
+    require(static, NoMatch, f"{node} has dynamic sizes")
     exact = not isinstance(number, complex) and not result.dtype.is_complex
     exact = exact and result.dtype is not torch.bool
     require(exact, NoMatch, f"{node} is {result}")
@@ -58,7 +58,7 @@ def _counted(node: fx.Node) -> int | float:
     count = result.shape[args["dim"] % result.ndim]
     if result.dtype.is_floating_point:
         return _exact_multiple(number, count, result)
-    require(math.isfinite(number), NoMatch, f"{number} is no whole number")
+    require(math.isfinite(number), NoMatch, f"{number} is not an integer")
     limits = torch.iinfo(result.dtype)
     for whole in (count + 1, int(number)):
         fits = limits.min <= whole <= limits.max
@@ -72,7 +72,7 @@ def _exact_multiple(number: float, count: int, result: TensorType) -> float:
     require(not negative_zero, NoMatch, "the sum of -0.0 may be 0.0")
     require(math.isfinite(number), NoMatch, f"{number} is not finite")
     limits = torch.finfo(result.dtype)
-    most = round(2 / limits.eps)  # up to here whole numbers are exact
+    most = round(2 / limits.eps)  # up to here integers are exact
     top, _ = number.as_integer_ratio()
     while top and top % 2 == 0:
         top //= 2

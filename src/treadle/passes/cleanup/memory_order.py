@@ -1,4 +1,4 @@
-"""Draws in place, which functionalization put elsewhere, in the order of memory again."""
+"""In-place random numbers, restored to memory order after functionalization."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Remove operations that return what they were given."""
+"""Remove operations that return their operand."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Passes over collectives: each once, started early, several as one, waited for late."""
+"""Passes over collectives: no duplicates, early starts, buckets, late waits."""
 
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.comm.bucketing.bucket import BucketCollectives

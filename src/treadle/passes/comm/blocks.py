@@ -1,4 +1,4 @@
-"""What only rearranges elements, beside a collective: views, pieces, and copies of them.
+"""Operations around a collective that only rearrange elements: views, slices, and copies of them.
 
 ::
 

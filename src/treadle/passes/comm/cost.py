@@ -1,5 +1,5 @@
-"""Seconds that collectives take: measured, or by the number of messages and bytes that the usual
-algorithms send; and for groups of other sizes than were measured.
+"""Seconds of collectives: measured, or estimated from the messages and bytes that the usual
+algorithms send; also for groups of other sizes than the measured ones.
 
 ::
 
@@ -197,7 +197,7 @@ class CommunicationModel:
             known = ", ".join(sorted(self.groups)) or "none"
             remedy = "give the number of ranks of each group of the step"
             raise PlanError(
-                f"nothing is known of the group {name!r}, only of {known}",
+                f"there is no measurement of the group {name!r}, only of {known}",
                 code="TR-550",
                 remedy=remedy,
             )

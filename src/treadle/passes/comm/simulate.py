@@ -7,9 +7,9 @@
 
     exposed  =  union of the groups' intervals  minus  union of compute's intervals
 
-A collective starts when the compute before it has ended and the collectives of its group before it
-have; nothing else waits for it than its waits, and the end of the step. So the step takes as long
-as its compute and what is exposed, which is never a sum of the collectives' own times.
+A collective starts when the compute before it and the earlier collectives of its group have ended;
+only its waits, and the end of the step, wait for it. So the step takes the time of its compute plus
+the exposed time, which is never a sum of the collectives' own times.
 """
 
 import heapq
@@ -37,7 +37,8 @@ _BESIDE = 6
 @final
 @dataclass(frozen=True, slots=True)
 class ComputeSpan:
-    """An operation that takes time: seconds after the step's beginning."""
+    """An operation that takes time; ``start`` and ``end`` are seconds after the start of the
+    step."""
 
     node: str
     operation: str
@@ -50,11 +51,11 @@ class ComputeSpan:
 @final
 @dataclass(frozen=True, slots=True)
 class CollectiveSpan:
-    """A collective: ``issued`` when compute came to it, on its way from ``start`` to ``end``, and
-    ``awaited`` when compute came to its first wait (``None``: by nobody).
+    """A collective: ``issued`` when compute reached it, in flight from ``start`` to ``end``, and
+    ``awaited`` when compute reached its first wait (``None`` without a wait).
 
-    ``exposed``: seconds of it beside which nothing is computed. ``beside``: what is computed
-    meanwhile, most of the time first, with the seconds of it.
+    ``exposed``: seconds during which nothing is computed. ``beside``: the operations that overlap
+    with it, the longest overlap first, with their seconds.
     """
 
     node: str
@@ -72,26 +73,26 @@ class CollectiveSpan:
 
     @property
     def seconds(self) -> float:
-        """How long it is on its way."""
+        """How long it is in flight."""
         return self.end - self.start
 
     @property
     def hidden(self) -> float:
-        """Seconds of it beside which something is computed."""
+        """Seconds that overlap with compute."""
         return max(self.seconds - self.exposed, 0.0)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CommunicationTimeline:
-    """A step's compute and collectives, in the order that it comes to them.
+    """A step's compute and collectives, in the order of the step.
 
-    ``seconds``: of the whole step. ``communication_seconds``: of the union of the collectives'
-    intervals, ``exposed_seconds`` of what is left of it without compute's. ``inflation_seconds``:
-    of compute, because something is communicated beside it. ``in_flight_bytes``: the most that was
-    started and not waited for, the larger side of each. ``peak_bytes``: as the memory planner
-    predicts it for this order, with what a collective reads alive until its wait. ``groups``: each
-    group of the step, and where its costs are from in words.
+    ``seconds``: the whole step. ``communication_seconds``: the union of the collectives' intervals;
+    ``exposed_seconds``: the part of it without compute. ``inflation_seconds``: how much slower
+    compute is because of concurrent communication. ``in_flight_bytes``: the maximum of bytes that
+    were sent and not yet waited for, with the larger side of each collective. ``peak_bytes``: the
+    memory planner's prediction for this order, in which the inputs of a collective live until its
+    wait. ``groups``: each group of the step, and the source of its costs as text.
     """
 
     compute: tuple[ComputeSpan, ...]
@@ -107,12 +108,13 @@ class CommunicationTimeline:
 
     @property
     def hidden_seconds(self) -> float:
-        """Of the communication, what compute hides."""
+        """The communication that overlaps with compute."""
         return max(self.communication_seconds - self.exposed_seconds, 0.0)
 
     @property
     def exposed_share(self) -> float:
-        """Of the communication, what nothing hides: 0.0 to 1.0; 0.0 without any."""
+        """The share of communication that does not overlap with compute: 0.0 to 1.0; 0.0 if there
+        is none."""
         return self.exposed_seconds / self.communication_seconds if self.exposed_seconds else 0.0
 
 

@@ -1,1 +1,1 @@
-"""What is kept and what is computed again, so that the peak of a step obeys a budget."""
+"""Which values are kept and which recomputed, so that the peak of a step fits a budget."""

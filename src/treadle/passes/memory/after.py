@@ -1,7 +1,7 @@
-"""The passes that need a plan: they see what is kept and what is computed again.
+"""The passes that need a plan: they see what is kept and what is recomputed.
 
-A plan is judged by what runs. So these run on every candidate before it is judged, and again, where
-they are seen, on the step that the plan was chosen for.
+A plan is evaluated by the graph that runs. So these passes run on every candidate before it is
+evaluated, and again, visibly, on the step for which the plan was chosen.
 """
 
 from treadle.graph.core.signature import StepGraph

@@ -1,8 +1,8 @@
-"""A memory plan as passes: what the search decided, done to the graph of the step.
+"""A memory plan as passes: they apply the search's decisions to the graph of the step.
 
 The search compares orders of operations, hundreds of them, and builds the graphs of few; these
-passes make the graph of the one that was chosen, each in the open. The graph that a candidate was
-judged by is what they give, node for node; ``require_same`` holds it.
+passes make the graph of the chosen order, visibly. They produce the graph by which the candidate
+was evaluated, node for node; ``require_same`` checks this.
 """
 
 import bisect

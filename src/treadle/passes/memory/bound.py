@@ -1,15 +1,15 @@
 """A proved lower bound of the peaks of all plans of a step that are equally fast.
 
 **Claim.** Let ``p`` be a library call, or a sum of everything up to a number, that runs once. When
-it begins, everything that later operations read is in memory, or is computed after that from what
-is::
+it starts, every value that later operations read is in memory, or is computed later from values in
+memory::
 
     before p                      | p |   after p
     inputs -> ... -> v -> ...  -> | p | ->  d reads v, or v again
 
 By then, each value ``v`` that ``p`` depends on has been computed once. Computing it later is a
-second time, and if ``v`` is a call, the plan pays ``again(v)`` seconds for it. Formulas, and values
-that ``p`` does not depend on, cost nothing here: the schedule may move and repeat them.
+second computation, and if ``v`` is a call, the plan pays ``again(v)`` seconds for it. Formulas, and
+values that ``p`` does not depend on, cost nothing here: the schedule may move and repeat them.
 
 Let ``K`` be the values in memory then, and ``A`` the calls that are made again::
 

@@ -1,21 +1,21 @@
-"""The fastest plan within a budget, by the word of an exact judge who is asked rarely.
+"""The fastest plan within a budget, with few exact evaluations.
 
-Simulated peaks miss exact ones by an amount that changes little among the plans of one version of
-the step, and much from one version to another. So each version has a reference that is judged: an
-end of the frontier if one belongs to it, otherwise its fastest plan, once the choice reaches it.
-What a plan has at least follows from the reference of its version::
+Simulated peaks differ from exact ones by an error that changes little among the plans of one
+version of the step, and much between versions. So each version has a reference that is evaluated
+exactly: an end of the frontier if one belongs to it, otherwise its fastest plan, once the choice
+reaches it. The reference of a version gives a lower estimate for its plans::
 
     miss(r)   = exact(r) - predicted(r)
     lowest(i) = predicted(i) + miss(reference), or less on the line to miss(last), less _TRUST
 
 A plan is **admissible** if its exact peak is no smaller than that, and the choice is the fastest
-admissible plan that fits. Only the order of judging depends on the budget: plans that have at least
-more than the budget are never asked about, and those that follow the choice neither. So::
+admissible plan that fits. Only the order of evaluation depends on the budget: plans whose lower
+estimate exceeds the budget are never evaluated, and neither are those after the choice. So::
 
     choice(budget) = the first i, from fastest to slowest, with lowest(i) <= exact(i) <= budget
 
-of which a smaller budget leaves out some. Therefore no smaller budget has a faster plan, or one
-with a larger peak; and the peak of any choice, given as the budget, chooses the same plan.
+A smaller budget excludes some of these plans. Therefore no smaller budget gives a faster plan, or
+one with a larger peak; and the peak of any choice, passed as the budget, chooses the same plan.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Which forward values the rest of the step reads, and which of them may be computed again."""
+"""Which forward values the rest of the step reads, and which of them may be recomputed."""
 
 from dataclasses import dataclass
 

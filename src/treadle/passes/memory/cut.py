@@ -1,14 +1,14 @@
-"""Which values to keep: a minimum cut in which computing again has a price.
+"""Which values to keep: a minimum cut in which recomputation has a price.
 
 ::
 
     source --price(v)--> v.in --bytes(v)--> v.out --inf--> u.in   for every u that reads v
                                             v.out --inf--> sink   if backward reads v
 
-What is kept is cut at ``bytes``; what is computed again is cut at ``price``, and then all its
-operands must be on the sink's side too: kept, or computed again. Inputs are always there and
-take no part. The textbook formulation has an infinite price for everything it forbids to
-recompute; a finite one lets the same cut find block checkpointing by itself.
+A kept value is cut at ``bytes``; a recomputed value is cut at ``price``, and then all its operands
+must be on the sink's side too: kept, or recomputed. Inputs are always available and not part of the
+network. The textbook formulation has an infinite price for everything that must not be recomputed;
+with a finite price, the same cut finds block checkpointing automatically.
 """
 
 import math
@@ -150,7 +150,7 @@ def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
     graph = csr_matrix(arcs, shape=(count, count))
     result = maximum_flow(graph, 0, 1)
     if result.flow_value >= infinite:
-        raise VerifyError("a value that must not be kept cannot be computed again either")
+        raise VerifyError("a value that must not be saved cannot be recomputed either")
     residual = (graph - result.flow).tocsr()
     residual.data[residual.data < 0] = 0
     residual.eliminate_zeros()

@@ -1,4 +1,4 @@
-"""What became of each activation, and why, in rows a person can read."""
+"""The decision for each activation, with its reason, in readable rows."""
 
 import re
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def decisions(order: Order, saved: frozenset[int]) -> tuple[Decision, ...]:
 def _decision(facts: Facts, i: int, again: bool) -> Decision:
     node = facts.nodes[i]
     if again:
-        verdict, why = "recompute", "cheaper to compute again than to keep"
+        verdict, why = "recompute", "cheaper to recompute than to keep"
     else:
         verdict, why = "save", must_save(facts, i, products=True) or _why_saved(facts, i)
     return Decision(
@@ -67,8 +67,8 @@ def _why_saved(facts: Facts, i: int) -> str:
     if i in facts.returned:
         return "a result of the step"
     if facts.kinds[i] is Kind.PRODUCT:
-        return "a product: dearer to compute again than to keep"
-    return "keeping it is cheaper than what it is computed from"
+        return "a product: more expensive to recompute than to keep"
+    return "keeping it is cheaper than keeping what it is computed from"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""What keeping and recomputing cost once fusion has had its way.
+"""The costs of keeping and recomputing, after fusion.
 
-A pointwise value that only its neighbours read is never in memory: to compute it again is free,
-to keep it writes and reads bytes that would not have moved. A value in memory anyway, because a
-library call or a later kernel reads it, costs one read to keep.
+A pointwise value that only its neighbours read is never in memory: recomputing it is free, and
+keeping it writes and reads additional bytes. A value that is in memory anyway, because a library
+call or a later kernel reads it, costs one read to keep.
 
-Where a call reads the second computation too, it has to be written. A kernel of the backward pass
-that reads its operands anyway can do so, if it does not wait for that call, and the call finds in
-the cache what it would have read from memory. Without one it takes a kernel of its own: a launch,
-the operands, and the result. So a float32 weight is cast once for the products of both passes, and
-what attention was given is kept: the kernel of what it was computed from needs its gradient.
+If a call reads the recomputed value, it must be written. A kernel of the backward pass that reads
+the operands anyway can write it, if the kernel does not wait for that call, and the call finds it
+in the cache. Otherwise it takes a separate kernel: a launch, the operands, and the result. So a
+float32 weight is cast once for the products of both passes, and the inputs of attention are kept,
+because the kernel that reads their operands needs attention's gradient.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Read random masks of zeros and ones through one byte an element, in every phase."""
+"""Read random masks of zeros and ones as one byte per element, in every phase."""
 
 import functools
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A step as plain integers, and an order of its operations in which some happen twice.
 
-Planning tries hundreds of orders; building a graph for each would cost more than judging it.
+Planning tries hundreds of orders; building a graph for each would cost more than evaluating it.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Compute what was not kept again, just before the operation that needs it."""
+"""Recompute values that were not kept, just before the operation that needs them."""
 
 from collections.abc import Collection
 from typing import Any

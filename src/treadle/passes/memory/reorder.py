@@ -1,4 +1,5 @@
-"""Run optimizer updates as soon as their gradients are final, so that those can die."""
+"""Run optimizer updates as soon as their gradients are final, so that the gradients can be
+freed."""
 
 import operator
 

@@ -1,17 +1,17 @@
-"""The peak bytes of a step in a given order: what every plan is judged by.
+"""The peak bytes of a step in a given order, by which every plan is evaluated.
 
 Inputs are alive all the time. Every other storage is counted once, from the operation that
 fills it to the last one that reads it or any view of it; results live to the end.
 
-Two rules stand for what scheduling does later:
+Two rules approximate what scheduling does later:
 
 - *fusion*: a fusible value is never stored if everything that reads it is fusible, in its own
-  phase, and on one **level**: the number of unfusible operations on the longest path to it.
-  The head of the forward pass, after its last unfusible operation, belongs to the backward pass.
-  It is then computed where it is read, so its operands live until there. A sum of everything
-  is there once it is computed.
-- *in place*: a result that is written back takes the bytes of its input, if nothing reads the
-  old value later.
+  phase, and on one **level**: the number of unfusible operations on the longest path to it. The
+  head of the forward pass, after its last unfusible operation, belongs to the backward pass. It is
+  then computed where it is read, so its operands live until there. A full reduction is stored once
+  it is computed.
+- *in place*: a result that is written back reuses the bytes of its input, if nothing reads the old
+  value later.
 """
 
 import itertools

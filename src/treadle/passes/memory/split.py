@@ -1,4 +1,5 @@
-"""A planned joint graph cut in two: what the forward returns, keeps, and what the backward reads.
+"""A planned joint graph split in two: the results and saved values of the forward, and the inputs
+of the backward.
 
 ::
 
@@ -6,11 +7,11 @@
     forward:   p, x      ->  y, kept...
     backward:  kept..., dy  ->  dp
 
-A value is kept if the backward reads it and the forward computes it, or if it is an input that
-the backward reads. Of an operation with several results the results are kept, never the operation;
-views are taken again of what they show, which costs nothing.
+A value is kept if the backward reads it and the forward computes it, or if it is an input that the
+backward reads. For an operation with several results, the results are kept, never the operation;
+views are recreated from their bases, which costs nothing.
 
-This is no pass: it makes two graphs of one, with other inputs. ``joint = backward after forward``.
+This is not a pass: it makes two graphs with other inputs. ``joint = backward after forward``.
 """
 
 import operator
@@ -192,7 +193,7 @@ def extract(
     for at, node in enumerate(outputs):
         if node is not None and node not in copies:
             raise PlanError(
-                f"output {at} ({node.name}) depends on an input that its half is not given",
+                f"output {at} ({node.name}) depends on an input that its half does not receive",
                 code="TR-210",
                 remedy="this is a bug in treadle: report it with the model",
             )

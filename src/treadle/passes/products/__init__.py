@@ -1,1 +1,1 @@
-"""Products of matrices: summed, joined, batched, of weights in few bits."""
+"""Matrix products: summed, joined, batched, with weights in few bits."""

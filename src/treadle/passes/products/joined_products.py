@@ -1,4 +1,4 @@
-"""Products that are only joined, as one product of joined factors."""
+"""Products that are only concatenated, as one product of concatenated factors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def _joined(
     copied = sum(sample_of(type_of(other).numel) for other in others)
     fewer = copied < sample_of(result.numel)
     require(fewer, NoMatch, f"the factors are {copied} elements, the result {result.numel}")
-    require(result.is_contiguous, NoMatch, f"{node} is not laid out row by row")
+    require(result.is_contiguous, NoMatch, f"{node} is not in row-major order")
     joined = build.call(aten.cat.default, others, int(columns))
     factors = (shared[0], joined) if columns else (joined, shared[0])
     return build.viewed(build.call(aten.mm.default, *factors), result.shape)

@@ -1,4 +1,4 @@
-"""What was cut and joined again, or joined and cut again.
+"""Values that were split and concatenated again, or concatenated and split again.
 
 ::
 
@@ -6,7 +6,7 @@
     split(cat(a, b))            a, b
     cat(cat(a, b), slice(a))    cat(a, b, slice(a))
 
-All of it is exact: the same elements, read from where they come from.
+All of this is exact: the same elements, read from their origin.
 """
 
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ def _erase(reader: fx.Node, *, until: fx.Node) -> None:
 def cuts_of(node: fx.Node) -> list[_Cut]:
     """Where each reader of a cat or stack finds its elements; ``NoMatch`` unless all of them can,
     cats of the cat aside."""
-    require(type_of(node).is_contiguous, NoMatch, f"{node} is not laid out row by row")
+    require(type_of(node).is_contiguous, NoMatch, f"{node} is not in row-major order")
     readers = _pieces_among(node)
     require(bool(readers), NoMatch, f"{node} is not cut")
     joined = joined_of(node)
@@ -147,7 +147,7 @@ def _is_cat_along(user: fx.Node, node: fx.Node) -> bool:
 
 def _from_cat(joined: Joined, reader: fx.Node) -> _Cut:
     piece = piece_of(reader)
-    require(piece is not None, NoMatch, f"{reader} is no piece")
+    require(piece is not None, NoMatch, f"{reader} is not a slice")
     assert piece is not None
     require(piece.dim == joined.dim, NoMatch, f"{reader} cuts another dim")
     starts = joined.starts
@@ -182,7 +182,7 @@ def _require_same_bytes(node: fx.Node, cut: _Cut) -> None:
     require(len(regions) == 1, NoMatch, f"{reader} is in another region than {node}")
     new, old = type_of(source), type_of(reader)
     require(new.dtype is old.dtype, NoMatch, f"{node} converts {source}")
-    require(new.is_contiguous, NoMatch, f"{source} is not laid out row by row")
+    require(new.is_contiguous, NoMatch, f"{source} is not in row-major order")
     require(not leaves_step(reader), NoMatch, f"{reader} is returned and would be {source}")
     require(not read_by_strides(reader), NoMatch, f"{reader} is read by its strides")
 

@@ -1,4 +1,4 @@
-"""Weights in few bits that a product reads as they are, without a wide copy of them."""
+"""Weights in few bits that a product reads directly, without a wide copy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,9 +68,9 @@ def _check_int8(
 ) -> None:
     _require_host(x)
     require(x.dtype is torch.bfloat16, NoMatch, f"{x} was not faster")
-    require(weight.dtype is torch.int8, NoMatch, f"{weight} is no int8")
-    require(x.is_contiguous, NoMatch, f"{x} is not laid out row by row")
-    require(weight.is_contiguous, NoMatch, f"{weight} is not laid out row by row")
+    require(weight.dtype is torch.int8, NoMatch, f"{weight} is not int8")
+    require(x.is_contiguous, NoMatch, f"{x} is not in row-major order")
+    require(weight.is_contiguous, NoMatch, f"{weight} is not in row-major order")
     require(divides(_LANES, weight.shape[1]), NoMatch, f"{weight} has rows of {weight.shape[1]}")
     _require_rows(x, _SOME)
 
@@ -124,7 +124,7 @@ class ScaleInProduct(RulePass):
 
 def _check_wide(x: TensorType, wide: TensorType, bias: object = None) -> None:
     _require_host(wide)
-    require(wide.dtype.is_floating_point, NoMatch, f"{wide} is no floating point")
+    require(wide.dtype.is_floating_point, NoMatch, f"{wide} is not floating-point")
     _require_rows(x, _FEW)
 
 
@@ -150,7 +150,7 @@ def _collect(node: fx.Node, read: dict[fx.Node, None], formula: list[fx.Node]) -
     if node.target in JOINS:
         dim = arguments(node)["dim"] % type_of(node).ndim
         inner = dim == type_of(node).ndim - 1
-        require(not inner, NoMatch, f"{node} joins inside of rows: it is read by leaps")
+        require(not inner, NoMatch, f"{node} concatenates inside rows: it is read with gaps")
     formula.append(node)
     for operand in node.all_input_nodes:
         _collect(operand, read, formula)

@@ -1,4 +1,5 @@
-"""Products that sum into each other, that add a bias, and that are no work for a library."""
+"""Products that sum into each other, products with a bias, and products that are too small for a
+library."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -238,12 +239,12 @@ def _check_vector(x: TensorType, y: TensorType) -> None:
 
 
 def _check_column(x: TensorType, y: TensorType) -> None:
-    require(same(y.shape[1], 1), NoMatch, f"{y} is no column")
+    require(same(y.shape[1], 1), NoMatch, f"{y} is not a column")
     _check_vector(x, y)
 
 
 def _check_row(x: TensorType, y: TensorType) -> None:
-    require(same(x.shape[0], 1), NoMatch, f"{x} is no row")
+    require(same(x.shape[0], 1), NoMatch, f"{x} is not a row")
     _check_vector(x, y)
 
 

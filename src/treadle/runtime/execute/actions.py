@@ -1,4 +1,4 @@
-"""What the steps of an artifact do, as one flat list that a call walks."""
+"""The actions of an artifact's steps, as one flat list that a call walks."""
 
 import time
 from bisect import bisect_left, bisect_right

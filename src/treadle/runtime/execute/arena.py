@@ -1,10 +1,10 @@
-"""The one block of memory that the temporaries of a step lie in.
+"""The one block of memory for the temporaries of a step.
 
-All variants of a step (other shapes, other paths) take turns in one block: what stays between
-calls is the largest arena and not the sum of all. A variant whose library calls hold much beside
-its arena may find the block of another one too large; then a block of another size takes its
-place, so that no call holds more than the largest peak that was promised. Recorded launches hold
-addresses in the block: with it the recordings go.
+All variants of a step (other shapes, other paths) share one block: the largest arena stays
+allocated between calls, instead of the sum of all. If the library calls of a variant allocate much
+outside its arena, the block of another variant may be too large; then a block of another size
+replaces it, so that no call exceeds the largest promised peak. Recorded launches contain addresses
+in the block, so they are dropped with it.
 """
 
 import threading

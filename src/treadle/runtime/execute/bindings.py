@@ -1,4 +1,4 @@
-"""Which places hold a buffer, so that a new tensor for it reaches all of them at once.
+"""The places that refer to a buffer, so that a new tensor updates all of them at once.
 
 A buffer is used as a pointer (an entry of a launch's pointer array), as a view (an argument of
 a library call) or as its storage, one element after another (an argument of a Triton launch).

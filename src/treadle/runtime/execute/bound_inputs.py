@@ -1,4 +1,4 @@
-"""The inputs of a call: looked at, and bound where they are not what they were in the last one."""
+"""The inputs of a call: checked, and bound if they differ from the last call."""
 
 import weakref
 from collections.abc import Callable, Collection, Sequence

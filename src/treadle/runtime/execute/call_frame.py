@@ -7,7 +7,7 @@
     results   views of the buffers that hold them, copied where those stay
     end       let go of all that is not there at the next call
 
-Replays need the parts one by one.
+Replays use the parts separately.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -30,8 +30,11 @@ def mismatch(tensor: Tensor, spec: BufferSpec) -> RuntimeFailure:
     layout = f"strides {tensor.stride()}" if dense else str(tensor.layout)
     actual = f"{tensor.dtype} {tuple(tensor.shape)} {layout} on {tensor.device}"
     return RuntimeFailure(
-        f"input {spec.name} is {actual}, and the step was compiled for {spec.dtype} "
-        f"{spec.shape} strides {spec.strides}" + (f" on {spec.device}" if spec.device else ""),
+        (
+            f"input {spec.name} is {actual}, but the step was compiled for {spec.dtype} "
+            f"{spec.shape} strides {spec.strides}"
+        )
+        + (f" on {spec.device}" if spec.device else ""),
         code="TR-401",
         remedy="pass a tensor of that layout, or compile the step for this one",
     )
@@ -40,7 +43,7 @@ def mismatch(tensor: Tensor, spec: BufferSpec) -> RuntimeFailure:
 def wrong_count(actual: int, expected: int) -> RuntimeFailure:
     """TR-401: too many inputs, or too few."""
     return RuntimeFailure(
-        f"{actual} inputs given, and the step has {expected}",
+        f"{actual} inputs were given, but the step has {expected}",
         code="TR-401",
-        remedy="pass the inputs that the artifact lists, in its order",
+        remedy="pass the inputs that the artifact lists, in that order",
     )

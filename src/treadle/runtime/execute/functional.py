@@ -1,12 +1,12 @@
-"""Custom operators that write to their arguments, as operators that return what they would write.
+"""Custom operators that write to their arguments, as operators that return the written values.
 
 ::
 
     bump(Tensor(a!) x, Tensor y) -> ()                mine::bump
     bump(Tensor x, Tensor y) -> Tensor                treadle_functional::mine__bump__default
 
-The second copies ``x``, calls the first on the copy, and returns the copy after its own results.
-It is defined when it is first asked for, in any process, by the name that it has in an artifact.
+The second copies ``x``, calls the first on the copy, and returns the copy after its own results. It
+is defined when it is first needed, in any process, under its name in an artifact.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Batch norms of halves on CPUs, whose kernels are computed in float32 here.
+"""Batch norms in half precision on CPUs, which are computed in float32 here.
 
-PyTorch's kernels keep statistics in the dtype of the input or in float32, by what dtypes come
-together; its type rules say float32 in any case, and the backward kernel takes only what the
-forward kernel left. In float32 all agree, and nothing is rounded in between.
+PyTorch's kernels keep statistics in the dtype of the input or in float32, depending on the dtypes;
+its type rules always say float32, and the backward kernel accepts only the forward kernel's dtype.
+In float32 all agree, and nothing is rounded in between.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,8 @@
-"""What comes to a call beside its inputs on the device: those that are on the host when a step on a
-GPU is called, and the gradients of a forward's results, which come when it has run.
+"""Other inputs of a call than those on the device: inputs on the host when a step on a GPU is
+called, and the gradients of a forward's results, which arrive after it has run.
 
-Each of those on the host is copied on a stream of its own, so that the copy of pinned memory goes
-on while the GPU still works at the step before; the step's own stream waits for it, the host does
-not.
+Each input on the host is copied on a separate stream, so the copy from pinned memory overlaps with
+the previous step on the GPU; the step's own stream waits for it, the host does not.
 """
 
 from collections.abc import Mapping, Sequence

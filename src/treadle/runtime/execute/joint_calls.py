@@ -1,13 +1,14 @@
-"""Calls of an artifact that is a forward and a backward: they stop where gradients come in.
+"""Calls of an artifact with a forward and a backward: they stop where the incoming gradients are
+needed.
 
 ::
 
     forward     begin; the steps ahead of the first incoming gradient; the forward's results
     backward    the gradients; the other steps; the gradients of the inputs
 
-Between the two, what the backward takes of the forward lies in the arena. So each call that is open
-has a program of its own, with its own arena; they share the code. A call is over after its
-backward, or when nobody can ask for it any more, and its program serves another one then.
+Between the two, the values saved for the backward are in the arena. So each open call has its own
+program, with its own arena; the programs share the code. A call ends after its backward, or when
+its backward can no longer be called, and its program is then reused.
 """
 
 from collections.abc import Callable, Sequence

@@ -48,7 +48,7 @@ class CallInto:
         same = out.shape == target.shape and out.stride() == target.strides
         if not same or out.data_ptr() != address:
             raise RuntimeFailure(
-                f"it gave {tuple(out.shape)}, and {target.buffer} has {target.shape}",
+                f"it returned {tuple(out.shape)}, but {target.buffer} has {target.shape}",
                 code="TR-403",
             )
         self.checked = True
@@ -112,7 +112,7 @@ class CallAllocating:
             if spec is not None and not spec.unsized:
                 _require_like(tensor, spec)
         if len(results) < len(self.specs):
-            raise RuntimeFailure(f"it gave {len(results)} results", code="TR-403")
+            raise RuntimeFailure(f"it returned {len(results)} results", code="TR-403")
         specs = (*self.specs, *[None] * (len(results) - len(self.specs)))
         return tuple(
             isinstance(t, Tensor)
@@ -124,12 +124,12 @@ class CallAllocating:
 def _require_like(result: object, spec: BufferSpec) -> None:
     """TR-403 unless a call gave what PyTorch's type rules say, or floats of another precision."""
     if not isinstance(result, Tensor):
-        raise RuntimeFailure(f"it gave no tensor for {spec.name}", code="TR-403")
+        raise RuntimeFailure(f"it returned no tensor for {spec.name}", code="TR-403")
     floats = result.is_floating_point() and spec.dtype.is_floating_point
     if result.shape != spec.shape or not (result.dtype is spec.dtype or floats):
         raise RuntimeFailure(
-            f"it gave {result.dtype} {tuple(result.shape)}, and {spec.name} is "
-            f"{spec.dtype} {spec.shape}",
+            f"it returned {result.dtype} {tuple(result.shape)}, but {spec.name} is {spec.dtype} "
+            f"{spec.shape}",
             code="TR-403",
         )
 
@@ -165,7 +165,7 @@ def resolve(name: str) -> Callable[..., object]:
     target: object = torch.ops
     if name.startswith("python."):
         _, module, name = name.split(".")
-        require(module in _PYTHON, RuntimeFailure(f"{name} is no operator", code="TR-402"))
+        require(module in _PYTHON, RuntimeFailure(f"{name} is not an operator", code="TR-402"))
         target = _PYTHON[module]
     try:
         for part in name.split("."):

@@ -1,12 +1,12 @@
-"""A loop of an artifact: its functions are programs, which the host runs round by round.
+"""A loop of an artifact: its functions are programs, which the host runs iteration by iteration.
 
 ::
 
     i, h  =  treadle.while_loop([i0, h0], [n, w], ...)        bodies: condition, body
     grads =  treadle.while_loop_backward([g], [i0, h0], ...)  bodies: condition, body, gradients
 
-The programs take turns in one arena, which the plan counts as what the call works in: it is there
-as long as the loop runs.
+The programs share one arena, which the plan counts as the workspace of the call: it exists as long
+as the loop runs.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""From sources to functions that are launched, and kernels of our own."""
+"""From sources to launchable functions, and treadle's own kernels."""

@@ -138,7 +138,7 @@ _NEEDED = {CPP: "C++ compiler", TRITON: "triton"}
 def _missing(language: str) -> RuntimeFailure:
     what = _NEEDED.get(language, f"loader of {language}")
     return RuntimeFailure(
-        f"this step holds generated code, and there is no {what} here",
+        f"this step contains generated code, but there is no {what} here",
         code="TR-402",
         remedy="install g++ or clang++ (CPU) or triton (CUDA), or compile with codegen=False",
     )

@@ -1,9 +1,9 @@
 """From C++ text to loaded functions.
 
-One process should hold one OpenMP runtime: two have two thread pools, and each thinks that the
-cores are its own. So a library is linked with the very file that PyTorch loaded, by its path;
-the dynamic linker then finds it loaded already. Clang's own runtime has the GNU entry points,
-but not the other way round, so g++ is asked first.
+A process should have one OpenMP runtime: two would have two thread pools that compete for the
+cores. So a library is linked with the very file that PyTorch loaded, by its path; the dynamic
+linker then finds it loaded already. Clang's own runtime has the GNU entry points, but not the other
+way round, so g++ is asked first.
 """
 
 import ctypes
@@ -246,9 +246,12 @@ def _compile(text: str, compiler: Compiler) -> bytes:
             return target.read_bytes()
     first = "\n".join(done.stderr.splitlines()[:20])
     raise RuntimeFailure(
-        f"{compiler.path} refused generated code:\n{first}",
+        f"{compiler.path} rejected generated code:\n{first}",
         code="TR-402",
-        remedy="this is a bug in treadle: report it; codegen=False runs PyTorch's kernels instead",
+        remedy=(
+            "this is a bug in treadle; please report it. Until then, use codegen=False, which "
+            "runs PyTorch's kernels"
+        ),
     )
 
 

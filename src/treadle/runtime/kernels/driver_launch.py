@@ -5,12 +5,12 @@
     row   = function, programs, threads, shared memory, parameters; addresses and what they must be
     launch_kernels(rows, count, cuLaunchKernel, stream)  =  cuLaunchKernel(row), one after another
 
-Triton's own launcher is a call of Python's for each kernel, which parses its arguments and asks the
-driver about each pointer. Here the parameters lie ready: pointers in the array that a step is bound
-by, numbers beside it. A row looks at its addresses before it launches: code for aligned ones takes
-no others, and a table holds for the addresses that it was filled with. Where they do not fit, where
-the driver refuses, or where a kernel needs more than a grid, threads and shared memory, Triton
-launches it as before, and says what is wrong in its own words.
+Triton's own launcher is a Python call per kernel, which parses its arguments and queries the driver
+about each pointer. Here the parameters are prepared: pointers in the array to which a step is
+bound, numbers next to it. The addresses of a row are checked before its launch: code for aligned
+addresses accepts no others, and a table is valid only for the addresses that it was filled with. If
+they do not match, if the driver refuses, or if a kernel needs more than a grid, threads and shared
+memory, Triton launches it as before, and reports errors itself.
 """
 
 import ctypes
@@ -91,7 +91,7 @@ class KernelParameter:
 
 def parameters_of(signature: Sequence[object]) -> tuple[KernelParameter, ...] | None:
     """What a kernel takes whose arguments have these types, in Triton's words: constants are part
-    of its code. ``None``: others than pointers and whole numbers with a sign."""
+    of its code. ``None``: others than pointers and integers with a sign."""
     kept = [(at, str(kind)) for at, kind in enumerate(signature) if kind != "constexpr"]
     widths = [_WORD if kind.startswith("*") else _WIDTHS.get(kind, 0) for _, kind in kept]
     if not all(widths):

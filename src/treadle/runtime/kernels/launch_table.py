@@ -1,12 +1,12 @@
-"""Launches that follow each other as one call of C.
+"""Consecutive launches as one C call.
 
 ::
 
     table = [function, pointers, sizes, instances] of each launch
     run_launches(table, count)  =  function(pointers, sizes, instances), one after another
 
-The function is the same for all steps, and what it runs is data: a step is bound as it was, by
-writing into arrays of pointers, and compiles nothing for it.
+The function is the same for all steps, and its input is data: a step is bound as before, by writing
+into arrays of pointers, and needs no additional compilation.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What a loader of a language is, and the functions that it gives."""
+"""The interface of a language's loader, and the functions that it returns."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence

@@ -90,9 +90,9 @@ def _unpacked(y: Tensor, lengths: Tensor, value: float, fits: str) -> Tensor:
     longest = int(lengths.max())
     if (fits == "equal" and longest != len(y)) or (fits == "at most" and longest > len(y)):
         raise RuntimeFailure(
-            f"the longest packed sequence has {longest} steps, and the batch has {len(y)}",
+            f"the longest packed sequence has {longest} steps, but the batch has {len(y)}",
             code="TR-403",
-            remedy=f"pass total_length={len(y)} to pad_packed_sequence, or cut the batch",
+            remedy=f"pass total_length={len(y)} to pad_packed_sequence, or truncate the batch",
         )
     return y.masked_fill(~_inside(y, lengths)[..., None], value)
 

@@ -246,7 +246,7 @@ def _onednn(
     y, _, cy, kept = onednn_forward(x, h, c, weights, reverse, train)
     if workspace and kept.numel() != workspace:
         raise RuntimeFailure(
-            f"oneDNN keeps {kept.numel()} bytes for backward, and the step was compiled for "
+            f"oneDNN keeps {kept.numel()} bytes for backward, but the step was compiled for "
             f"{workspace}",
             code="TR-403",
             remedy="compile the step again on this machine",
@@ -445,7 +445,7 @@ def _of_size(kept: Tensor, size: int) -> Tensor:
         return kept
     if kept.numel() > size:
         raise RuntimeFailure(
-            f"cuDNN keeps {kept.numel()} bytes for backward, and the step was compiled for {size}",
+            f"cuDNN keeps {kept.numel()} bytes for backward, but the step was compiled for {size}",
             code="TR-403",
             remedy="compile the step again on this machine",
         )

@@ -1,8 +1,8 @@
 """Drawing from PyTorch's CPU generator by generated code: the same numbers, the same state after.
 
 The state of the generator is read before and written after each call, so that what PyTorch draws
-itself continues the stream. ``is_known`` compares with this PyTorch once per process, since how
-it draws is no promise of its own.
+itself continues the stream. ``is_known`` compares with this PyTorch once per process, because
+PyTorch does not guarantee how it draws.
 """
 
 import ctypes

@@ -1,10 +1,10 @@
-"""Compiles the device code of launches before the first of them, in processes side by side.
+"""Compiles the device code of launches before the first of them, in parallel processes.
 
 Triton compiles where it launches: one function at a time, under the interpreter lock. A worker
-(``triton_worker.py``) makes the call of a launch with stand-ins for its tensors, which leaves the
-code in Triton's cache on disk, under the key that the launch asks for, and says what it made. What
-is not found is compiled by the launch: another class of arguments (an address that is not aligned),
-or what a worker failed at. Workers start while the functions are still being generated.
+(``triton_worker.py``) makes the call of a launch with substitutes for its tensors, which puts the
+code into Triton's cache on disk, under the key that the launch uses, and returns what it compiled.
+The launch compiles whatever is missing: another class of arguments (an unaligned address), or a
+function on which a worker failed. Workers start while the functions are still being generated.
 """
 
 import base64

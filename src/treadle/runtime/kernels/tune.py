@@ -1,4 +1,4 @@
-"""Which of several ways of doing the same is fastest on this machine, tried once."""
+"""Which of several equivalent alternatives is fastest on this machine, tried once."""
 
 import time
 from collections.abc import Callable, Sequence

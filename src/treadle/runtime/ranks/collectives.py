@@ -1,13 +1,12 @@
-"""Collectives into memory of ours, and the waits for them.
+"""Collectives into treadle's memory, and the waits for them.
 
 ::
 
     treadle_c10d::all_reduce.out(x, "sum", "0", out=r)       starts; ``r`` and ``x`` are in use
     treadle_c10d::wait.out(r, [x], out=r)                    from here on both are as any other
 
-A start returns when the backend has taken the tensors. On a GPU a wait makes the stream wait, and
-not the host. ``x`` stands among the arguments of the wait so that its bytes are nobody else's until
-then.
+A start returns when the backend has received the tensors. On a GPU, a wait blocks the stream, and
+not the host. ``x`` is an argument of the wait, so that its bytes are not reused until then.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """How long collectives of a process group take: measured at its first use, and kept.
 
-All ranks of a group do the same and have the same numbers after: whether to measure is decided
-together, rank 0's cache decides for all, each time is the slowest rank's, and rank 0's digits are
-everybody's.
+All ranks of a group do the same and have the same results afterwards: they decide together whether
+to measure, rank 0's cache decides for all, each time is that of the slowest rank, and all ranks use
+the digits of rank 0.
 """
 
 import functools
@@ -60,7 +60,7 @@ def measured_group(
     same and tell nobody. ``None`` on all ranks if one of them says not to ``measure``, for a group
     of one rank or of ranks that are not there, and where there is no memory for it.
 
-    ``RuntimeFailure`` TR-551 if what rank 0 says is no measurement: another version of treadle.
+    ``RuntimeFailure`` TR-551 if what rank 0 says is not a measurement: another version of treadle.
     """
     known = _KNOWN.setdefault(group, {})
     if device not in known:
@@ -95,9 +95,12 @@ def _read(text: str) -> GroupMeasurement:
         return measurement_from_words(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
         raise RuntimeFailure(
-            f"the first rank of a group sent something that is no measurement: {error}",
+            f"the first rank of a group sent data that is not a measurement: {error}",
             code="TR-551",
-            remedy="run one version of treadle on all ranks; `treadle cache clear` on the first",
+            remedy=(
+                "run the same version of treadle on all ranks; run `treadle cache clear` on the "
+                "first"
+            ),
         ) from error
 
 

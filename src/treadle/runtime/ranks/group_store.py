@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other in its store, and the first fault of the group.
+"""The messages between the ranks of a group in its store, and the first fault of the group.
 
 ::
 
@@ -112,9 +112,9 @@ class GroupStore:
         """Where it is by what it said, in words; ``call``: of the one that asks."""
         place = self._place_of(rank)
         if not self.keys.check([f"address/{rank}"]):
-            return f"rank {rank}, which has not begun a call"
+            return f"rank {rank}, which has not started a call"
         if place is None or place[0] < call:
-            return f"rank {rank}, which is there and was not seen waiting in this call"
+            return f"rank {rank}, which is alive but was not seen waiting in this call"
         return f"rank {rank}, which waits for {place[1]}"
 
     def ended(self, ranks: Iterable[int]) -> dict[int, str]:

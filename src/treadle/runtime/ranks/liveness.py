@@ -1,8 +1,8 @@
 """Whether another process still exists, without a thread and without a message from it.
 
-Each process that asks to be found listens at a port and never answers. The system itself accepts a
-connection to it for as long as the process exists, be it in the middle of a long kernel, and
-refuses one the moment it has ended, however it did.
+Each process that wants to be found listens on a port and never answers. The operating system
+accepts connections to it as long as the process exists, even during a long kernel, and refuses them
+from the moment it has ended, for whatever reason.
 """
 
 import enum

@@ -1,11 +1,14 @@
-"""The other ranks of a process group: that they run the same step, and why they cannot go on.
+"""The other ranks of a process group: the check that they run the same step, and the reason why
+they cannot continue.
 
-What is looked at when: a call that runs the step of the call before asks the store nothing. A rank
-whose step is another one asks all ranks before its first collective. A rank that waits for longer
-than a few milliseconds, in a collective or in a vote, looks whether others ask or have failed.
+When each check happens: a call that runs the same step as the previous call does not use the store.
+A rank with another step starts a vote of all ranks before its first collective. A rank that waits
+for longer than a few milliseconds, in a collective or in a vote, checks whether others vote or have
+failed.
 
-A fault ends what waits in its call or a later one. A rank that found it has done its part of every
-earlier call, where the others may still be receiving: such a wait ends by itself, or after a while.
+A fault ends all waits in its call or in a later one. The rank that found it has finished its part
+of every earlier call, where the others may still be receiving: such a wait ends normally, or after
+a while.
 """
 
 import atexit
@@ -178,7 +181,8 @@ class Peers:
     def _go_on(self) -> None:
         if self.fault.raised is not None:
             raise GroupFailure(
-                f"an earlier call failed, and its group cannot go on: {self.fault.raised.message}",
+                "an earlier call failed, so its process group cannot continue: "
+                f"{self.fault.raised.message}",
                 code="TR-506",
                 remedy=RESTART,
             )
@@ -195,11 +199,11 @@ class Peers:
                 return self.fault.adopted(told)
             ended = self.store.ended(self.store.ranks)
             if ended:
-                return _death(ended, f"{awaited} could not end")
+                return _death(ended, f"{awaited} could not finish")
             time.sleep(0.05)
         first = str(error).splitlines()[0]
         return GroupFailure(
-            f"the connection to another rank was lost in {awaited}, and no rank is known to have "
+            f"the connection to another rank was lost in {awaited}, but no rank is known to have "
             f"ended: {first}",
             code="TR-503",
             remedy=f"see the output of all ranks; {RESTART}",
@@ -210,9 +214,9 @@ class Peers:
         told = [ended.get(rank) or self.store.last_seen(rank, call) for rank in late]
         ranks = f"did not arrive: {'; '.join(told)}" if late else "all ranks arrived"
         return GroupFailure(
-            f"{what} was not over in {self._timeout:g} s; {ranks}",
+            f"{what} did not finish within {self._timeout:g} s; {ranks}",
             code="TR-504",
-            remedy="see what these ranks did; timeout= of init_process_group is the limit",
+            remedy="check what these ranks did; timeout= of init_process_group sets the limit",
         )
 
 

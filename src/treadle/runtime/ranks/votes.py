@@ -6,8 +6,8 @@
     the last of them      vote/7/verdict = same, or differ
     where they differ     vote/7/text/<digest> = the lines, from the first rank of each digest
 
-A vote costs each rank three requests to the store and one for each look at the verdict, however
-many ranks there are. The keys of one vote go with the next.
+A vote costs each rank three requests to the store and one for each read of the verdict, for any
+number of ranks. The keys of one vote are deleted by the next.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import distributed
 
 SAME, DIFFER = "same", "differ"
-_NO_LINE = "an input or a result of the step, which has no line"
+_NO_LINE = "an input or a result of the step, without a source line"
 
 
 @final
@@ -145,9 +145,11 @@ def difference(digests: Mapping[int, str], texts: Mapping[str, VariantText]) -> 
         "\n  ".join(told),
         code="TR-502",
         where=where or _NO_LINE,
-        remedy="make all ranks call the same step with batches of the same sizes and types: "
-        "drop_last=True or padding for the last batch, treadle.dynamic for sizes that differ; no "
-        "branch on the rank inside the step",
+        remedy=(
+            "make all ranks call the same step with batches of the same sizes and dtypes: "
+            "drop_last=True or padding for the last batch, treadle.dynamic for sizes that "
+            "differ; do not branch on the rank inside the step"
+        ),
     )
 
 

@@ -1,1 +1,1 @@
-"""Launches recorded once and replayed."""
+"""Launches that are recorded once and replayed."""

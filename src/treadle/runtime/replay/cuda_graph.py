@@ -1,9 +1,9 @@
 """Launches recorded as a CUDA graph.
 
 Libraries zero a few bytes before many products and attentions: counters of their own. In a
-recording that is a memset between two kernels, which takes 4.6 us of an H200 (0.8, and waits of
-1.4 before and 2.3 after it) where one more kernel takes 1.6; a step of Llama 271M has 268. So
-small ones are made kernels before a recording is first replayed.
+recording that is a memset between two kernels, which takes 4.6 us of an H200 (0.8, and waits of 1.4
+before and 2.3 after it) where one more kernel takes 1.6; a step of Llama 271M has 268. So small
+memsets are replaced by kernels before a recording is first replayed.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-"""Where a recording finds the inputs of a call: those that move at places of their own, to which
-they are copied, the rest where they were when it was made."""
+"""Where a recording finds the inputs of a call: moving inputs are copied to fixed places, the
+others are where they were at the recording."""
 
 from collections.abc import Iterable, Sequence
 from typing import final

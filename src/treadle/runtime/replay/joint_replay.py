@@ -1,14 +1,14 @@
 """Recordings of calls that stop in the middle: of a forward's launches, and of its backward's.
 
-As ``replay.py`` does it for whole steps. Both recordings lie in one pool of memory, and what the
-forward's has allocated stays until the backward's has run; incoming gradients have fixed places::
+Like ``replay.py`` for whole steps. Both recordings are in one memory pool, and the forward's
+allocations stay until the backward has run; incoming gradients have fixed places::
 
     call 1, 2     launch by launch
     call 3        the same, timed
     call 4        the forward is recorded, and then the backward
     call 5 ...    moving inputs and incoming gradients are copied to their places; replay
 
-Recorded is all of both or nothing.
+Both are recorded completely, or none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +68,9 @@ class JointReplay:
         results: int,
     ) -> None:
         plan = RecordingPlan.of(artifact, policy)
-        refusal = plan.refusal or ("not recorded: a part of it waits" if plan.segments else "")
+        refusal = plan.refusal or (
+            "not recorded: part of it waits for the host" if plan.segments else ""
+        )
         self._when = WhenToRecord(refusal)
         self._frame, self._recorder = frame, recorder
         self._cut, self._results = cut, results

@@ -1,4 +1,4 @@
-"""What of an artifact can be recorded: all its steps, some segments of them, or nothing."""
+"""Which part of an artifact can be recorded: all steps, some segments, or nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]
     of them that is on the host is brought when its turn comes."""
     if isinstance(step, Launch):
         hosted = any(artifact.buffers[buffer].device for row in step.buffers for buffer in row)
-        return "not recorded: a part of the step is on the host" if hosted else ""
+        return "not recorded: part of the step runs on the host" if hosted else ""
     brought = imported(artifact, step)
     if brought is not None and brought.position not in written:
         return ""
@@ -81,9 +81,9 @@ def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]
     if may_wait(step.op, masks=masks):
         return f"not recorded: {step.op} may wait for the host"
     if any(artifact.buffers[buffer].device for buffer in _touched(step)):
-        return "not recorded: a part of the step is on the host"
+        return "not recorded: part of the step runs on the host"
     if any(artifact.buffers[buffer].unsized for buffer in _touched(step)):
-        return "not recorded: sizes are known at run time only"
+        return "not recorded: sizes are known only at run time"
     return ""
 
 

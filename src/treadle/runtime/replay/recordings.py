@@ -1,7 +1,7 @@
-"""Recordings of a step's launches: of all of them, or of those segments that can be recorded.
+"""Recordings of a step's launches: of all launches, or of the segments that can be recorded.
 
-Each begins with a call that is recorded while it runs. That call's results are right, whether the
-recording succeeds or not.
+Each begins with a call that is recorded while it runs. The results of that call are correct,
+whether the recording succeeds or not.
 """
 
 from collections.abc import Callable, Mapping, Sequence

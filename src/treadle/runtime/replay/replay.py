@@ -1,18 +1,18 @@
-"""Steps that are bound by launching: recorded once as a CUDA graph, and replayed.
+"""Steps that are bound by launch overhead: recorded once as a CUDA graph, and replayed.
 
-A step of hundreds of small kernels takes as long as the host needs to launch them. Its launches
-are the same at every call: the arena, parameters and state stay where they are. So the third call
-is timed, and if launching was a good part of it, the launches are recorded and later calls give
-the GPU all of them at once::
+A step of hundreds of small kernels takes as long as the host needs to launch them. Its launches are
+the same at every call: the arena, parameters and state stay where they are. So the third call is
+timed, and if launching took a large part of it, the launches are recorded and later calls pass all
+of them to the GPU at once::
 
     call 1, 2     launch by launch: kernels are compiled, libraries choose their algorithms
     call 3        the same, timed
     call 4 ...    moving inputs are copied to fixed places; replay; results are copied out
 
-Draws advance the generator as they do when launched one by one. What may wait for the host while
-it runs cannot be recorded, so only operations known not to are; the others run between recordings
-of the rest (``segments``). A call whose parameters moved is launched as usual, and then recorded
-again.
+Random numbers advance the generator as they do when launched one by one. Operations that may wait
+for the host cannot be recorded, so only operations that are known not to are recorded; the others
+run between recordings of the rest (``segments``). A call whose parameters moved is launched
+normally, and then recorded again.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What recording the launches of a step needs: what records them, and a policy."""
+"""The requirements for recording the launches of a step: a recorder, and a policy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
-"""Steps of which a part cannot be recorded: cut into segments.
+"""Steps that can be recorded only in part: split into segments.
 
-Operations that may wait for the host, or that work there, run between the recorded ones, in order.
-Those that depend on nothing recorded come first of all, and those on which nothing recorded depends
-come last::
+Operations that may wait for the host, or that run there, are executed between the recorded ones, in
+order. Those that depend on nothing recorded come first of all, and those on which nothing recorded
+depends come last::
 
     a  h1  b  w  c  h2        h*: on the host; w: waits, and takes what b made
     h1 | a b | w | c | h2
 
-A step moves only past steps with which it shares no memory that either writes or gives back.
+A step moves only past steps with which it shares no memory that either of them writes or frees.
 """
 
 from collections.abc import Sequence

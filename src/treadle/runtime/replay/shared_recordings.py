@@ -1,4 +1,4 @@
-"""The recordings that take turns in an arena, and the memory that they share beside it.
+"""The recordings that share an arena, and their other shared memory.
 
 ::
 
@@ -6,8 +6,8 @@
     places of inputs          one block, as large as the largest need
     results                   each recording's own, until they are copied out
 
-A recording costs bytes beside the plan. Where all of them together would take more than there is
-room for, and where there are very many, the least recently used one goes first.
+A recording needs bytes in addition to the plan. If all of them together would exceed the available
+room, or if there are too many, the least recently used one is dropped first.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class RecordingBytes:
     @property
     def without_room(self) -> str:
         """Why there is no recording, if there is no room for these."""
-        return f"copies of {self.places + self.results} bytes have no room beside the plan"
+        return f"copies of {self.places + self.results} bytes do not fit beside the plan"
 
 
 class Recorded(Protocol):

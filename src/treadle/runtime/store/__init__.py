@@ -1,1 +1,1 @@
-"""Compiled steps as data, and where they are kept."""
+"""Compiled steps as data, and their storage."""

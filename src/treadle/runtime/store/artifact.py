@@ -1,4 +1,4 @@
-"""A compiled step as data: sources, host steps, buffers. Nothing here knows the compiler.
+"""A compiled step as data: sources, host steps, buffers. This module knows nothing of the compiler.
 
 ::
 

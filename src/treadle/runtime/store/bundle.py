@@ -67,7 +67,7 @@ def read_bundle(path: Path) -> Bundle:
 def _parse(data: bytes) -> Bundle:
     head, _, rest = data.partition(b"\n")
     kind, _, facts = head.decode("ascii").partition(_HEAD + " ")
-    _hold(not kind and bool(facts), "it does not begin as one")
+    _hold(not kind and bool(facts), "its header is wrong")
     digest, length = facts.split(" ")
     index = rest[: int(length)]
     _hold(_digest(index) == digest, "its index is damaged")
@@ -78,7 +78,7 @@ def _parse(data: bytes) -> Bundle:
         entries[name] = rest[at : at + size]
         at += size
         _hold(_digest(entries[name]) == expected, f"entry {name} is damaged")
-    _hold(at == len(rest), "bytes follow its end")
+    _hold(at == len(rest), "it has trailing bytes")
     return Bundle(parsed["manifest"], entries)
 
 

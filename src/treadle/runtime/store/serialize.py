@@ -136,7 +136,7 @@ def encode(value: object) -> object:
             raise RuntimeFailure(
                 f"an argument of a saved call cannot be {value!r}",
                 code="TR-405",
-                remedy="this is a bug in treadle: report it",
+                remedy="this is a bug in treadle; please report it",
             )
 
 

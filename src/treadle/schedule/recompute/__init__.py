@@ -1,1 +1,1 @@
-"""Cheap values computed again where they are read: who may, by one account of what is cheap."""
+"""Recomputation of cheap values where they are read, by one definition of what is cheap."""

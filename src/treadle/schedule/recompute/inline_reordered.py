@@ -1,13 +1,13 @@
-"""A reader that wants a cheap value in another order computes it there.
+"""A reader that needs a cheap value in another order computes it itself.
 
 ::
 
     before:  y[b, h, t] = x[b, t, h] * s[t];   z[b, t, h] = x[b, t, h] * c[t] + y[b, h, t]
     after:   z[b, t, h] = x[b, t, h] * c[t] + x[b, t, h] * s[t]
 
-A value stays in a register only for a reader at its own place of a nest; for one that transposes,
-slices or joins it would be stored, and read again. Rotary embeddings of attention are made of such
-values. The formula is the same one, so the numbers are.
+A value stays in a register only for a reader at the same position of a nest; for one that
+transposes, slices or concatenates, it would be stored and read again. Rotary embeddings of
+attention consist of such values. The formula is the same, so the results are the same.
 """
 
 from collections.abc import Mapping, Sequence

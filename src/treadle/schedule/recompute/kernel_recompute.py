@@ -1,16 +1,16 @@
-"""A cheap value is computed again by a kernel that has its operands at hand, rather than stored.
+"""A kernel that has the operands of a cheap value at hand recomputes it, so it is not stored.
 
 ::
 
     before:  one kernel:  n = x * r;  store n, bf16(n * w)     another:  dx = f(x, r, load n)
     after:   one kernel:  n = x * r;  store bf16(n * w)        another:  n = x * r;  dx = f(x, r, n)
 
-What it is made of is read as it is in memory, or computed again likewise; a number for each row,
-such as the largest and the sum of a softmax, is stored for that.
+Its operands are read from memory, or recomputed in the same way; a number per row, such as the
+maximum and the sum of a softmax, is stored for this.
 
-Kernels are apart because something between them is a library's, or because one sums rows and the
-other columns. The normalised rows of a norm are the usual such value: two kernels of its backward
-pass want them in 32 bits, beside the rows that they are made of.
+Kernels are separate because there is a library call between them, or because one sums rows and the
+other columns. The typical value is the normalized rows of a norm: two kernels of its backward pass
+need them in 32 bits, in addition to the original rows.
 """
 
 from collections.abc import Mapping, Sequence

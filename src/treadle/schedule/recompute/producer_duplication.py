@@ -6,8 +6,8 @@
     after:   p = dy * (x - mean);   dx = f(rows of p)
              q = dy * (x - mean);                        dw = sum over rows of q
 
-With ``p`` in both, neither kernel stores it. Where one may reduce both ways (``sweeps.py``) the two
-become one, in which equal formulas are one again.
+With ``p`` in both, neither kernel stores it. If one kernel may reduce both ways (``sweeps.py``),
+the two become one, in which equal formulas are merged again.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A reader that picks a few elements computes them, rather than have all of them stored.
+"""A reader that selects a few elements computes them, instead of storing all of them.
 
 ::
 

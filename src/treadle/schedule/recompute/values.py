@@ -1,4 +1,4 @@
-"""What it costs to compute a value again, and what is known of it besides: one account for all.
+"""The cost of recomputing a value, and other facts about it: one definition for all steps.
 
 ::
 
@@ -7,7 +7,8 @@
     late(v)     somebody far away, or of another phase, reads v: it is stored whatever is done here
     pinned(v)   a call reads v, or the step returns it
 
-Who asks differs in how often a value is computed then, and so in how many functions are few.
+The callers recompute a value different numbers of times, so each has its own limit for "few
+functions".
 """
 
 from collections.abc import Iterable, Mapping, Sequence

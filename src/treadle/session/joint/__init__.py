@@ -1,2 +1,2 @@
-"""Graphs of AOTAutograd's as the backend of ``torch.compile`` compiles them: a forward and its
-backward as one, or one of them."""
+"""Graphs from AOTAutograd, as the ``torch.compile`` backend compiles them: a forward and its
+backward as one graph, or one of them."""

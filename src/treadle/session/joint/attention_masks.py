@@ -1,4 +1,4 @@
-"""Masks of attention as PyTorch's fused kernels for GPUs read them, in a graph of Dynamo's.
+"""Attention masks in a graph from Dynamo, in the layout that PyTorch's fused GPU kernels accept.
 
 ::
 
@@ -6,9 +6,9 @@
     after:   rows = mask[...].contiguous().expand_as(mask)   each dim that is expanded stays so,
              scaled_dot_product_attention(q, k, v, rows)     but the last
 
-No fused kernel takes a mask whose last dim has a stride other than one: PyTorch computes attention
-by its definition then, in 32 bits, with all its weights in memory. A mask of ones that a library
-makes for a traced model, and not for eager's, is often one row expanded.
+No fused kernel accepts a mask whose last dim has a stride other than one: PyTorch then computes
+attention by its definition, in 32 bits, with all its weights in memory. A mask of ones that a
+library creates for a traced model, but not in eager, is often a single expanded number or row.
 """
 
 from torch import Tensor, fx

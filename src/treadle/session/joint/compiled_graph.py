@@ -1,4 +1,4 @@
-"""One graph that the backend has compiled, and how users reach all of them."""
+"""One graph that the backend compiled, and access to all of them."""
 
 import itertools
 import threading
@@ -38,12 +38,12 @@ _PROFILING = threading.Event()
 
 
 class CompiledGraph:
-    """One graph that the backend has compiled, for one set of sizes: a forward and its backward, or
-    one of them.
+    """One graph that the backend compiled for one set of sizes: a forward and its backward, or one
+    of them.
 
-    ``name``: the order of compiles and the phases, ``"0 forward and backward"``. Times are known
-    once it has run inside ``profiling()``; its measured peak is not, since it is part of a step
-    that is not ours.
+    ``name``: the number of the compile, and the phases: ``"0 forward and backward"``. Times are
+    known after a run inside ``profiling()``. The peak is never measured, because the graph is part
+    of a step that treadle does not control.
     """
 
     def __init__(
@@ -97,17 +97,18 @@ class CompiledGraph:
             return self.executable.run(self.checked(tensors), seconds)
 
     def release(self) -> None:
-        """Give its memory back until the next call."""
+        """Free its memory until the next call."""
         self.executable.release()
 
     def checked(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Inputs of a call, in which every index is one."""
+        """The inputs of a call, after a check that every index is in range."""
         self._built.checks.require(tensors)
         return tensors
 
     @contextmanager
     def timed(self) -> Iterator[list[float] | None]:
-        """Around a call, or a part of one: where times of its steps go, if they are wanted."""
+        """Around a call, or a part of one: the list that collects the times of its steps, if they
+        are recorded."""
         self._has_run = True
         if not _PROFILING.is_set():
             yield None
@@ -118,12 +119,12 @@ class CompiledGraph:
         self._seconds = tuple(new or old for new, old in zip(seconds, known, strict=True))
 
     def explain(self) -> str:
-        """As ``Step.explain``: why the graph takes what it takes."""
+        """As ``Step.explain``: where the time and memory of the graph go."""
         return explain(self._step_report())
 
     def stages(self) -> str:
-        """The stages of the compile in their order: seconds, what each was given and made, why it
-        stands there, and what each pass made of the nodes of the graph."""
+        """The stages of the compile in their order: seconds, input and output, the reason for its
+        place, and what each pass changed in the graph."""
         return explain_stages(self._step_report())
 
     def summary(self) -> Summary:
@@ -131,7 +132,8 @@ class CompiledGraph:
         return summary_of(self._step_report())
 
     def report(self, path: str | Path) -> Path:
-        """As ``Step.report``, without other budgets: one HTML file. TR-004 if it cannot be."""
+        """As ``Step.report``, without other budgets: one HTML file. TR-004 if it cannot be
+        written."""
         write_output(Path(path), page(self._step_report()))
         return Path(path)
 
@@ -159,17 +161,19 @@ _GRAPHS: "weakref.WeakSet[CompiledGraph]" = weakref.WeakSet()
 
 
 def compiled() -> tuple[CompiledGraph, ...]:
-    """What the backend has compiled in this process and is still in use, in the order of compiles.
+    """The graphs that the backend compiled in this process and that are still in use, in the order
+    of compiles.
 
-    A model whose gradients are asked for is one graph of a forward and a backward, or one of each;
-    each graph break and each set of sizes adds its own. ``torch._dynamo.reset()`` forgets them.
+    A model with gradients is one graph of forward and backward, or one of each; each graph break
+    and each set of sizes adds its own. ``torch._dynamo.reset()`` forgets them.
     """
     return tuple(sorted(_GRAPHS, key=lambda graph: graph.number))
 
 
 @contextmanager
 def profiling() -> Iterator[None]:
-    """Every graph that runs inside has its kernels timed one by one; ``explain`` shows it."""
+    """Time the kernels of every graph that runs inside, one by one; ``explain`` then shows the
+    times."""
     _PROFILING.set()
     try:
         yield
@@ -201,5 +205,6 @@ def _require_strict(built: Built, options: Options) -> None:
     if options.strict and built.artifact.fallbacks:
         first = built.artifact.fallbacks[0]
         raise LoweringError(
-            f"strict: {first.op} falls back to PyTorch's kernels: {first.reason}", code="TR-302"
+            f"strict=True: {first.op} falls back to PyTorch's kernels: {first.reason}",
+            code="TR-302",
         )

@@ -1,5 +1,5 @@
-"""A forward and a backward that are one graph, as AOTAutograd calls them: two modules between
-which only what autograd has to look after is seen."""
+"""A forward and a backward in one graph, as AOTAutograd calls them: two modules that exchange only
+the values that autograd must track."""
 
 import itertools
 import weakref

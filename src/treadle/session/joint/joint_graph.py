@@ -6,7 +6,7 @@
     one:      p, x      ->  y, dp        with  dy = incoming_gradient([y], ...)
 
 So a forward and a backward are planned, lowered, scheduled and packed into one arena like a whole
-step. ``graph/custom_ops/incoming.py`` says why the forward comes first, and
+step. ``graph/custom_ops/incoming.py`` explains why the forward comes first, and
 ``runtime/execute/joint_calls.py`` how it runs.
 """
 
@@ -142,15 +142,15 @@ class JointGraph:
     def why_apart(self) -> str:
         """Why forward and backward have to be graphs of their own; empty if they need not."""
         if not all(isinstance(known_value(node), Tensor | SymInt | int) for node in self.inputs):
-            return "an input is no tensor and no size"
+            return "an input is neither a tensor nor a size"
         computed = self.computed_results
         if not computed:
             return "the forward computes nothing"
         tensors = (*self.gradients, *computed, *self.computed_gradients)
         if not all(isinstance(known_value(node), Tensor) for node in tensors):
-            return "a result is no tensor"
+            return "a result is not a tensor"
         if any(node.op == "call_function" and has_effect(node) for node in self.graph.nodes):
-            return "an operation has an effect"
+            return "an operation has a side effect"
         device = _device(computed[0])
         if any(_device(node) != device for node in self.gradients if node.users):
             return "a gradient comes from another device"
@@ -247,13 +247,15 @@ def of_known_sizes(
         decides = next(filter(_has_sizes_of_values, module.graph.nodes), None)
         operation, *_ = str(error).splitlines()
         raise LoweringError(
-            f"a size depends on values ({operation}), and a graph of Dynamo's is compiled for the "
-            "sizes of its inputs",
+            f"a size depends on values ({operation}), but a graph from Dynamo is compiled for "
+            "the sizes of its inputs",
             code="TR-150",
             where="" if decides is None else _user_line(stack_of(decides)),
-            remedy="leave torch._dynamo.config.capture_dynamic_output_shape_ops and "
-            "capture_scalar_outputs off: Dynamo then runs that operation between two graphs; or "
-            "compile the whole step with treadle.compile, which runs such operations",
+            remedy=(
+                "leave torch._dynamo.config.capture_dynamic_output_shape_ops and "
+                "capture_scalar_outputs off: Dynamo then runs that operation between two graphs; "
+                "or compile the whole step with treadle.compile, which supports such operations"
+            ),
         ) from error
 
 

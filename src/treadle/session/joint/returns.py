@@ -1,4 +1,4 @@
-"""What a compiled graph returns: computed values, arguments as they are, and constants."""
+"""The results of a compiled graph: computed values, unchanged arguments, and constants."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What was compiled of one graph whose sizes are symbols, by the sizes of calls."""
+"""The compiled programs of one graph with symbolic sizes, by the sizes of calls."""
 
 from collections import OrderedDict
 from collections.abc import Callable

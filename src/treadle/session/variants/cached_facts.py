@@ -1,7 +1,8 @@
-"""What of models and optimizers decides a call's key, looked at again only where it may differ.
+"""The facts about models and optimizers that are in a call's key, read again only if they may
+differ.
 
-Of modules the dicts are watched that hold modes, parameters, buffers and hooks; of tensors the
-layouts, all at once; of optimizers the groups. What no watch can tell of is looked at as before.
+For modules, the dicts of modes, parameters, buffers and hooks are watched; for tensors, the
+layouts, all at once; for optimizers, the groups. Facts that no watch covers are read as before.
 """
 
 import operator
@@ -130,7 +131,7 @@ def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | PolledModels |
             if any(type(mapping) is not dict for mapping in held) or not _is_plain(module):
                 return None
             if any(len(hook) > 1 for hook in hooks):
-                return None  # their order may be another one, which is no write
+                return None  # their order may be another one, which is not a write
             dicts += (vars(module), *held, *hooks)
             parameters += [parameter for parameter in held[0].values() if parameter is not None]
             buffers += [buffer for buffer in held[1].values() if buffer is not None]

@@ -1,4 +1,4 @@
-"""A variant is made: the step is captured along the path that a call takes, and compiled."""
+"""Creating a variant: the step is captured along the path that a call takes, and compiled."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -108,7 +108,7 @@ class VariantCompiler:
             from treadle.capture.step import capture
             from treadle.compiler.pipeline import compile_graph
             from treadle.report.watch import watcher_for
-        flush_all()  # a compile may run the models on made-up tensors
+        flush_all()  # a compile may run the models on random tensors
         watcher = watcher_for(self.step.name, self.options)
         clock = clock.heard_by(watcher)
         try:
@@ -216,10 +216,10 @@ def _without_inference_mode() -> Iterator[None]:
 def strict_error(words: str, code: str, where: str = "") -> LoweringError:
     """TR-302 for an optimizer that would step eagerly."""
     return LoweringError(
-        f"strict: an optimizer would step eagerly: {words}",
+        f"strict=True: an optimizer would step eagerly: {words}",
         code="TR-302",
         where=where,
-        remedy=f"leave strict off; {code} says what to do",
+        remedy=f"leave strict off; {code} describes the alternatives",
     )
 
 
@@ -230,7 +230,7 @@ def _refuse_fallbacks(compiled: Compiled) -> None:
     if reasons:
         lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])
         raise LoweringError(
-            f"strict: {len(reasons)} operations fall back to PyTorch's kernels: {lines}",
+            f"strict=True: {len(reasons)} operations fall back to PyTorch's kernels: {lines}",
             code="TR-302",
             where=reasons[0].origin,
             remedy="leave strict off, or register a lowering for the operation",

@@ -166,7 +166,7 @@ class Dispatcher:
         most = self._compiler.options.max_cached
         if len(self.variants) >= most and (path or drawn):
             raise TooManyPaths(
-                f"it takes a path of its own, beside max_cached={most} variants that are kept"
+                f"it takes a new path, and there are max_cached={most} variants already"
             )
         if not path or last is None:
             return self.variants.why_not(key, self._step.models)

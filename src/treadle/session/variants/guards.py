@@ -1,4 +1,4 @@
-"""What a compiled variant depends on, and in words what changed."""
+"""What a compiled variant depends on, and messages about changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -368,13 +368,13 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
         if fact != before[path]:
             return f"argument {path}: {_change(before[path], fact)}"
     if set(before) - set(after):
-        return f"argument {sorted(set(before) - set(after))[0]} is gone"
+        return f"argument {sorted(set(before) - set(after))[0]} is missing"
     if old.structure != new.structure:
-        return "lists, tuples or other containers among the arguments changed their kind"
+        return "lists, tuples or other containers among the arguments changed their type"
     if _passed_in(old) != _passed_in(new):
-        return "an argument became a parameter, another one, or no longer is one"
+        return "an argument became a parameter or another parameter, or no longer is one"
     if old.same != new.same:
-        return "arguments that were one tensor are several, or the other way round"
+        return "arguments that were one tensor are now several, or several are now one"
     if old.identity != new.identity:
         return "parameters were replaced by other objects"
     if old.training != new.training:
@@ -382,7 +382,7 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
     if old.hooks != new.hooks:
         return "a hook of a module or a parameter was added or removed"
     if old.plans != new.plans:
-        return "what fully_shard is to do was set to something else"
+        return "the settings of fully_shard changed"
     if old.modes[-1] != new.modes[-1]:
         return f"update={old.modes[-1]} became update={new.modes[-1]}"
     if old.parameters != new.parameters:
@@ -391,7 +391,7 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
         return _other_grads(old, new, names)
     if old.optimizers != new.optimizers:
         return "an optimizer's options or parameter groups changed"
-    return "grad mode, autocast or another of PyTorch's switches changed"
+    return "grad mode, autocast or another PyTorch switch changed"
 
 
 def differing_arguments(old: GuardKey, new: GuardKey) -> int:
@@ -446,7 +446,7 @@ def _other_tensors(old: GuardKey, new: GuardKey, names: Names) -> str:
 def _other_grads(old: GuardKey, new: GuardKey, names: Names) -> str:
     rows = zip(names.parameters, old.grads, new.grads, strict=True)
     name, there = next((name, is_) for name, was, is_ in rows if was != is_)
-    return f"{name}.grad {'is there' if there else 'was there, and is not'}"
+    return f"{name}.grad {'is set now' if there else 'was set, and is None now'}"
 
 
 def _change(old: ArgumentFact, new: ArgumentFact) -> str:

@@ -1,4 +1,4 @@
-"""Why a step has more than one variant, in words and in order."""
+"""The reasons why a step has more than one variant, in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,10 +36,10 @@ class History:
         if before < MANY_RECOMPILES <= len(self.recompiles):
             warn_user(
                 f"the step is compiled again for the {MANY_RECOMPILES}th time: "
-                f"{self.recompiles[-1]}. step.recompiles has every reason. Sizes that vary are "
-                "declared with treadle.dynamic; tensors, numbers that only scale them and what the "
-                "step does not read may change freely; what else changes at every call belongs "
-                "outside of the step"
+                f"{self.recompiles[-1]}. step.recompiles lists all reasons. Declare varying "
+                "sizes with treadle.dynamic. Tensors, numbers that only scale them and anything "
+                "that the step does not read may change freely; move other values that change at "
+                "every call out of the step"
             )
 
     def forget(self, reason: str) -> None:
@@ -60,7 +60,7 @@ class History:
         if before < MANY_RECOMPILES <= len(self.recaptures):
             warn_user(
                 f"the step is captured again for the {MANY_RECOMPILES}th time: "
-                f"{self.recaptures[-1]}. Nothing was compiled, since what changed makes no "
-                "difference; but each change of it takes the time of a capture. step.recaptures "
-                "has every reason"
+                f"{self.recaptures[-1]}. Nothing was compiled, because the change makes no "
+                "difference, but each such change costs a capture. step.recaptures lists all "
+                "reasons"
             )

@@ -1,4 +1,4 @@
-"""One compile for many sizes: of dims that were declared, or else of those that calls change."""
+"""One compile for many sizes: of declared dims, or of dims that calls change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -226,7 +226,7 @@ class ManySizes:
                 said = error.message if is_ours else f"{type(error).__name__}: {error}"
                 raise LoweringError(said, code="TR-305") from error
             if not self._may_find_sizes(compiled):
-                raise LoweringError("what the step does depends on values", code="TR-305")
+                raise LoweringError("what the step computes depends on values", code="TR-305")
             return compiled
 
         return made

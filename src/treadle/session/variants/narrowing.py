@@ -1,12 +1,12 @@
-"""Part of the sizes that calls may have, for which a question has one answer.
+"""The part of a range of sizes for which a question has one answer.
 
 ::
 
     x[: int(0.2 * n)] of n in 2..64 may be empty          compiled for n in 5..64
     avg_pool2d(x, 2) of n in 2..64 gives one row or more  compiled for n in 4..64
 
-A step is compiled for all sizes of a range at once. Where one kernel cannot serve them all, what
-was asked of them says which part of the range goes together with the sample.
+A step is compiled for all sizes of a range at once. If one kernel cannot serve them all, the failed
+question defines which part of the range belongs to the sample.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Batches padded to sizes of which there are few, so that few programs serve them."""
+"""Batches padded to a few sizes, so that few programs serve them."""
 
 import bisect
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ def pad_to_bucket(
     ignore_index: int = _NO_LABEL,
     fill: Mapping[str, float] | None = None,
 ) -> dict[str, Tensor]:
-    """Pad the tensors of a batch at the end of their dims, to the end of their bucket.
+    """Pad the tensors of a batch at the end of their dims, to the largest size of their bucket.
 
     ::
 
@@ -32,16 +32,17 @@ def pad_to_bucket(
         )
         step(**treadle.pad_to_bucket({"tokens": tokens, "labels": labels}, shapes))
 
-    - ``batch``: tensors by the names in ``shapes``, or by the key of ``"batch['tokens']"``. Others
-      are returned as they are.
-    - ``sizes``: by dim, the sizes to pad to, in the place of its buckets: ``{"time": (128, 512)}``.
-    - ``labels``: one name or several, which are filled with ``ignore_index``.
-    - ``fill``: by name, what to fill others with. Default: zeros, and ``False`` in masks.
+    - ``batch``: tensors by the names in ``shapes``, or by the key in ``"batch['tokens']"``. Other
+      tensors are returned unchanged.
+    - ``sizes``: for each dim, the sizes to pad to, instead of its buckets:
+      ``{"time": (128, 512)}``.
+    - ``labels``: one name or several, which are padded with ``ignore_index``.
+    - ``fill``: the padding value of other tensors, by name. Default: zeros, and ``False`` in masks.
 
     A mean that ignores those labels, such as that of ``cross_entropy``, is the mean over the real
-    ones. Padding changes no loss if no real place attends to a padded one (causal attention, or a
-    mask). Sizes that ``shapes`` does not declare are TR-113; a size beyond the last of ``sizes`` is
-    TR-001.
+    labels. Padding does not change the loss if no real position attends to a padded one (causal
+    attention, or a mask). Sizes that ``shapes`` does not declare raise TR-113; a size larger than
+    the last of ``sizes`` raises TR-001.
     """
     ignored = {labels} if isinstance(labels, str) else set(labels)
     named = {name: _argument(name, shapes) for name in batch}
@@ -77,9 +78,9 @@ def _end(name: str, size: int, shapes: Dynamic, sizes: Mapping[str, Sequence[int
     known = sorted(sizes[name])
     at = bisect.bisect_left(known, size)
     beyond = TreadleError(
-        f"{name} is {size}, beyond the last of {', '.join(map(str, known))}",
+        f"{name} is {size}, larger than the last of {', '.join(map(str, known))}",
         code="TR-001",
-        remedy="give a larger size, or cut the batch",
+        remedy="add a larger size, or truncate the batch",
     )
     require(at < len(known), beyond)
     return known[at]

@@ -1,4 +1,4 @@
-"""Which dims of a step's arguments change, as its calls show it: for steps that declare none.
+"""Which dims of a step's arguments change, derived from its calls: for steps without declared dims.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Dims of the arguments that change from call to call, and what a call's shapes say of them."""
+"""Dims of arguments that change from call to call, and their sizes in one call."""
 
 import bisect
 import functools
@@ -27,8 +27,8 @@ SMALLEST = 2
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """What ``dynamic`` returns: names of dims by argument, and for each name its smallest size and
-    the largest of each bucket, in order."""
+    """The result of ``dynamic``: the names of dims by argument, and for each name its smallest size
+    and the largest size of each bucket, in order."""
 
     arguments: Mapping[str, Mapping[int, str]]
     ranges: Mapping[str, tuple[int, ...]]
@@ -40,12 +40,12 @@ class Dynamic:
         return (tops[at - 1] + 1 if at else low), tops[at]
 
     def largest(self, name: str, size: int) -> int:
-        """The largest size that the model is known to take, of those compiled with ``size``."""
+        """The largest size that the model is known to accept, of those compiled with ``size``."""
         return self.bucket(name, size)[1]
 
     def is_alone(self, name: str, size: int) -> bool:
-        """Whether no other size is compiled together with ``size``: steps of size 0 and 1 are other
-        steps, and a bucket may be of one size."""
+        """Whether no other size is compiled together with ``size``: sizes 0 and 1 compile
+        separately, and a bucket may have a single size."""
         low, high = self.bucket(name, size)
         return size < SMALLEST or max(low, SMALLEST) == high
 
@@ -61,15 +61,15 @@ def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynam
         )
         step = treadle.compile(train_step, model=model, optimizer=optimizer, shapes=shapes)
 
-    - ``arguments``: by the name of the parameter (``"batch['tokens']"`` inside a dict), the names
-      of an argument's dims in order, with ``None`` for a fixed dim; or a dict from dim to name.
-      Dims of one name are equal in every call.
-    - ``ranges``: by name, the smallest and the largest size, both included. Numbers in between
-      divide a range into buckets: ``time=(16, 128, 512, 1024)`` compiles 16..128, 129..512 and
-      513..1024 separately, each planned for its own largest size.
+    - ``arguments``: for each parameter (``"batch['tokens']"`` for an entry of a dict), the names of
+      its dims in order, with ``None`` for a fixed dim; or a dict from dim to name. Dims with the
+      same name have equal sizes in every call.
+    - ``ranges``: for each name, the smallest and the largest size, both included. Numbers in
+      between split a range into buckets: ``time=(16, 128, 512, 1024)`` compiles 16..128, 129..512
+      and 513..1024 separately, each planned for its own largest size.
 
-    One compile serves a whole range where it can. A memory budget holds for the largest sizes. A
-    name without a range, or a bad range, is ``TreadleError`` TR-001.
+    One compile serves a whole range if possible. A memory budget holds for the largest sizes. A
+    name without a range, or an invalid range, raises ``TreadleError`` TR-001.
     """
     named = {argument: _by_dim(dims) for argument, dims in arguments.items()}
     used = {name for dims in named.values() for name in dims.values()}
@@ -79,7 +79,7 @@ def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynam
         ascending = all(a < b for a, b in itertools.pairwise(sizes[1:]))
         fits = name.isidentifier() and len(sizes) > 1 and 0 <= sizes[0] <= sizes[1] and ascending
         why = f"dim {name} cannot range over {', '.join(map(str, sizes))}"
-        remedy = "give the smallest and the largest size; those between them must ascend"
+        remedy = "pass the smallest and the largest size; sizes between them must ascend"
         require(fits, TreadleError(why, code="TR-001", remedy=remedy))
     return Dynamic(named, sizes_of)
 
@@ -93,7 +93,7 @@ def _mismatch(used: set[str], ranged: set[str]) -> TreadleError:
     missing, extra = sorted(used - ranged), sorted(ranged - used)
     said = f"no range for {', '.join(missing)}" if missing else f"no dim is {', '.join(extra)}"
     return TreadleError(
-        said, code="TR-001", remedy="give every name of a dim one range: time=(16, 1024)"
+        said, code="TR-001", remedy="give every named dim one range: time=(16, 1024)"
     )
 
 
@@ -163,7 +163,7 @@ def _require_fits(argument: str, rank: int, dims: Mapping[int, str]) -> None:
 
 
 def _refused(said: str) -> CaptureError:
-    remedy = "change treadle.dynamic(...), or pass what it says"
+    remedy = "change treadle.dynamic(...), or pass matching arguments"
     return CaptureError(said, code="TR-113", remedy=remedy)
 
 

@@ -91,7 +91,7 @@ class Specializations:
                     return _instance(pattern, dynamic_dims)
             fixed |= {dim.name for guard in broken[-1] for dim in guard.formula.roots}
             words = _words_of(broken[-1], patterns[-1].captured.sized)
-            self.alone = f"compiled for these sizes alone, {words}"
+            self.alone = f"compiled for these sizes only, {words}"
         return None
 
     def _tell_why(self, broken: Sequence[Sequence[Guard]]) -> None:
@@ -100,10 +100,10 @@ class Specializations:
             dim.name for guards in broken for guard in guards for dim in guard.formula.roots
         }
         if deciding:
-            self.notes[-1] += f", once more: what runs depends on {', '.join(sorted(deciding))}"
+            self.notes[-1] += f", again: what runs depends on {', '.join(sorted(deciding))}"
 
     def _valid(self, general: GuardKey) -> list[Compiled]:
-        """Patterns that read outside of the step what is there now."""
+        """Patterns that read outside the step what is there now."""
         return [
             compiled
             for key, compiled in self._known
@@ -129,7 +129,7 @@ class Specializations:
                 part = narrowed(dims, error)
                 if part is None:
                     self._failed.add(general)
-                    self.notes.append(f"each size is compiled by itself: {error.message}")
+                    self.notes.append(f"each size is compiled separately: {error.message}")
                     return None
                 dims = part
         if compiled is None:
@@ -151,7 +151,7 @@ class Specializations:
             if name not in fixed | alone
         )
         if not open_:
-            return f"each size is compiled by itself, {_words_of(pins, compiled.captured.sized)}"
+            return f"each size is compiled separately, {_words_of(pins, compiled.captured.sized)}"
         by = "another process compiled" if compiled.untraced else "compiled"
         return f"{by} for {open_}" + (f", with {kept}" if kept else "")
 
@@ -171,7 +171,7 @@ def _words_of(broken: Sequence[Guard], lines: Sequence[str]) -> str:
     """That a step asks for the numbers of sizes, and where."""
     names = ", ".join(sorted({dim.name for guard in broken for dim in guard.formula.roots}))
     where = f": {'; '.join(lines[:3])}" if lines else ""
-    return f"as what runs depends on the number {names}{where}"
+    return f"because what runs depends on the number {names}{where}"
 
 
 def _is_pin(guard: Guard) -> bool:

@@ -134,7 +134,7 @@ class Variants:
     def why_not(self, key: GuardKey, models: Mapping[str, nn.Module]) -> list[str]:
         """Why there was none for a call, in words; nothing where there is none at all."""
         if self._parted:
-            return ["step counts of an optimizer's parameters came apart"]
+            return ["the step counts of an optimizer's parameters differ now"]
         keys = list(reversed(self._known))
         alike = [other for other in keys if key.as_seen_by(other) == other]
         names = names_of(models)

@@ -1,4 +1,4 @@
-"""Which files installers have put where they are.
+"""Which files were installed by an installer.
 
 Beside what it installs, an installer leaves a folder ``name-version.dist-info`` whose ``RECORD``
 lists the files, also where the folder is none of Python's own (``pip install --target``). A project

@@ -1,5 +1,5 @@
-"""What code a run enters: by every frame of it, the names that it mentions and the globals that it
-uses. Nothing that Python executes in the thread of the run is missed: a profile hook sees it all.
+"""The code that a run enters: for each frame, the names that it mentions and the globals that it
+uses. A profile hook sees everything that Python executes in the thread of the run.
 """
 
 import collections

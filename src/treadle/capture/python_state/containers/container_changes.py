@@ -1,4 +1,4 @@
-"""What a step does to containers outside of it, done again at every call.
+"""Changes of a step to containers outside it, repeated at every call.
 
 A run in which a list, dict, set or deque gets or loses entries is run once more with containers
 that note it (``container_recorders``) in all the places where those stand.
@@ -92,10 +92,10 @@ def reference_to(value: object) -> Reference | None:
     recorder: ContainerRecorder = value.recorder
     if recorder.is_made:
         raise CaptureError(
-            f"the step leaves {recorder.label}, which it has just made in a container outside of "
-            "it, in a second place",
+            f"the step creates {recorder.label} in a container outside the step, and stores it "
+            "in a second place as well",
             code="TR-117",
-            remedy="make it before the step",
+            remedy="create it before the step",
         )
     return Reference(recorder)
 
@@ -103,7 +103,7 @@ def reference_to(value: object) -> Reference | None:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ContainerChanges:
-    """All operations of a run on containers outside of it, as a place: what is put there is what
+    """All operations of a run on containers outside it, as a place: what is put there is what
     each operation is given at this call, and the containers themselves."""
 
     log: OperationLog

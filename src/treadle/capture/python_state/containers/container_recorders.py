@@ -1,8 +1,8 @@
-"""Containers in the place of a user's lists, dicts, sets and deques while a step is captured.
+"""Substitutes for a user's lists, dicts, sets and deques during capture.
 
-Each holds what the user's own holds, does what it is told, and notes it in an ``OperationLog``, so
-that it can be done again at every call. It also notes what was read of it: a list that is only
-appended to may have any length, and a dict of which one key is read any others.
+Each has the contents of the user's container, performs operations, and records them in an
+``OperationLog``, so that every call can repeat them. It also records what was read: a list that is
+only appended to may have any length, and a dict of which one key is read may have any other keys.
 
 ::
 
@@ -96,7 +96,7 @@ class ContainerRecorder:
 
 @dataclass(slots=True)
 class OperationLog:
-    """What a run did to containers outside of it, in order."""
+    """What a run did to containers outside it, in order."""
 
     operations: list[Operation] = field(default_factory=list[Operation])
     recorders: list[ContainerRecorder] = field(default_factory=list[ContainerRecorder])

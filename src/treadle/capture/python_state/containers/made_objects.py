@@ -1,4 +1,4 @@
-"""Objects that a run made around tensors, and that it returns or leaves outside.
+"""Objects with tensors that a run created, and that it returns or stores outside.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a step prints and logs: done again at every call, in order, after the launch.
+"""The output of a step (prints and logs): repeated at every call, in order, after the launch.
 
 ::
 

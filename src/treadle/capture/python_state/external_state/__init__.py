@@ -1,1 +1,1 @@
-"""What a run reaches outside of the step, what that held before, and what the run left there."""
+"""What a run reaches outside the step, what that held before, and what the run left there."""

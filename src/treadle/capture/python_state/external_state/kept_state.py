@@ -1,4 +1,5 @@
-"""What the objects that a step can reach held before it ran, and what is different afterwards."""
+"""The contents of the objects that a step can reach before it runs, and the differences
+afterwards."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence

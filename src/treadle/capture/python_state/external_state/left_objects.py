@@ -1,4 +1,4 @@
-"""What a run made and left in places outside of it: made anew for every call."""
+"""Objects that a run created and stored outside the step: recreated for every call."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -33,10 +33,10 @@ class LeftObjects:
 
     known: Mapping[int, object]
     _apart: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
-    """By the ids of objects that were taken apart those of all that is inside of them."""
+    """By the ids of objects that were taken apart those of all that is inside them."""
 
     def hides_traced(self, value: object) -> bool:
-        """Whether an object that is no container holds a tensor or number of the run."""
+        """Whether an object that is not a container holds a tensor or number of the run."""
         if is_traced(value) or is_stand_in(value) or is_symbol(value):
             return False
         return bool(values_inside(value, self.known))

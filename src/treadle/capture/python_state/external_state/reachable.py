@@ -1,7 +1,7 @@
-"""What a step can reach: kept before code runs that may change it.
+"""What a step can reach: saved before code runs that may change it.
 
-What can be got from the step's function, models, optimizers and arguments is met at once, but for
-values under names that no code has mentioned, and attributes that nothing has read: they wait.
+Everything reachable from the step's function, models, optimizers and arguments is visited at once,
+except values under names that no code has mentioned yet, and attributes that nothing has read yet.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Whether the very same objects stand in the same places, by their words of memory.
+"""Whether the same objects are in the same places, by memory words.
 
 Only identities are compared. Other guards compare the values of what differs.
 """

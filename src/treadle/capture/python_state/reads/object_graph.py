@@ -37,7 +37,7 @@ def tensor_fact(value: Tensor) -> TensorFact:
     except RuntimeError:
         if not value.is_nested:  # only such a tensor has no list of sizes
             raise
-        raise refused_nested("is given a nested tensor", here()) from None
+        raise refused_nested("receives a nested tensor", here()) from None
     return value.dtype, shape, value.stride(), place_of_tensor(value), value.requires_grad
 
 

@@ -35,7 +35,7 @@ from treadle.capture.python_state.reads.object_graph import (
     words_of_value,
 )
 
-_PARTED = "an object that stood in several places is another one in some of them"
+_PARTED = "an object that was in several places was replaced in some of them"
 ONLY_ITSELF = (Tensor, type, ModuleType, MappingProxyType, Optimizer, Enum)
 """Objects that no other can stand for."""
 
@@ -55,7 +55,7 @@ class Match:
     def said(self) -> str:
         """The words of the last refusal, once."""
         words, self.words = self.words, ""
-        return words or "an object outside of the step is another one"
+        return words or "an object outside the step was replaced"
 
     def held(self) -> list[tuple[Node, object]]:
         """What stands for another, but for what is found anew at every call."""

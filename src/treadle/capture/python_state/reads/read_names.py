@@ -1,4 +1,4 @@
-"""Which attributes of which objects count for a step, and how far what it read is followed."""
+"""Which attributes of which objects matter for a step, and how far its reads are followed."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Tensors that a run found outside of its step: each counts by its type, not by its numbers."""
+"""Tensors that a run found outside its step: their types are compared, not their values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import final
@@ -16,7 +16,9 @@ from treadle.capture.python_state.reads.object_graph import (
 from treadle.guards.watching import Watches
 
 _NONE_SEEN: Mapping[int, Tensor] = {}
-_OTHER_ALIASES = "tensors outside of the step that were one are several, or the other way round"
+_OTHER_ALIASES = (
+    "tensors outside the step that were one tensor are now several, or several are now one"
+)
 
 
 @final

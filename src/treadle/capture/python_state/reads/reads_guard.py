@@ -1,7 +1,7 @@
 """Whether a later call finds what a captured run read.
 
-The same objects have to stand in the same places; where other objects stand there, they have to be
-of the same kind and hold the same all the way down.
+The same objects must be in the same places; other objects in these places must have the same type
+and equal contents, recursively.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The walk from roots to all that a run may have read of the Python around it.
 
-All that can be got from the step's function, models, optimizers, arguments, and the globals that
-the code of the run names; of attributes those that were read.
+Everything reachable from the step's function, models, optimizers, arguments, and the globals that
+the code of the run names; for attributes, those that were read.
 """
 
 import sys

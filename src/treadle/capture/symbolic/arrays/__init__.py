@@ -1,1 +1,1 @@
-"""Arrays of NumPy's, and lists of which tensors are made."""
+"""NumPy arrays, and lists from which tensors are made."""

@@ -1,4 +1,5 @@
-"""NumPy's functions of numbers and arrays that stand in, also of lists of them: such ones again.
+"""NumPy functions of substitute numbers and arrays, and lists of them: the results are substitutes
+again.
 
 ::
 

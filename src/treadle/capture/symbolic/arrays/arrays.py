@@ -4,10 +4,9 @@
 
     step(np_x):  x = torch.from_numpy(np_x.astype("float32"))        x: an input, read at every call
 
-In the place of such an array stands an object that answers as the array would. What the kind of an
-array says (its dtype, shape and strides, which are part of a call's key), and tensors of it, need
-no number of it. Whatever else is asked is asked of the array itself, on whose contents the graph
-depends from then on.
+A substitute object behaves like the array. Its dtype, shape and strides, which are part of a call's
+key, and tensors made from it, need no values. Any other access reads the array itself, and the
+graph depends on its contents from then on.
 """
 
 import functools
@@ -154,10 +153,10 @@ class ArrayLeaf:
         for other in self._uses.arrays.values():
             if other.is_written and overlaps([self.value, other.value]):
                 raise CaptureError(
-                    "the step looks at an array of NumPy's that it wrote to through a tensor",
+                    "the step reads a NumPy array directly that it wrote to through a tensor",
                     code="TR-112",
                     where=here(),
-                    remedy="look at the tensor, or write to a copy: torch.tensor(array)",
+                    remedy="read the tensor, or write to a copy: torch.tensor(array)",
                 )
 
     def tensor(self) -> Tensor:

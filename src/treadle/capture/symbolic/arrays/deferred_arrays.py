@@ -1,12 +1,12 @@
-"""Arrays of NumPy's that a step makes of tensors: known after the launch, as numbers are.
+"""NumPy arrays that a step makes from tensors: known after the launch, like numbers.
 
 ::
 
     predictions.append(y.detach().cpu().numpy())     one more output of the graph, as an array
     hits += (y.argmax(1).numpy() == labels).sum()    and what NumPy makes of it, after the launch
 
-In the place of such an array stands an object whose kind (shape and dtype) is known. What depends
-on its numbers while the step is captured is TR-102.
+The substitute for such an array has a known shape and dtype. Code that needs its values during
+capture raises TR-102.
 """
 
 import functools

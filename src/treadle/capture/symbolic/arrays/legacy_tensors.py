@@ -1,7 +1,7 @@
 """Classes that make tensors: ``torch.Tensor(values)``, ``torch.FloatTensor(values)``.
 
-They ask lists and arrays for real numbers before a mode hears of it. Code that calls one is made to
-call a function of ours, as ``number_calls`` does for ``float``.
+They read real numbers from lists and arrays before any mode can intercept it. Code that calls one
+is rewritten to call a function of treadle, as ``number_calls`` does for ``float``.
 """
 
 import functools

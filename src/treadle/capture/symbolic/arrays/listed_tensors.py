@@ -1,4 +1,4 @@
-"""``torch.tensor`` of lists in which tensors stand for numbers.
+"""``torch.tensor`` of lists that contain tensors instead of numbers.
 
 ::
 

@@ -1,1 +1,1 @@
-"""What the values of tensors decide: ways through a step, sizes, and errors."""
+"""What depends on values of tensors: paths through a step, sizes, and errors."""

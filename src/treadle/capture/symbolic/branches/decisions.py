@@ -1,13 +1,13 @@
-"""Decisions on values of tensors, of which both ways go on: a variant for each path of answers.
+"""Branches on values of tensors where both paths continue: one variant for each path.
 
 ::
 
     if loss.item() < self.best: ...       expect(lt(loss, best))      of the path (True,)
 
-A variant takes its answers for granted and looks at them before anything is written, as at checks
-that only raise (``capture/symbolic/branches/expected``). A call that takes another path has changed
-nothing: the questions of the variant are computed alone, on the tensors of this call, up to the
-first answer that differs, and a variant of the path that begins so serves the call.
+A variant assumes its outcomes and checks them before anything is written, like checks that only
+raise (``capture/symbolic/branches/expected``). A call that takes another path has changed nothing:
+only the variant's conditions are computed, on the tensors of this call, up to the first outcome
+that differs, and a variant of the path that starts this way serves the call.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class ValueDecision:
     @property
     def words(self) -> str:
         """That a call takes the other one."""
-        return f"a decision on a tensor was {self.answer} and is {not self.answer}: {self.where}"
+        return f"a branch on a tensor was {self.answer} and is {not self.answer}: {self.where}"
 
 
 @final

@@ -1,13 +1,15 @@
-"""Conditions that only raise: the answer that does not is taken for granted, and checked at calls.
+"""Conditions that only raise: the outcome that does not raise is assumed, and checked by every
+call.
 
 ::
 
     before:  n = lt(v, 0);  a = any(n);  [if a: raise ...]
     after:   n = lt(v, 0);  a = any(n);  h = eq(a, 0);  expect(h)
 
-A step has one ``expect`` of all its conditions, before the first operation after the last of them
-that is no longer forward: nothing large is written before that. A decision on a size has one of its
-own as well, where the size is asked for: what follows may fail for other sizes.
+A step has one ``expect`` for all its conditions, before the first operation after the last
+condition that is not part of the forward: nothing large is written before that. A branch on a size
+also has its own ``expect`` where the size is needed, because the code that follows may fail for
+other sizes.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,12 @@
-"""Masks that the step makes of nothing but constants: what they pick is known at the capture.
+"""Masks that the step computes only from constants: their selection is known during capture.
 
 ::
 
     mask = torch.eye(n, dtype=torch.bool)
     x[~mask]    ->    x.flatten(0, 1)[i]      i: where the mask is true, a constant
 
-Their sizes are numbers then, and what follows is compiled as everything else is. The operations
-that make such a mask are run, once, on the CPU: none of them reads an input or draws.
+The sizes are then numbers, and the following code is compiled as usual. The operations that compute
+such a mask run once, on the CPU: none of them reads an input or draws random numbers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

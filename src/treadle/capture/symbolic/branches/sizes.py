@@ -1,4 +1,5 @@
-"""Sizes that the step's own values decide: what depends on them is called at run time."""
+"""Sizes that depend on the step's own values: operations that depend on them are called at run
+time."""
 
 import itertools
 import operator
@@ -62,8 +63,10 @@ def unsized_error(
         why,
         code="TR-150",
         where=where,
-        remedy="keep the shape: torch.where(mask, x, 0) with a sum over mask.sum(), or "
-        "cross_entropy(..., ignore_index=...) instead of picking rows",
+        remedy=(
+            "keep the shape: use torch.where(mask, x, 0) with a sum over mask.sum(), or "
+            "cross_entropy(..., ignore_index=...), instead of selecting rows"
+        ),
     )
 
 

@@ -1,16 +1,15 @@
-"""What PyTorch's CPU kernels require of values: taken for granted, and looked at in each call.
+"""Requirements of PyTorch's CPU kernels on values: assumed, and checked by each call.
 
 ::
 
     binary_cross_entropy(x, y)      expect(all(0 <= x <= 1)); expect(all(0 <= y <= 1))
-    n // d, n % d                   expect(all(d != 0))          of whole numbers
+    n // d, n % d                   expect(all(d != 0))          of integers
     table[(x * 10).long()]          expect(all(-rows <= i < rows))
 
-A call in which it does not hold has changed nothing and is eager's, which raises its own error. On
-a GPU nothing is looked at: PyTorch's kernels there stop the device or go on, and so does ours.
-Indices of whole numbers of the batch are checked before the step, by
-``graph/analysis/index_bounds.py``; those that their own operations bound, as ``argmax`` does, are
-not checked.
+A call that violates one has changed nothing and runs in eager, which raises its own error. On a GPU
+nothing is checked: PyTorch's kernels there stop the device or continue, and so do treadle's.
+Integer indices of the batch are checked before the step, by ``graph/analysis/index_bounds.py``;
+those that their own operations bound, as ``argmax`` does, are not checked.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -139,7 +138,7 @@ def _is_on_host(node: fx.Node) -> bool:
     return isinstance(first, Tensor) and target_for(first.device).on_host
 
 
-# -- between which numbers a whole number is, as far as operations say
+# -- between which numbers an integer is, as far as operations say
 
 _FILLED: dict[object, Range | None] = {
     aten.full: None, aten.full_like: None, aten.new_full: None,

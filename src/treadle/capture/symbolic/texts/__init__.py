@@ -1,1 +1,1 @@
-"""Texts of what stands in for something else."""
+"""Strings made from substitutes."""

@@ -1,4 +1,4 @@
-"""Where code makes texts, by its instructions."""
+"""Where code builds strings, by its instructions."""
 
 import dis
 from types import CodeType

@@ -1,13 +1,13 @@
-"""Texts of what stands in for something else: ``str(n)``, ``f"{loss:.2f}"``, ``"%d" % n``.
+"""Strings made from substitutes: ``str(n)``, ``f"{loss:.2f}"``, ``"%d" % n``.
 
 ::
 
     f"loss {loss.item():.2f}"   ->  a text that stands in, computed after the launch
     f"step {self.n}"            ->  likewise, of the number of the call
 
-They may be joined, printed, returned and stored, as numbers that stand in may. What needs the text
-itself while the step is captured depends on it: TR-102 where it is known after the launch only.
-The functions here give what Python's do, but for such values; ``source_rewriting`` has code call
+They may be joined, printed, returned and stored, like substitute numbers. Code that needs the
+string itself during capture depends on it: TR-102 if it is known only after the launch. The
+functions here return what Python's do, but for such values; ``source_rewriting`` makes code call
 them.
 """
 

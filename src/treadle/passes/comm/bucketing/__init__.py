@@ -1,1 +1,1 @@
-"""Several collectives as one, and one instead of two."""
+"""Buckets of collectives, and removal of duplicates."""

@@ -1,4 +1,4 @@
-"""Which collectives can be joined with others at all, and which of them with each other."""
+"""Which collectives can be bucketed at all, and which of them with each other."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -65,16 +65,16 @@ def candidates_in(graph: fx.Graph) -> tuple[list[JoinCandidate], dict[fx.Node, s
 def _candidate(collective: Collective) -> JoinCandidate:
     node, waits = collective.node, collective.waits
     alike = collective.kind is not CollectiveKind.ALL_TO_ALL
-    require(alike, NoMatch, f"{node} gives each rank another part of what it sends")
-    require(not collective.coalesced, NoMatch, f"{node} is several already")
+    require(alike, NoMatch, f"{node} sends each rank a different part")
+    require(not collective.coalesced, NoMatch, f"{node} is a bucket already")
     whole = info(node).piece is None
-    require(whole, NoMatch, f"{node} is a piece of what was one: products go on beside it")
+    require(whole, NoMatch, f"{node} is a chunk of a collective that overlaps with products")
     require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")
     require(len(node.users) == 1, NoMatch, f"{node} is read before it is waited for")
     (source,), (wait,) = collective.inputs, waits
     sizes = [*type_of(source).shape, *type_of(wait).shape]
-    require(not dims_in(sizes), NoMatch, f"{node} has sizes that each call decides")
-    require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
+    require(not dims_in(sizes), NoMatch, f"{node} has dynamic sizes")
+    require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not in row-major order")
     return JoinCandidate(collective, wait)
 
 

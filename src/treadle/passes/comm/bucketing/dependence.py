@@ -1,16 +1,16 @@
-"""Which collectives may be joined without a value that depends on itself.
+"""Which collectives may be bucketed without creating a dependency cycle.
 
 ::
 
     r = all_reduce(a); w = wait(r); b = mul(w, c); s = all_reduce(b)      s depends on r
 
-Joining two is drawing two nodes together into one; a circle may go through several that are drawn
-together. ``a, b`` are joined already: ``c, d`` may not be if ``c`` depends on ``a`` and ``b`` on
+Joining two collectives contracts two nodes into one; a cycle may go through several contracted
+nodes. ``a, b`` are joined already: ``c, d`` may not be if ``c`` depends on ``a`` and ``b`` on
 ``d``, though neither of the two depends on the other::
 
     a -> c        b <- d
 
-Each start and each wait has a bit, and each set of nodes is one whole number.
+Each start and each wait has a bit, and each set of nodes is one integer.
 """
 
 import heapq

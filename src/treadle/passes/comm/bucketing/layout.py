@@ -1,4 +1,4 @@
-"""What is sent by one collective for several, and where the result of each is.
+"""The data that one collective sends for several, and the position of each result.
 
 ::
 
@@ -8,14 +8,14 @@
 
 Each is flat. Of ``R`` ranks, row ``r`` of ``rows(a): f32[R, n]`` is what rank ``r`` gets of ``a``,
 and a result of an all-gather has the rows of all ranks. The result of each is its columns, in its
-own shape. Those of one row are a view. Those of several (an all-gather) lie apart, and a copy
-brings them together: joining all-gathers costs that copy.
+own shape. Columns of one row are a view. Columns of several rows (an all-gather) are not contiguous
+and are copied together: this copy is the cost of joining all-gathers.
 
-One buffer, and no ``all_reduce_coalesced``. A functional collective copies what it is given: the
-coalesced form makes one copy for each input, in kernels of their own, where the copy into the
-buffer is a part of the kernel that computes the input. One message fills the network where a group
-of small ones has a ring, or a tree, for each. And a bucket costs what one collective of its size
-does, which can be measured.
+One buffer, and no ``all_reduce_coalesced``. A functional collective copies its inputs: the
+coalesced form makes one copy per input, in separate kernels, while the copy into the buffer is part
+of the kernel that computes the input. One message uses the network fully, while each of several
+small ones has its own ring or tree. And a bucket costs as much as one collective of its size, which
+can be measured.
 """
 
 from collections.abc import Sequence

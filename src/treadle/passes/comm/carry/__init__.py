@@ -1,1 +1,1 @@
-"""What runs inside of the next call."""
+"""Updates that run in the next call."""

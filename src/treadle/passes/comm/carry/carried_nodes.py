@@ -1,4 +1,4 @@
-"""Sets of nodes that run inside of the next call.
+"""Sets of nodes that run in the next call.
 
 ::
 
@@ -82,7 +82,7 @@ def carried(step: StepGraph, moves: Sequence[Move]) -> CarriedSteps:
 
 
 def _name(value: fx.Node) -> str:
-    return f"{info(value).name or value.name} of the call before"
+    return f"{info(value).name or value.name} of the previous call"
 
 
 @final

@@ -1,7 +1,7 @@
-"""What is to run inside of the next call, and whether it may.
+"""Moves of nodes into the next call, and whether they are legal.
 
-A moved set is legal if it is closed, writes only what stays the user's own from call to call, and
-if nothing that it writes is read in the next call before the node that it is put in front of.
+A moved set is legal if it is closed, writes only values that persist between calls, and if the next
+call reads none of these before the node in front of which the set is placed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -114,11 +114,11 @@ def _refuse_coupled(blocks: UpdateBlocks, names: Sequence[str]) -> None:
     for coupling in blocks.couplings:
         if coupling.parameter in names:
             raise TreadleError(
-                f"the update of {coupling.parameter} depends on the gradient of {coupling.other}: "
-                f"{_called(coupling.node)} reads both",
+                f"the update of {coupling.parameter} depends on the gradient of "
+                f"{coupling.other}: {_called(coupling.node)} reads both",
                 code="TR-534",
                 where=info(coupling.node).where,
-                remedy="clip or scale each gradient by itself, or carry nothing",
+                remedy="clip or scale each gradient separately, or carry nothing",
             )
 
 
@@ -212,7 +212,7 @@ class _Check:
     def _claim(self, move: Move) -> None:
         for node in move.nodes:
             if node not in self._position or node.op != "call_function":
-                _refuse("TR-530", move, f"{node} is no operation of the step")
+                _refuse("TR-530", move, f"{node} is not an operation of the step")
             if node in self._moved:
                 _refuse("TR-535", move, f"{_called(node)} is in another moved set as well", node)
             self._moved[node] = move
@@ -244,8 +244,8 @@ class _Check:
             _refuse(
                 "TR-536",
                 move,
-                f"{_called(node)} does more than compute ({effects.name or effects}), and would "
-                "do it in another order",
+                f"{_called(node)} has a side effect ({effects.name or effects}), whose order "
+                "would change",
                 node,
                 "leave that operation out of the update",
             )
@@ -256,8 +256,8 @@ class _Check:
                 _refuse(
                     "TR-531",
                     move,
-                    f"{_called(user)} reads {node.name}, which would not be there before the "
-                    "next call",
+                    f"{_called(user)} reads {node.name}, which would not exist before the next "
+                    "call",
                     user,
                     "move it too, or carry another parameter",
                 )
@@ -266,8 +266,7 @@ class _Check:
                 _refuse(
                     "TR-532",
                     move,
-                    f"{output.name!r} is returned by the call, and would not be there before "
-                    "the next one",
+                    f"the call returns {output.name!r}, which would not exist before the next call",
                     node,
                     "return it from another function, clear gradients at the end of the step, "
                     "or carry another parameter",
@@ -303,7 +302,7 @@ class _Check:
                     f"the update of {coupled.parameter} depends on the gradient of "
                     f"{coupled.other}: {_called(coupled.node)} reads both",
                     coupled.node,
-                    "clip or scale each gradient by itself, or carry nothing",
+                    "clip or scale each gradient separately, or carry nothing",
                 )
 
     def _require_alone(self, writes: dict[int, fx.Node], move: Move) -> None:
@@ -318,7 +317,7 @@ class _Check:
                         f"{step_input.name!r} shares memory with "
                         f"{self._step.signature.inputs[at].name!r}, which it writes to",
                         node,
-                        "pass the tensor that both are views of, or a copy of one",
+                        "pass the base tensor of both, or a copy of one",
                     )
 
     def _readers(self, writes: dict[int, fx.Node]) -> list[fx.Node]:
@@ -345,7 +344,11 @@ class _Check:
             return read[0] if read else output
         before = move.before
         if before not in self._position or before.op != "call_function":
-            _refuse("TR-535", move, f"{before} is no operation of the step to be put in front of")
+            _refuse(
+                "TR-535",
+                move,
+                f"{before} is not an operation of the step, so nothing can be moved in front",
+            )
         if before in nodes or before in self._moved:
             _refuse(
                 "TR-535",
@@ -371,10 +374,10 @@ class _Check:
         _refuse(
             "TR-533",
             move,
-            f"{_called(node)} reads {input_.name!r} ahead of {_called(before)}, in front of which "
-            "it would be written",
+            f"{_called(node)} reads {input_.name!r} before {_called(before)}, but the moved "
+            "update would write it only in front of the latter",
             node,
-            "choose an operation that comes no later than that",
+            "choose an operation that is not later than that one",
         )
 
 
@@ -391,5 +394,5 @@ def _refuse(
         f"{move.words} cannot run in the next call: {why}",
         code=code,
         where="" if node is None else info(node).where,
-        remedy=remedy or "docs/howto/carry.md says what can be moved",
+        remedy=remedy or "docs/howto/carry.md describes what can be moved",
     )

@@ -1,4 +1,4 @@
-"""Optimizer updates in two groups that share nothing but inputs."""
+"""Optimizer updates in two groups that share only inputs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -72,13 +72,13 @@ def _parted(
     rest = tuple(block for block in blocks.blocks if block.name not in wanted)
     if not chosen:
         raise TreadleError(
-            "an empty set of parameters was to be split off",
+            "cannot split off an empty set of parameters",
             code="TR-520",
             remedy="name at least one parameter",
         )
     if not rest:
         raise TreadleError(
-            "all parameters were to be split off, and none would be left",
+            "cannot split off all parameters: none would be left",
             code="TR-521",
             remedy="leave at least one parameter out",
         )
@@ -90,7 +90,7 @@ def _parted(
                 "of both",
                 code="TR-523",
                 where=info(coupling.node).where,
-                remedy="split between parameters that are clipped or scaled apart",
+                remedy="split between parameters that are clipped or scaled separately",
             )
     return chosen, rest
 

@@ -1,1 +1,1 @@
-"""Collectives early, waits late, and products cut into pieces between them."""
+"""Collectives early, waits late, and products split into chunks between them."""

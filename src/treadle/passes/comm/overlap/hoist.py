@@ -31,7 +31,7 @@ class HoistCollectives(GraphPass):
     of an input. Of several that are ready at the same place, the first stays the first; where the
     graphs of ranks differ, all keep their order, which is all that ranks have in common. Parameters
     that are gathered for a while (``gather_again.py``) are gathered where they were. None
-    passes a user's operator, or communication that is no functional collective: see
+    passes a user's operator, or communication that is not a functional collective: see
     ``kept_order.py``. ``in_flight_bytes``: a collective starts no earlier than what is under way
     with it allows; what was more than that before stays as it is.
 

@@ -1,4 +1,4 @@
-"""Bytes of collectives that are under way at the same time, while their ends move.
+"""Bytes of collectives that are in flight at the same time, while their starts and waits move.
 
 ::
 
@@ -7,8 +7,8 @@
                      b ----------------- wait
     bytes:      8    12   12   4    4    0
 
-A collective is under way from its start to the last wait for it; one that nobody waits for, to the
-end. Positions are those of the graph before anything moved. What moves stands between two of them.
+A collective is in flight from its start to its last wait, or to the end if there is none. Positions
+are those of the graph before any move; a moved node is between two of them.
 """
 
 from collections.abc import Iterator

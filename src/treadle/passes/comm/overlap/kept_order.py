@@ -1,13 +1,13 @@
-"""What keeps its order when collectives and their readers move, though no value says so.
+"""What keeps its order when collectives and their readers move, without a data dependency.
 
 ::
 
     d = rand(...); e = check(d); f = mine(x)       as many as there are: one behind the other
     r = all_reduce(g)                              stays on its side of ``f``, and of no other
 
-Draws, checks and users' operators keep their order among each other. A collective and the wait for
-it moreover stay on their side of everything that may communicate in a way that nobody knows: which
-exchanges are under way at the same time, and in which order they begin, is as it was.
+Random numbers, checks and users' operators keep their order among each other. Collectives and their
+waits also stay on their side of every operation that may communicate in an unknown way: so the set
+of concurrent communications, and the order of their starts, do not change.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
-"""One order of a step's nodes, placed one after the other: list scheduling.
+"""An order of a step's nodes by list scheduling.
 
-At each place stands, of the nodes whose operands are there,
+At each position, the schedule puts, from the nodes whose operands are available,
 
 1. a collective, if it is its turn and no more than a bound is on its way by then;
 2. else the first that computes without having to wait;

@@ -1,4 +1,4 @@
-"""A collective and the products beside it, computed in pieces of their rows."""
+"""A collective and its neighbouring products, computed in chunks of rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod

@@ -1,4 +1,4 @@
-"""D9: products are computed piece by piece, beside the collectives that they wait for.
+"""D9: products are computed chunk by chunk, concurrently with the collectives that they wait for.
 
 Asynchronous tensor parallelism, or micro-pipelining: Wang et al., "Overlap Communication with
 Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS 2023.
@@ -134,11 +134,11 @@ class PipelineProducts(GraphPass):
         start = site.collective.node
         if trial is not None:
             times = f"{1e3 * trial.seconds:.3f} ms instead of {1e3 * best.seconds:.3f} ms"
-            return f"{start} in {trial.pieces} pieces: a step of {times}"
+            return f"{start} in {trial.pieces} chunks: a step of {times}"
         halves = attempt(cut_factor, site, 2, self.smallest_rows)
         if isinstance(halves, NoMatch):
             return halves.message
-        return f"{start} in pieces: a higher peak"
+        return f"{start} in chunks: a higher peak"
 
     def _judged(self, step: StepGraph, pieces: int = 1) -> "_Trial":
         placed = step.copy()

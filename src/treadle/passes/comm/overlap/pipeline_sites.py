@@ -1,13 +1,14 @@
-"""Collectives and the products beside them that can be computed piece by piece.
+"""Collectives and neighbouring products that can be computed chunk by chunk.
 
 ::
 
     gather      w = wait(all_gather(x)); o = moves of w; y = mm(o, a); z = addmm(b, o, c)
     scatter     y = mm(x, a); o = moves of y; w = wait(reduce_scatter(o))
 
-Each row of a product needs one row of its left factor. So a part of the rows that every rank gives
-is gathered and multiplied by itself, and a part of the rows that every rank gets is multiplied and
-reduced by itself. What a product sums over is never cut: that would round otherwise.
+Each row of a product needs one row of its left factor. So a part of the rows that every rank sends
+can be gathered and multiplied separately, and a part of the rows that every rank receives can be
+multiplied and reduced separately. The summed dim of a product is never split, because that would
+round differently.
 """
 
 from abc import ABC
@@ -110,7 +111,7 @@ def cut_factor(site: PipelineSite, pieces: int, smallest_rows: int) -> int:
     start, sizes = site.collective.node, site.moves.sizes
     rows = prod(sizes(site.rows))
     enough = rows // pieces >= smallest_rows
-    require(enough, NoMatch, f"{start}: {pieces} pieces of {rows} rows are smaller products than "
+    require(enough, NoMatch, f"{start}: {pieces} chunks of {rows} rows are smaller products than "
             f"of {smallest_rows}")  # fmt: skip
     for row in site.rows:
         (size,) = sizes([row])
@@ -159,7 +160,7 @@ def _gather(collective: Collective) -> GatherSite:
     ranks = moves.factors([ranks])
     summed = not rows or not set(ranks) <= set(rows)
     require(not summed, NoMatch, f"{products[0]} sums over what is gathered")
-    require(type_of(operand).is_contiguous, NoMatch, f"{operand} is not laid out row by row")
+    require(type_of(operand).is_contiguous, NoMatch, f"{operand} is not in row-major order")
     for product in products:
         row_arguments(product)
     return GatherSite(
@@ -242,7 +243,7 @@ def _scatter(collective: Collective) -> ScatterSite:
     ranks = moves.taken(collective.node, sent, collective.ranks or 1)
     rows, columns = (moves.factors([dim]) for dim in start)
     require(set(ranks) <= set(rows), NoMatch, f"{collective.node} parts the columns of {source}")
-    require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
+    require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not in row-major order")
     products = _summed(source)
     _require_no_fence(products[0], collective.node)
     for product in products:
@@ -265,7 +266,7 @@ def _from_product(collective: Collective) -> list[fx.Node]:
             at = split
         else:
             lone = at.op == "call_function" and len(at.all_input_nodes) == 1
-            require(lone, NoMatch, f"{at} is no product, nor a move of its elements")
+            require(lone, NoMatch, f"{at} is neither a product nor a move of its elements")
             chain.insert(0, at)
         at = _operand(at)
 
@@ -298,7 +299,7 @@ def _require_no_fence(product: fx.Node, start: fx.Node) -> None:
 def _only_wait(collective: Collective) -> fx.Node:
     node, waits = collective.node, collective.waits
     require((collective.ranks or 1) > 1, NoMatch, f"{node} has a group of one rank")
-    require(info(node).piece is None, NoMatch, f"{node} is a piece already")
+    require(info(node).piece is None, NoMatch, f"{node} is a chunk already")
     require(info(node).gathered is None, NoMatch, f"{node} gathers parameters")
     require(not collective.coalesced, NoMatch, f"{node} is several")
     require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")
@@ -309,5 +310,5 @@ def _only_wait(collective: Collective) -> fx.Node:
 
 
 def _require_plain(node: fx.Node, kind: TensorType) -> None:
-    require(not dims_in(kind.shape), NoMatch, f"{node} has sizes that each call decides")
+    require(not dims_in(kind.shape), NoMatch, f"{node} has dynamic sizes")
     require(kind.numel > 0, NoMatch, f"{node} sends nothing")

@@ -1,8 +1,8 @@
 """Which nodes of a step may change places.
 
-A wait, and what merely shows its result in another shape, has no place of its own: it stands before
-the first node that computes with it: so do pieces of that, when it is split. Other results of an
-operation with several stand behind it.
+A wait, and views of its result, have no position of their own: they are placed before the first
+node that computes with them, and so are the parts if the result is split. The results of an
+operation with several results are placed after it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,7 +27,7 @@ _IN_ORDER = (
 )
 """Nodes with one of these keep their order among each other."""
 _FOREIGN = Effect.COMMUNICATES | Effect.UNKNOWN
-"""What meets other processes and is no collective that is known, or may: neither collectives nor
+"""What meets other processes and is not a known collective, or may: neither collectives nor
 waits change sides of it."""
 
 

@@ -1,4 +1,4 @@
-"""D4: a wait stands where its result is needed."""
+"""D4: a wait is placed where its result is needed."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -24,7 +24,7 @@ class SinkWaits(GraphPass):
     after:   r = all_reduce(s, "sum", "0"); a = mm(x, y); w = wait(r); v = t(w); b = add(v, a)
 
     A view reads nothing: it goes with the wait, and who reads the view counts. What is returned is
-    waited for at the end. None passes a user's operator, or communication that is no functional
+    waited for at the end. None passes a user's operator, or communication that is not a functional
     collective: see ``kept_order.py``. A wait that nobody reads stays. ``in_flight_bytes``: a wait
     goes no farther than to the start of the collective that would be too much with its own; what
     was more than that before stays as it is.

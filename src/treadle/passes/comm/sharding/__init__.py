@@ -1,1 +1,1 @@
-"""Rows of a value on each rank instead of all of them on every one."""
+"""Rows of a value on each rank, instead of all rows on every rank."""

@@ -1,4 +1,4 @@
-"""Where the dims of a value go, through operations that only put its elements elsewhere.
+"""The dims of a value, followed through operations that only move its elements.
 
 ::
 
@@ -7,8 +7,8 @@
     c = cat([p[0], p[1]], 1)                                          [a 2] [ranks 2, s 6] [k 8]
     v = view(c, [24, 8])                                              [a 2, ranks 2, s 6] [k 8]
 
-Each dim is a list of factors, the slowest first, and a move puts factors elsewhere. A view may find
-that one consists of two: both stand for it from then on, wherever it stood.
+Each dim is a list of factors, the slowest first, and a move reorders factors. A view may split a
+factor into two, which then replace it everywhere.
 """
 
 import torch
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 def moved(moves: FactorTable, node: fx.Node, dims: Dims) -> Dims:
     """The dims of ``node``, whose operand has ``dims``; ``NoMatch`` if it does more than to put
     elements elsewhere, or to give them another dtype."""
-    require(node.target not in EXPANDS, NoMatch, f"{node} is no move of elements")
+    require(node.target not in EXPANDS, NoMatch, f"{node} is not a move of elements")
     return moves.through(node, dims)
 
 
@@ -37,7 +37,7 @@ def rejoined(moves: FactorTable, join: fx.Node, dims: Dims) -> Dims:
     assert split is not None, join
     pieces = arguments(join)["tensors"]
     sizes = {type_of(piece).shape for piece in pieces}
-    require(len(sizes) == 1, NoMatch, f"{split} cuts pieces of several sizes")
+    require(len(sizes) == 1, NoMatch, f"{split} makes parts of several sizes")
     args = arguments(split)
     along = args["dim"] % len(dims)
     left = list(moves.factors([dims[along]]))

@@ -1,4 +1,4 @@
-"""Parameters that ranks divide, gathered for each pass that reads them and dropped in between.
+"""Sharded parameters, gathered for each pass that reads them and dropped in between.
 
 ::
 

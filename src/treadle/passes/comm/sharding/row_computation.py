@@ -1,4 +1,4 @@
-"""Rows in the place of whole values: the changes that ``scatter_reductions.py`` has decided on."""
+"""Rows instead of whole values: the changes that ``scatter_reductions.py`` has decided."""
 
 import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence

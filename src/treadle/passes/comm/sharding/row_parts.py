@@ -1,4 +1,4 @@
-"""Numbers made of all rows of a value, as numbers made of each rank's rows.
+"""Scalars computed from all rows of a value, as scalars computed from each rank's rows.
 
 ::
 
@@ -7,7 +7,7 @@
     mean(w)      part: sum own rows         combined: sum    finish: / elements of w
     any(w)       part: amax (own rows != 0) combined: amax   finish: != 0
 
-A rank may have no rows: its part is what changes nothing.
+A rank may have no rows: its part is then the neutral value.
 """
 
 import math
@@ -102,7 +102,7 @@ def _mean(reader: fx.Node) -> Combined:
 
 def _bound(combine: OpOverload, fill: float, reader: fx.Node) -> Combined:
     dtype = _number(reader)
-    require(dtype.is_floating_point, NoMatch, f"{reader} is no floating-point number: {dtype}")
+    require(dtype.is_floating_point, NoMatch, f"{reader} is not a floating-point number: {dtype}")
 
     def part(emit: Emit, own: fx.Node) -> fx.Node:
         return _extreme(emit, combine, _as(emit, own, dtype), fill)

@@ -1,4 +1,4 @@
-"""What reads a value of which a rank has its rows alone, and how it is computed of them.
+"""Readers of a value of which a rank has only its rows, and how they are computed from these.
 
 ::
 

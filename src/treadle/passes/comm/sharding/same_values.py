@@ -1,4 +1,4 @@
-"""Which values are the same on all ranks of a group, as far as the graph says it.
+"""Which values are the same on all ranks of a group, as far as the graph shows.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What all ranks get of a reduction, and each reads in its rows alone, each gets in its rows.
+"""A reduction of which each rank reads only its rows becomes a reduce-scatter.
 
 ::
 
