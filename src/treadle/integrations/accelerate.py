@@ -18,8 +18,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torch.optim import Optimizer
 
 from treadle.api import Step, compile
-from treadle.integrations.refusals import MODEL_ALONE, not_installed, refused
+from treadle.integrations.refusals import MODEL_ALONE, refused
 from treadle.options import Options, from_environment
+from treadle.util.errors import not_installed
 
 try:
     import accelerate

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from treadle.api import Step, compile
-from treadle.integrations.refusals import not_installed, refused
+from treadle.integrations.refusals import refused
 from treadle.options import Options, from_environment
+from treadle.util.errors import not_installed
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -1,14 +1,6 @@
 """What of another library's loop cannot be part of a compiled step, in words."""
 
-from treadle.util.errors import CaptureError, TreadleError, joined_with
-
-
-def not_installed(error: ModuleNotFoundError) -> TreadleError:
-    """TR-010, which is an ``ImportError``, for a library that was not found."""
-    library = str(error.name).partition(".")[0]
-    return joined_with(ImportError, TreadleError)(
-        f"{library} is not installed", code="TR-010", remedy=f"pip install {library}"
-    )
+from treadle.util.errors import CaptureError
 
 
 def refused(what: str, remedy: str) -> CaptureError:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api import Step, compile
-from treadle.integrations.refusals import MODEL_ALONE, not_installed, refused
+from treadle.integrations.refusals import MODEL_ALONE, refused
 from treadle.options import Options, from_environment
+from treadle.util.errors import not_installed
 
 try:
     import transformers
