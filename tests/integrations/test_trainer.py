@@ -158,7 +158,8 @@ def test_batches_of_several_lengths_share_compiles(tmp_path):
         found[-1].data_collator, found[-1].train_dataset = padded, Padded()
         found[-1].train()
     assert_alike(*found)
-    assert len(found[0].step.recompiles) <= 2, found[0].step.recompiles
+    most = 2 if int(transformers.__version__.partition(".")[0]) >= 5 else 6  # 4 asks for lengths
+    assert len(found[0].step.recompiles) <= most, found[0].step.recompiles
 
 
 class NoRoom:
