@@ -23,7 +23,7 @@ FLOORS = (
     {"compiler"},
     {"session"},
     {"api", "backend"},
-    {"tools", "exports"},
+    {"tools", "exports", "integrations"},
     {"__main__", "__init__"},
 )
 OUTSIDE = {"__init__", "__main__", "api", "backend", "exports", "options"}

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # what tells of a step is imported when it is asked: a start 
     from treadle.report.communication import SimulatedStep
     from treadle.report.step_report import StepReport
     from treadle.report.summary import Summary
+    from treadle.report.tensorboard import Writer
     from treadle.runtime.meter import PeakReport
     from treadle.session.compare import Difference, Tolerance
     from treadle.session.nonfinite import NonFinite
@@ -92,6 +93,7 @@ class Step(Generic[P, R]):
             self._step, options, self._cache, saved, History(self._step.name)
         )
         show_logs(options.logs)
+        self._callbacks = options.told
         self._dispatcher = Dispatcher(compiler, shapes)
         self._closures = ClosureStep(self._step, self._dispatcher)
         self._lock = self._dispatcher.carrier.lock
@@ -134,7 +136,10 @@ class Step(Generic[P, R]):
         of that name, it receives the value.)"""
         try:
             with self._lock:
-                return serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
+                result = serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
+            if self._callbacks:
+                self._dispatcher.history.tell(self, self._callbacks, called=True)
+            return result
         except Exception as error:
             self._hide_own_frames(error)
             raise  # here and not by ``_served``: its caller's frame would come back on the way out
@@ -142,7 +147,10 @@ class Step(Generic[P, R]):
     def _served(self, serving: Serving, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         try:
             with self._lock:
-                return serve(self._step, self._dispatcher, self._closures, serving, args, kwargs)
+                result = serve(self._step, self._dispatcher, self._closures, serving, args, kwargs)
+            if self._callbacks:
+                self._dispatcher.history.tell(self, self._callbacks, called=True)
+            return result
         except Exception as error:
             self._hide_own_frames(error)
             raise
@@ -164,7 +172,10 @@ class Step(Generic[P, R]):
         """Compile for this batch without running the step, and return the variant."""
         with self._lock:
             update = self._step.take_update(kwargs)
-            return self._dispatcher.variant(args, kwargs, update=update)
+            compiled = self._dispatcher.variant(args, kwargs, update=update)
+        if self._callbacks:
+            self._dispatcher.history.tell(self, self._callbacks, called=False)
+        return compiled
 
     def flush(self) -> None:
         """Run the updates that the last call carried to the next one (``Options.carry``).
@@ -289,6 +300,16 @@ class Step(Generic[P, R]):
         check_output(chosen)
         write_output(chosen, page(report, self._frontier() if frontier else ()))
         return chosen
+
+    def to_tensorboard(self, target: "str | Path | Writer", global_step: int | None = None) -> None:
+        """Write the numbers of ``summary`` and the texts of ``explain`` and ``recompiles`` to a
+        ``SummaryWriter`` of TensorBoard, or into a folder of its own runs.
+
+        Without TensorBoard a folder is TR-010. ``profile`` and ``measure`` first add times and
+        the measured peak."""
+        from treadle.report.tensorboard import write_tensorboard
+
+        write_tensorboard(self._step_report(), target, global_step)
 
     def graph(self, stage: str = "planned") -> str:
         """The output of a stage: the graph ``captured``, ``clean`` or ``planned``, the memory

@@ -9,7 +9,7 @@ from treadle.graph.regions.regions import Region
 from treadle.graph.rewrite import rules
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
-from treadle.options import Carry, DataParallel, Options, RegionRule, Regions
+from treadle.options import Callback, Carry, DataParallel, Options, RegionRule, Regions
 from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.beside import Comparison
@@ -30,6 +30,7 @@ from treadle.util.errors import (
 
 __all__ = [
     "ZEROS",
+    "Callback",
     "CaptureError",
     "Carry",
     "CollectiveSpan",

@@ -220,6 +220,36 @@ def _carries(carry: object) -> tuple[Carry, ...]:
     return kept
 
 
+class Callback:
+    """Called by steps that have it in ``Options(callbacks=...)``: override what is wanted.
+
+    Each method gets the ``Step``, after the call in which it happened. What it raises comes out of
+    that call, whose step has run.
+    """
+
+    def on_recompile(self, step: Any, reason: str) -> None:
+        """The step was compiled or captured again, or ran eagerly: an entry of ``recompiles`` or
+        ``recaptures``."""
+
+    def on_compile(self, step: Any) -> None:
+        """Something was compiled, or taken from the cache; ``step.summary()`` says what."""
+
+    def on_call(self, step: Any) -> None:
+        """A call is over. On a GPU its kernels may still run."""
+
+
+def _callbacks(callbacks: object) -> tuple[Callback, ...]:
+    given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
+    kept = tuple([each for each in given if isinstance(each, Callback)])
+    if len(kept) < len(given):
+        raise TreadleError(
+            f"callbacks={callbacks!r} is no treadle.Callback, nor a list of them",
+            code="TR-001",
+            remedy="an object of a class that is a kind of treadle.Callback",
+        )
+    return kept
+
+
 @dataclass(frozen=True)
 class Options:
     """How a step is compiled.
@@ -257,6 +287,8 @@ class Options:
     - ``progress``: show a line on a terminal while a compile takes more than a second.
     - ``logs``: which of the loggers ``treadle.compile``, ``treadle.recompiles`` and
       ``treadle.fallbacks`` to show: ``("recompiles",)``, or ``("all",)``.
+    - ``callbacks``: a ``Callback``, or several, that are told what happens to a step
+      (``docs/howto/watch.md``).
     - ``buckets``: the maximum size of a bucket of collectives; the first bucket of a kind has at
       most 1 MiB. ``0`` makes no buckets. Default: an eighth of the bytes sent, from 1 to 25 MiB.
     - ``overlap``: choose the buckets and the order that overlap most communication with compute, by
@@ -287,6 +319,7 @@ class Options:
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
     logs: tuple[str, ...] = field(default=(), metadata=_DECIDES_NOTHING)
+    callbacks: Callback | tuple[Callback, ...] = field(default=(), metadata=_DECIDES_NOTHING)
     buckets: str | int | None = None
     overlap: bool = False
     async_tensor_parallel: bool = False
@@ -306,6 +339,7 @@ class Options:
         object.__setattr__(self, "skip", _known_passes(self.skip))
         object.__setattr__(self, "logs", _known_logs(self.logs))
         object.__setattr__(self, "carry", _carries(self.carry))
+        object.__setattr__(self, "callbacks", _callbacks(self.callbacks))
 
     @cached_property
     def budget(self) -> Budget | None:
@@ -321,6 +355,11 @@ class Options:
     def bucket_bytes(self) -> int | None:
         """``buckets`` as bytes; 0 for no buckets, ``None`` if treadle chooses."""
         return _bytes_or_none(self.buckets)
+
+    @property
+    def told(self) -> tuple[Callback, ...]:
+        """``callbacks`` as a tuple."""
+        return (self.callbacks,) if isinstance(self.callbacks, Callback) else self.callbacks
 
     @property
     def carries(self) -> tuple[Carry, ...]:

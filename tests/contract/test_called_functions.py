@@ -138,3 +138,25 @@ def test_what_a_method_reads_that_the_library_calls_counts():
         space["scale"] = scale
         x = torch.randn(3, 2)
         torch.testing.assert_close(compiled(x), step(x))
+
+
+def mapped(n, call):
+    return call(n)
+
+
+@pytest.mark.parametrize("others", [{"dtype": torch.float32}, {}], ids=["named", "none"])
+def test_what_a_method_is_asked_of_is_no_function(others):
+    """Beside a call of a number's function by a name: ``x.to(**others)``, ``calls[0](n)``,
+    ``holder.f(*several)``."""
+    model = nn.Linear(3, 2)
+
+    def step(x, n):
+        call, calls, several, holder = float, [math.cos], (n,), Called(math.sin)
+        x = x.to(**others)
+        out = model(x.view(*x.shape))
+        return out * call(n) * calls[0](n) * holder.f(*several) * mapped(n, call=call)
+
+    compiled = treadle.compile(step, model=model)
+    x = torch.randn(4, 3)
+    for n in (0.5, 0.75, 1.25):
+        torch.testing.assert_close(compiled(x, n), step(x, n))

@@ -5,7 +5,6 @@ import linecache
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
@@ -13,9 +12,9 @@ import torch
 from treadle.compat.tracing import METHOD_FILES
 from treadle.compat.unsized import ASKING_FILES
 from treadle.util.errors import CaptureError
-from treadle.util.package import PACKAGE
+from treadle.util.package import FOLDER, folder_of
 
-OURS = (str(Path(torch.__file__).parent), str(PACKAGE))
+OURS = (folder_of(torch), FOLDER)
 """Where frames are torch's or ours."""
 _MADE = ("<frozen ", "<eval_with_key>", "<__array_function__ ")
 """Names of code that has no file and that Python and libraries made. Others (``<string>``,

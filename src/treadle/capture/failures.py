@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-import torch
-
 from treadle.capture.explain_errors import (
     OURS,
     called_with,
@@ -40,8 +38,8 @@ from treadle.compat.operators.kernel_checks import dim_is_there
 from treadle.util.errors import CaptureError, TreadleError, joined_with
 
 _TORCH, _TREADLE = OURS
-_DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
-_TYPES = tuple(f"{_TORCH}/{name}" for name in ("_decomp", "_meta_registrations", "_prims", "_refs"))
+_DISTRIBUTED = f"{_TORCH}distributed"
+_TYPES = tuple(f"{_TORCH}{name}" for name in ("_decomp", "_meta_registrations", "_prims", "_refs"))
 """Where PyTorch tells the types of results in Python."""
 _SHARDED = tuple(str(Path(_DISTRIBUTED) / name) for name in ("tensor", "fsdp", "_tensor"))
 """Where tensors are made that know of other ranks; what they send is in the graph."""

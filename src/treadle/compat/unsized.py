@@ -5,7 +5,6 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeGuard
 
@@ -15,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 
 from treadle.compat.fake import is_of_values
+from treadle.util.package import folder_of
 
 Symbol = SymInt | SymFloat | SymBool
 _SAMPLE = 64
@@ -132,7 +132,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = folder_of(torch)
 
 
 def is_symbol(value: object) -> TypeGuard[Symbol]:

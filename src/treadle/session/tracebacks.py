@@ -4,11 +4,10 @@ import contextlib
 from types import TracebackType
 
 from treadle.util.errors import BUGS, TreadleError
-from treadle.util.package import PACKAGE
+from treadle.util.package import FOLDER
 
-_OWN = str(PACKAGE)
-_EXAMPLES = str(PACKAGE / "examples")
-_TOLD = str(PACKAGE / "capture" / "failures.py")
+_EXAMPLES = f"{FOLDER}examples"
+_TOLD = f"{FOLDER}capture/failures.py"
 """What raises errors of the user's again: one without a line of theirs is about the call."""
 
 
@@ -58,4 +57,4 @@ def _path(frame: TracebackType) -> str:
 
 def _is_own(frame: TracebackType) -> bool:
     path = _path(frame)
-    return path.startswith(_OWN) and not path.startswith(_EXAMPLES)
+    return path.startswith(FOLDER) and not path.startswith(_EXAMPLES)

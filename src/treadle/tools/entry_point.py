@@ -18,9 +18,8 @@ from treadle.api import Models, Optimizers
 from treadle.capture.explain_errors import OURS, show_line
 from treadle.compat.fake import fake_mode_of
 from treadle.util.errors import PlanError, TreadleError
-from treadle.util.package import PACKAGE
+from treadle.util.package import FOLDER
 
-_OWN = str(PACKAGE)
 _STANDARD = sysconfig.get_path("stdlib")
 _REMEDY = "run the function without treadle; an error that appears there too is in your code"
 _LINES = 5
@@ -142,7 +141,7 @@ def is_users(path: str) -> bool:
 def is_users_error(error: Exception) -> bool:
     """Whether ``error`` came out of the user's code, and not out of treadle's."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return any(map(is_users, files)) and not files[-1].startswith(_OWN)
+    return any(map(is_users, files)) and not files[-1].startswith(FOLDER)
 
 
 def load_module(path: Path) -> ModuleType:

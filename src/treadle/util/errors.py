@@ -152,3 +152,11 @@ def joined_with(kind: type[Exception], ours: type[_Ours]) -> type[_Ours]:
     said = "Captured" if ours.__name__ == "CaptureError" else "Failed"
     both = type(f"{said}{nearest.__name__}", (ours, nearest), {"__module__": "treadle"})
     return cast("type[_Ours]", both)
+
+
+def not_installed(error: ModuleNotFoundError) -> TreadleError:
+    """TR-010, which is an ``ImportError``, for a library that was not found."""
+    library = str(error.name).partition(".")[0]
+    return joined_with(ImportError, TreadleError)(
+        f"{library} is not installed", code="TR-010", remedy=f"pip install {library}"
+    )

@@ -48,6 +48,14 @@ def write_output(path: Path, text: str) -> None:
         raise _cannot(path, error) from error
 
 
+def make_folder(path: Path) -> None:
+    """``path`` is a folder; ``TreadleError`` TR-004 if it cannot be one."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _cannot(path, error) from error
+
+
 def _cannot(path: Path, error: OSError | ValueError) -> TreadleError:
     why = (isinstance(error, OSError) and error.strerror) or str(error)
     return TreadleError(f"{path} cannot be written: {why}", code="TR-004", remedy=_REMEDY)

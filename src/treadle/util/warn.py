@@ -4,9 +4,9 @@ import contextlib
 import sys
 import warnings
 
-from treadle.util.package import PACKAGE
+from treadle.util.package import FOLDER
 
-_OWN = (str(PACKAGE), contextlib.__file__)
+_OWN = (FOLDER, contextlib.__file__)
 """Where frames of ours lie: those of a function inside a context manager go through the latter."""
 
 

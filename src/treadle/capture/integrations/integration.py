@@ -118,7 +118,7 @@ class Integration:
     tracing_files: tuple[str, ...] = ()
     """Code that sees traced tensors and no object of the user's."""
     tracing_packages: tuple[str, ...] = ()
-    """Packages whose objects nobody looks at, by how their names begin."""
+    """Packages whose objects nobody looks at, by how their names with a dot behind them begin."""
     library_files: tuple[str, ...] = ()
     """Installed code that counts as Python's own library."""
     reporting_files: frozenset[str] = frozenset()

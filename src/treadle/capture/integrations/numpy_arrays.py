@@ -2,7 +2,6 @@
 Python's own library."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from treadle.capture.integrations.integration import GeneratorState, Integration, SharedGenerator
 from treadle.capture.python_state.parts import Computed, Items, Part
+from treadle.util.package import folder_of
 
 Array = NDArray[np.generic]
 
@@ -61,7 +61,7 @@ def _bits_of(generator: np.random.Generator) -> GeneratorState:
 
 NUMPY = Integration(
     name="numpy",
-    library_files=(str(Path(np.__file__).parent),),
+    library_files=(folder_of(np),),
     sealed=(np.ufunc, np.dtype),
     arrays={ndarray: _part_of},
     shared_generator=SharedGenerator(

@@ -23,7 +23,7 @@ def _patches(_: TracedRun) -> Iterable[Patch]:
 TORCH_TRACING = Integration(
     name="torch",
     tracing_files=tuple(f"{_TORCH}/{name}" for name in _TRACE),
-    tracing_packages=("torch.fx", "torch._", "torch.utils._", "torch.overrides"),
+    tracing_packages=("torch.fx.", "torch._", "torch.utils._", "torch.overrides."),
     caches={
         "torch.utils.hooks": frozenset({"next_id"}),
         # whether the profiler of activities was looked for, and what was found
@@ -33,6 +33,6 @@ TORCH_TRACING = Integration(
 )
 SYMPY = Integration(
     name="sympy",
-    tracing_files=(f"{_TORCH.parent}/sympy", f"{_TORCH.parent}/mpmath"),
-    tracing_packages=("sympy",),
+    tracing_files=(f"{_TORCH.parent}/sympy/", f"{_TORCH.parent}/mpmath/"),
+    tracing_packages=("sympy.",),
 )

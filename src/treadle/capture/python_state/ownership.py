@@ -11,6 +11,7 @@ from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
+from treadle.util.package import is_machinery_module
 
 BUILTINS: dict[str, object] = builtins.__dict__  # type: ignore[assignment]
 _REGISTRIES = tuple(shared.registry for shared in SHARED_OBJECTS)
@@ -21,8 +22,7 @@ _LRU_CACHED = functools._lru_cache_wrapper  # of the module itself, reading is n
 LOADED = sys.modules
 _BUILT_IN = frozenset(sys.builtin_module_names)
 """What of the library is used while its modules are watched."""
-_SKIPPED = (*all_of(lambda integration: integration.tracing_packages), "treadle")
-"""Packages whose objects are the machinery of the trace."""
+_TRACING = all_of(lambda integration: integration.tracing_packages)
 
 
 def owner_of(value: type | ModuleType) -> CodeOwner:
@@ -50,7 +50,9 @@ def is_machinery_class(kind: type) -> bool:
     if issubclass(kind, _UNSEEN):
         return not issubclass(kind, SHARED_KINDS)
     name = class_module(kind)
-    return name.startswith(_SKIPPED) and not name.startswith("torch._C")
+    if name.startswith("torch._C"):
+        return False
+    return is_machinery_module(name) or f"{name}.".startswith(_TRACING)
 
 
 def is_machinery(value: object) -> bool:

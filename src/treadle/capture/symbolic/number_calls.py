@@ -280,22 +280,37 @@ def _call_sites(code: CodeType) -> Iterator[_CallSite]:
     steps = [
         instruction for instruction in dis.get_instructions(code) if instruction.opname != "CACHE"
     ]
-    for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
-        if before is not None and before.opname == "EXTENDED_ARG":
+    for at, step in enumerate(steps):
+        if at > 0 and steps[at - 1].opname == "EXTENDED_ARG":
             continue
         if step.opname == "LOAD_GLOBAL" and step.arg is not None and step.arg & 1:
             yield _CallSite(step.argval, step.offset, in_frame=False)
-        elif step.opname in _LOADS and _name(after if _NULL_BEHIND else before) == "PUSH_NULL":
+        elif step.opname in _LOADS and _is_called(steps, at):
             yield _CallSite(step.argval, step.offset, in_frame=True)
+
+
+def _is_called(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether what is loaded there is what a call calls, and no part of it: ``f(x)``, and not
+    ``f.g(*x)`` or ``f[0](x)``, in which something else begins in the place where ``f`` does."""
+    if _NULL_BEHIND:
+        return at + 1 < len(steps) and steps[at + 1].opname == "PUSH_NULL"
+    if at == 0 or steps[at - 1].opname != "PUSH_NULL":
+        return False
+    begin = _begin(steps[at])
+    uses = (step.opname for step in steps[at + 1 :] if _begin(step) == begin)
+    return next(uses, "").startswith(_CALLING)
+
+
+def _begin(step: dis.Instruction) -> tuple[int | None, int | None]:
+    where = step.positions
+    return (None, None) if where is None else (where.lineno, where.col_offset)
 
 
 _LOADS = frozenset({"LOAD_DEREF", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"})
 _NULL_BEHIND = sys.version_info >= (3, 13)
 """Where ``PUSH_NULL`` stands, by what is called; on the other side it is another call's."""
-
-
-def _name(step: dis.Instruction | None) -> str:
-    return "" if step is None else step.opname
+_CALLING = ("CALL", "PRECALL", "KW_NAMES", "BUILD_", "LOAD_CONST")
+"""How the names of steps begin that belong to a call: it, or arguments that are put together."""
 
 
 def _calls_any(function: FunctionType, places: frozenset[SourcePosition], *, asked: bool) -> bool:

@@ -22,7 +22,6 @@ from treadle.session.agreement import common_text, groups_of
 from treadle.session.bind import read_inputs
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.carried import flush_all
-from treadle.session.logs import log_compiled
 from treadle.session.starts import Starts
 from treadle.session.user_step import UserStep
 from treadle.session.variants.guards import GuardKey
@@ -139,7 +138,7 @@ class VariantCompiler:
         self.history.recompiles += [why] if why else []
         if self.options.strict:
             _refuse_fallbacks(compiled)
-        log_compiled(self.step.name, compiled)
+        self.history.compiled(compiled)
         warn_of_breaks(compiled, self._breaks)
         show_regions(compiled)
 

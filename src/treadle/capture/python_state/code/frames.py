@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib import _bootstrap  # pyright: ignore[reportAttributeAccessIssue]
-from pathlib import Path
 from sys import _getframe, getprofile, gettrace, setprofile
 from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
@@ -32,10 +31,9 @@ from treadle.capture.python_state.threads import Threads
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
 from treadle.util.frame_variables import variables
-from treadle.util.package import PACKAGE
+from treadle.util.package import folder_of, is_machinery_file
 
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(PACKAGE)
+_TORCH = folder_of(torch)
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
 _TRACING = all_of(lambda integration: integration.tracing_files)
@@ -60,7 +58,7 @@ class CodeOwner(IntEnum):
 @functools.cache
 def code_owner(filename: str) -> CodeOwner:
     """By the file of the code."""
-    if filename.startswith((_OURS, *_TRACING)):
+    if is_machinery_file(filename) or filename.startswith(_TRACING):
         return CodeOwner.OURS
     if filename.startswith(_TORCH):
         return CodeOwner.TORCH

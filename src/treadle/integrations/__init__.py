@@ -1,0 +1,1 @@
+"""Training loops of other libraries whose steps are compiled whole, a file a library."""
