@@ -129,6 +129,5 @@ def quick_compiles(request, monkeypatch):
     ):
         return
     import compiles
-    from treadle.runtime.kernels import build
 
-    monkeypatch.setattr(build, "remembered_cxx", compiles.quick)
+    compiles.quickly(monkeypatch.setattr)
