@@ -21,7 +21,7 @@ import gc, json, os, runpy, sys, traceback, warnings
 import scipy.sparse.csgraph, torch, torch._dynamo, torch.utils.data, treadle
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import compiles, conftest, treadle.capture.step, treadle.compiler.pipeline, treadle.exports
-import treadle.report.watch, treadle.runtime.kernels.build
+import treadle.report.watch
 from treadle.compat.tracing import load_tracer
 from treadle.runtime.kernels.compilers import find_cxx
 from treadle.util.data_stack import call_with_room
@@ -42,7 +42,7 @@ def begin(job):
         file = os.open(os.path.join(job["place"], name), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
     if job["quick"]:
-        treadle.runtime.kernels.build.remembered_cxx = compiles.quick
+        compiles.quickly()
     if job["quiet"]:
         warnings.simplefilter("ignore")
     sys.argv = [job["program"], *job["arguments"]]

