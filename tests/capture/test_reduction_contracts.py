@@ -136,7 +136,7 @@ def refused(model, step, optimizers, code, *words):
 def test_a_reduction_that_is_left_out(monkeypatch):
     monkeypatch.setattr(GradientSync, "after_backward", lambda self: None)
     model = wrapped()
-    words = "DistributedDataParallel demands an all-reduce over group 0 of the gradient of module."
+    words = "DistributedDataParallel requires an all-reduce over group 0 of the gradient of module."
     refused(model, *trains(model), "TR-517", words)
     refused(model, lambda x: model(x).sum().backward(), {}, "TR-517", words)
 
@@ -176,7 +176,7 @@ def test_a_gradient_that_takes_another_way():
 def test_parts_that_are_not_reduced(monkeypatch):
     monkeypatch.setattr(fully_sharded, "_reduce", lambda grad, plan, group: grad[: plan.rows])
     model = sharded()
-    refused(model, *trains(model), "TR-517", "fully_shard demands a reduce-scatter")
+    refused(model, *trains(model), "TR-517", "fully_shard requires a reduce-scatter")
 
 
 def test_copies_that_are_not_reduced(monkeypatch):
@@ -199,7 +199,7 @@ def test_copies_that_are_not_reduced(monkeypatch):
     reduced = fully_sharded._reduce
     monkeypatch.setattr(fully_sharded, "_reduce", reduce)
     model = replicated()
-    refused(model, *trains(model), "TR-517", "fully_shard demands an all-reduce")
+    refused(model, *trains(model), "TR-517", "fully_shard requires an all-reduce")
 
 
 def test_a_part_in_the_place_of_a_parameter(monkeypatch):
@@ -209,7 +209,7 @@ def test_a_part_in_the_place_of_a_parameter(monkeypatch):
 
     monkeypatch.setattr(fully_sharded, "_gather", repeat)
     model = sharded()
-    refused(model, *trains(model), "TR-518", "fully_shard demands an all-gather", "computes with")
+    refused(model, *trains(model), "TR-518", "fully_shard requires an all-gather", "computes with")
 
 
 def test_without_wrappers_nothing_is_demanded():
