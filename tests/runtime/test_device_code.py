@@ -166,13 +166,17 @@ def listening(gpu, monkeypatch):
     monkeypatch.setattr(knobs.compilation, "listener", lambda **facts: None)
 
 
+def hearing(gpu, monkeypatch):
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **facts: None)
+
+
 def compiling_always(gpu, monkeypatch):
     monkeypatch.setattr(knobs.compilation, "always_compile", True)
 
 
 @pytest.mark.parametrize(
     "change",
-    [changed_arch, changed_environment, changed_compiler, changed_folder, listening,
+    [changed_arch, changed_environment, changed_compiler, changed_folder, listening, hearing,
      compiling_always],
 )  # fmt: skip
 def test_what_triton_would_make_otherwise_it_is_asked_for(process, gpu, monkeypatch, change):

@@ -35,6 +35,8 @@ from treadle.runtime.store.cache import Cache, content_key
 _FOLDERS = ("_C", "backends", "compiler", "language", "runtime")
 """Of Triton: all that decides what it makes of a function."""
 _NO_CODE = b""
+_HOOKS = ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook")
+"""Of users', by which they hear of compiles or change them."""
 
 
 @final
@@ -127,9 +129,12 @@ def _loaded(cache: Cache, key: str, library: DriverLibrary) -> DriverKernel | No
 def _key(part: str) -> str | None:
     """``None`` where Triton is to be asked in any case: somebody looks at what it compiles, or
     changes it."""
-    hooks = getattr(knobs.runtime, "add_stages_inspection_hook", None)
-    asked = knobs.compilation
-    if hooks or asked.listener or asked.always_compile or asked.override or asked.dump_ir:
+    if any(getattr(knobs.runtime, name, None) for name in _HOOKS):
+        return None
+    compilation = knobs.compilation
+    if compilation.listener or compilation.always_compile:
+        return None
+    if compilation.override or compilation.dump_ir:
         return None
     active: Any = driver.active
     target = active.get_current_target()
