@@ -292,13 +292,13 @@ def with_communication_of_ones_own(model):
     [
         (with_a_hook, "a hook after its reduction"),
         (with_gradients_of_unused_ones, "gradients for unused parameters"),
-        (with_communication_of_ones_own, "communication of one's own"),
+        (with_communication_of_ones_own, "custom communication"),
     ],
 )
 def test_what_cannot_be_read_off_is_refused_by_name(change, words):
     model = fully(nn.Linear(2, 3))
     change(model)
-    with pytest.raises(treadle.CaptureError, match=f"TR-511.*FSDPLinear, {words}"):
+    with pytest.raises(treadle.CaptureError, match=f"TR-511.* has {words} for FSDPLinear"):
         captured(model, gradients(model), torch.randn(5, 2))
 
 

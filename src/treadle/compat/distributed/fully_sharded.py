@@ -300,7 +300,7 @@ def _beyond(group: Any) -> list[tuple[bool, str]]:
     in_part = "replicate_process_group" in mesh and kept["reduce_grads"] > kept["all_reduce_grads"]
     return [
         (kept["_all_reduce_hook"] is not None, "a hook after its reduction"),
-        (sends != ["DefaultAllGather", "DefaultReduceScatter"], "communication of one's own"),
+        (sends != ["DefaultAllGather", "DefaultReduceScatter"], "custom communication"),
         (any(hasattr(each, "fsdp_pre_all_gather") for each in held), "an all-gather of one's own"),
         (any(each.offload_to_cpu for each in group.fsdp_params), "parameters on the host"),
         (in_part, "gradients that are reduced in part"),
