@@ -60,15 +60,27 @@ def note_stepped(optimizer: Optimizer) -> None:
     vars(optimizer)["_opt_called"] = True
 
 
+@contextmanager
+def stepped_note_kept(optimizer: Optimizer) -> Iterator[None]:
+    """Afterwards schedulers see what they saw before: ``note_stepped`` inside is forgotten."""
+    held = vars(optimizer)
+    before = {"_opt_called": held["_opt_called"]} if "_opt_called" in held else {}
+    try:
+        yield
+    finally:
+        held.pop("_opt_called", None)
+        held.update(before)
+
+
 def stands_for_step(optimizer: Optimizer, stepper: Callable[..., object]) -> Callable[..., object]:
     """``stepper`` as what schedulers and others see in the place of ``optimizer.step``: with its
     name and attributes, and noted like a call of it where a scheduler notes those."""
-    own = optimizer.step
+    own, held = optimizer.step, vars(optimizer)  # in the run, ``vars`` would be a reading
+    noted = {"_opt_called": True} if hasattr(own, "_wrapped_by_lr_sched") else {}
 
     @functools.wraps(own)
     def step(*args: object, **kwargs: object) -> object:
-        if hasattr(own, "_wrapped_by_lr_sched"):
-            note_stepped(optimizer)
+        held.update(noted)
         return stepper(*args, **kwargs)
 
     return step

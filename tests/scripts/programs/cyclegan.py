@@ -1,6 +1,6 @@
 """Two generators, two discriminators, cycles and an image pool kept by Python between the steps.
 
-again: D_A.0.weight.grad is there
+again: D_A.0.weight.grad is set
 """
 
 import itertools

@@ -20,7 +20,7 @@ from treadle.capture.tracing.request import TraceRequest
 from treadle.capture.tracing.tensor_patcher import TensorPatcher
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.compat.distributed.sharded_tensors import sharded_entries
-from treadle.compat.hooks import OURS, global_step_hooks, stands_for_step
+from treadle.compat.hooks import OURS, global_step_hooks, stands_for_step, stepped_note_kept
 from treadle.compat.tracing import flat_weights
 from treadle.compat.transforms import tensor_entries
 from treadle.util.errors import CaptureError
@@ -44,6 +44,7 @@ def patched(
         _patch_modules(undo, request.models.values(), table)
         _patch_groups(undo, optimizers, table, uses)
         for optimizer in optimizers:
+            undo.enter_context(stepped_note_kept(optimizer))
             stepper = steps.stepper(optimizer)
             put(undo, vars(optimizer), "step", stands_for_step(optimizer, stepper))
         _patch_states(undo, optimizers, states)
