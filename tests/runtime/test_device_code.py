@@ -154,6 +154,10 @@ def changed_environment(gpu, monkeypatch):
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
 
 
+def changed_assembler(gpu, monkeypatch):
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/another/ptxas")
+
+
 def changed_compiler(gpu, monkeypatch):
     monkeypatch.setattr(device_code, "_compiler", lambda: "another")
 
@@ -176,8 +180,8 @@ def compiling_always(gpu, monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [changed_arch, changed_environment, changed_compiler, changed_folder, listening, hearing,
-     compiling_always],
+    [changed_arch, changed_environment, changed_assembler, changed_compiler, changed_folder,
+     listening, hearing, compiling_always],
 )  # fmt: skip
 def test_what_triton_would_make_otherwise_it_is_asked_for(process, gpu, monkeypatch, change):
     process(Jit(*ADD))

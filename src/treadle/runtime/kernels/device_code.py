@@ -138,7 +138,8 @@ def _key(part: str) -> str | None:
         return None
     active: Any = driver.active
     target = active.get_current_target()
-    variables = sorted(compiler.get_cache_invalidating_env_vars().items())
+    named = {name: text for name, text in os.environ.items() if name.startswith("TRITON_")}
+    variables = sorted((named | compiler.get_cache_invalidating_env_vars()).items())
     own = str((target.backend, target.arch, target.warp_size)), str(variables)
     return content_key("device code", _compiler(), *own, str(Path(knobs.cache.dir)), part)
 
