@@ -31,6 +31,8 @@ from treadle.session.variants.compiling import VariantCompiler
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOLERANCE = 1e-3
+_TREADLES = re.compile(r"step\.(explain|recompiles|recaptures)")
+"""What treadle's own warnings tell people to look at."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|nan|inf)([eE][-+]?\d+)?")
 
 
@@ -49,12 +51,14 @@ class Script:
 
 @dataclass
 class Ran:
-    """What one run of a script left: its globals, its text, and of each step its calls."""
+    """What one run of a script left: its globals, its text, its warnings, and of each step its
+    calls."""
 
     values: dict[str, object] = field(default_factory=dict)
     text: str = ""
     calls: dict[str, Callable[[], object]] = field(default_factory=dict)  # each step's last one
     steps: list[treadle.Step] = field(default_factory=list)
+    warned: set[str] = field(default_factory=set)  # texts of warnings, without their numbers
 
 
 def scripts() -> list[Script]:
@@ -99,11 +103,12 @@ def _replaced(ran: Ran, eager: bool, shaken: float) -> Iterator[None]:
 
     treadle.compile = compile
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
             yield
     finally:
         treadle.compile = real
+    ran.warned = {_NUMBER.sub("#", str(each.message)) for each in heard}
 
 
 def _shake(given: Mapping[str, nn.Module], done: list[nn.Module], part: float) -> None:
@@ -158,7 +163,7 @@ def unjustified(each: Script, ran: Ran, counts: Mapping[int, int]) -> list[str]:
     wrong: list[str] = []
     declared = list(each.again)
     for step in ran.steps:
-        reasons = step.recompiles
+        reasons = [*step.recompiles, *step.recaptures]
         for reason in reasons:
             found = [part for part in declared if part in reason]
             if found:
@@ -178,7 +183,8 @@ def differences(each: Script, eager: Ran, compiled: Ran, shaken: Ran) -> list[st
     texts = [_NUMBER.sub("#", ran.text) for ran in (eager, compiled)]
     if texts[0] != texts[1]:
         found.append(f"the printed text differs: {eager.text[-200:]!r}, {compiled.text[-200:]!r}")
-    return found
+    warned = {text for text in compiled.warned if not _TREADLES.search(text)} - eager.warned
+    return [*found, *(f"only the compiled run warns: {text}" for text in sorted(warned))]
 
 
 def _own(ran: Ran) -> dict[str, object]:
