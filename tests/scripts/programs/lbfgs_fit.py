@@ -1,4 +1,7 @@
-"""Polynomial regression by LBFGS with a closure, the whole step compiled."""
+"""Polynomial regression by LBFGS with a closure, the whole step compiled.
+
+again: weight.grad is set
+"""
 
 import torch
 import torch.nn as nn
