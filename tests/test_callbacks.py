@@ -185,3 +185,10 @@ def test_without_tensorboard_a_folder_is_refused(tmp_path, monkeypatch):
 def test_before_a_call_there_is_nothing_to_write():
     with pytest.raises(treadle.TreadleError, match="TR-003"):
         step_with().to_tensorboard(Board())
+
+
+def test_what_is_no_writer_is_named():
+    step = step_with()
+    step(torch.ones(4, 3))
+    with pytest.raises(treadle.TreadleError, match=r"TR-001.*3 is neither a folder nor a Summary"):
+        step.to_tensorboard(3)

@@ -18,7 +18,7 @@ from treadle.capture.refuse import (
     with_loose,
 )
 from treadle.compiler.compiled import Compiled
-from treadle.options import DataParallel, Options, from_environment
+from treadle.options import DataParallel, Options, options_with
 from treadle.runtime.store.cache import Cache
 from treadle.session.bind import forget_call, read_inputs
 from treadle.session.breaks import known_regions
@@ -467,15 +467,7 @@ def compile(
     (``docs/reference/errors.md``).
     """
     check_call(function, model, Step)
-    chosen = options or from_environment()
-    if memory is not None:
-        chosen = replace(chosen, memory=memory)
-    if strict is not None:
-        chosen = replace(chosen, strict=strict)
-    if numerics is not None:
-        chosen = replace(chosen, numerics=numerics)
-    if rng is not None:
-        chosen = replace(chosen, rng=rng)
+    chosen = options_with(options, memory=memory, strict=strict, numerics=numerics, rng=rng)
     return Step(function, model, optimizer, chosen, shapes, parallel=parallel)
 
 
@@ -498,7 +490,7 @@ def load(
     """
     from treadle.session.saved import load_saved
 
-    chosen = options or from_environment()
+    chosen = options_with(options)
     cache = Cache(chosen.cache_dir)
     saved = load_saved(Path(path), cache)
     options = saved.applied(chosen)

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from treadle.util.errors import TreadleError
 from treadle.util.sizes import Budget, parse_bytes
@@ -18,6 +18,7 @@ PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager")
 STREAMS = ("eager", "counter")
 SHARDS = (None, "optimizer")
+T = TypeVar("T")
 OPTIONAL_PASSES = (
     "RemoveNoOps",
     "RemoveCommonSubexpressions",
@@ -208,14 +209,15 @@ class Carry:
         return repr(names) if isinstance(names, str) else ", ".join(map(repr, names))
 
 
-def _carries(carry: object) -> tuple[Carry, ...]:
-    carries = tuple(carry) if isinstance(carry, list | tuple) else (carry,)
-    kept = tuple([value for value in carries if isinstance(value, Carry)])
-    if len(kept) < len(carries):
+def _several(name: str, given: object, kind: type[T], remedy: str) -> tuple[T, ...]:
+    """The value of an option that is one object of ``kind``, or several."""
+    values = tuple(given) if isinstance(given, list | tuple) else (given,)
+    kept = tuple([value for value in values if isinstance(value, kind)])
+    if len(kept) < len(values):
         raise TreadleError(
-            f"carry={carry!r} is neither a treadle.Carry nor a list of them",
+            f"{name}={given!r} is neither a treadle.{kind.__name__} nor a list of them",
             code="TR-001",
-            remedy='treadle.Carry("blocks.0.*")',
+            remedy=remedy,
         )
     return kept
 
@@ -236,18 +238,6 @@ class Callback:
 
     def on_call(self, step: Any) -> None:
         """A call is over. On a GPU its kernels may still run."""
-
-
-def _callbacks(callbacks: object) -> tuple[Callback, ...]:
-    given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
-    kept = tuple([each for each in given if isinstance(each, Callback)])
-    if len(kept) < len(given):
-        raise TreadleError(
-            f"callbacks={callbacks!r} is no treadle.Callback, nor a list of them",
-            code="TR-001",
-            remedy="an object of a class that is a kind of treadle.Callback",
-        )
-    return kept
 
 
 @dataclass(frozen=True)
@@ -338,8 +328,12 @@ class Options:
         _require_one_of("rng", self.rng, STREAMS)
         object.__setattr__(self, "skip", _known_passes(self.skip))
         object.__setattr__(self, "logs", _known_logs(self.logs))
-        object.__setattr__(self, "carry", _carries(self.carry))
-        object.__setattr__(self, "callbacks", _callbacks(self.callbacks))
+        object.__setattr__(
+            self, "carry", _several("carry", self.carry, Carry, 'treadle.Carry("blocks.0.*")')
+        )
+        derived = "an object of a class that is derived from treadle.Callback"
+        told = _several("callbacks", self.callbacks, Callback, derived)
+        object.__setattr__(self, "callbacks", told)
 
     @cached_property
     def budget(self) -> Budget | None:
@@ -438,3 +432,9 @@ VARIABLES: Mapping[str, EnvironmentVariable] = {
 def from_environment() -> Options:
     """The defaults, with ``VARIABLES`` applied."""
     return Options(**{each.option: each.read(name) for name, each in VARIABLES.items()})
+
+
+def options_with(options: Options | None, **given: Any) -> Options:
+    """``options``, or those of the environment, with each of ``given`` that is not ``None``."""
+    named = {name: value for name, value in given.items() if value is not None}
+    return replace(options or from_environment(), **named)

@@ -55,20 +55,25 @@ def set_own_step_hook(optimizer: Optimizer, hook: Callable[..., Any]) -> None:
     optimizer._optimizer_step_pre_hooks[OURS] = hook
 
 
+_STEPPED = {"_opt_called": True}
+"""What an optimizer holds once it has stepped under a scheduler."""
+
+
 def note_stepped(optimizer: Optimizer) -> None:
     """What schedulers look at to warn that they are stepped before the optimizer."""
-    vars(optimizer)["_opt_called"] = True
+    vars(optimizer).update(_STEPPED)
 
 
 @contextmanager
 def stepped_note_kept(optimizer: Optimizer) -> Iterator[None]:
     """Afterwards schedulers see what they saw before: ``note_stepped`` inside is forgotten."""
     held = vars(optimizer)
-    before = {"_opt_called": held["_opt_called"]} if "_opt_called" in held else {}
+    before = {name: held[name] for name in _STEPPED if name in held}
     try:
         yield
     finally:
-        held.pop("_opt_called", None)
+        for name in _STEPPED:
+            held.pop(name, None)
         held.update(before)
 
 
@@ -76,7 +81,7 @@ def stands_for_step(optimizer: Optimizer, stepper: Callable[..., object]) -> Cal
     """``stepper`` as what schedulers and others see in the place of ``optimizer.step``: with its
     name and attributes, and noted like a call of it where a scheduler notes those."""
     own, held = optimizer.step, vars(optimizer)  # in the run, ``vars`` would be a reading
-    noted = {"_opt_called": True} if hasattr(own, "_wrapped_by_lr_sched") else {}
+    noted = _STEPPED if hasattr(own, "_wrapped_by_lr_sched") else {}
 
     @functools.wraps(own)
     def step(*args: object, **kwargs: object) -> object:

@@ -12,14 +12,13 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torch.optim import Optimizer
 
 from treadle.api import Step, compile
 from treadle.integrations.refusals import MODEL_ALONE, refused
-from treadle.options import Options, from_environment
+from treadle.options import Options, options_with
 from treadle.util.errors import not_installed
 
 try:
@@ -47,8 +46,7 @@ class Accelerator(accelerate.Accelerator):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        chosen = options or from_environment()
-        self._step_options = chosen if memory is None else replace(chosen, memory=memory)
+        self._step_options = options_with(options, memory=memory)
 
     def compile_step(self, function: Callable[P, R]) -> Step[P, R]:
         """The step ``function``, compiled: forward, ``self.backward``, clipping, ``optimizer.step``

@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 
 from treadle.api import Step, compile
 from treadle.integrations.refusals import refused
-from treadle.options import Options, from_environment
+from treadle.options import Options, options_with
 from treadle.util.errors import not_installed
 
 try:
@@ -53,9 +52,8 @@ class TreadleStrategy(SingleDeviceStrategy):
         **kwargs: Any,
     ) -> None:
         super().__init__(device or "cpu", **kwargs)
-        chosen = options or from_environment()
         self.step: Step[..., Any] | None = None
-        self._step_options = chosen if memory is None else replace(chosen, memory=memory)
+        self._step_options = options_with(options, memory=memory)
         self._device = device
         self._updates = False
         self._logged: list[Logged] | None = None

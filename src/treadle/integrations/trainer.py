@@ -8,7 +8,6 @@
     trainer.train()
 """
 
-from dataclasses import replace
 from types import MethodType
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from treadle.api import Step, compile
 from treadle.integrations.refusals import MODEL_ALONE, refused
-from treadle.options import Options, from_environment
+from treadle.options import Options, options_with
 from treadle.util.errors import not_installed
 
 try:
@@ -49,9 +48,8 @@ class CompiledTraining:
         options: Options | None = None,
         **kwargs: Any,
     ) -> None:
-        chosen = options or from_environment()
         self.step: Step[..., Any] | None = None
-        self._step_options = chosen if memory is None else replace(chosen, memory=memory)
+        self._step_options = options_with(options, memory=memory)
         self._norm: Tensor | None = None
         self._stepped: Any = None  # the optimizer of ``step``
         super().__init__(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Protocol
 from treadle.report.explain import explain
 from treadle.report.step_report import StepReport
 from treadle.report.summary import summary_of
-from treadle.util.errors import not_installed
+from treadle.util.errors import TreadleError, not_installed
 from treadle.util.files import make_folder
 
 
@@ -27,6 +27,12 @@ def write_tensorboard(report: StepReport, target: str | Path | Writer, at: int |
     """Each number of ``summary`` as a scalar, and the texts of ``explain`` and ``recompiles``, for
     the global step ``at``. ``target``: a writer, or the folder of one that is made and closed."""
     if not isinstance(target, str | Path):
+        if not hasattr(target, "add_scalar"):
+            raise TreadleError(
+                f"{target!r} is neither a folder nor a SummaryWriter",
+                code="TR-001",
+                remedy="step.to_tensorboard(path), or a writer with add_scalar and add_text",
+            )
         _write(report, target, at)
         return
     try:

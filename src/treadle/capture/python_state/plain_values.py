@@ -20,6 +20,7 @@ WHOLE_NUMBERS: frozenset[type] = frozenset(
 )
 NUMBERS: frozenset[type] = WHOLE_NUMBERS | {float, np.float16, np.float32, np.float64}
 """Types of real numbers that a float64 is equal to, unless they are large whole ones."""
+_NAMES_OF_NUMPY = {kind.__name__ for kind in NUMBERS} - {"int", "float"}
 _GENERIC = np.generic  # of the module itself, reading is noted
 _OTHERS = (np.generic, slice)
 
@@ -74,10 +75,9 @@ def scalar_of(dtype: str, data: bytes) -> object:
 
 
 def number_of(kind: str, data: bytes) -> object | None:
-    """The number of NumPy's type ``kind`` with these bytes, as one of Python's; ``None`` if that is
-    no type of numbers."""
-    found = getattr(np, kind, None)
-    if not (isinstance(found, type) and issubclass(found, np.number)):
+    """The real number of NumPy's type ``kind`` with these bytes, as one of Python's; ``None`` if
+    ``kind`` is another type."""
+    if kind not in _NAMES_OF_NUMPY:
         return None
     scalar: Any = scalar_of(kind, data)
     return scalar.item()

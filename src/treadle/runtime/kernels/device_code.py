@@ -1,5 +1,6 @@
-"""Compiled kernels in the cache: a process launches what another one compiled, and neither asks nor
-imports Triton's compiler for it (0.4 s of a start on an H200, most of it an import).
+"""Compiled kernels in the cache: a process launches what another one compiled, without a dispatch
+of Triton's, whose first one imports a second language and digests the compiler's files
+(``docs/reference/measurements.md`` has the time).
 
 ::
 
@@ -146,8 +147,8 @@ def _key(part: str) -> str | None:
 
 @functools.cache
 def _compiler() -> str:
-    """Triton's version, and of each file that decides what it makes its size and date. Its own
-    digest of their contents takes 0.4 s."""
+    """Triton's version, and the size and date of each file that decides what it makes: Triton's own
+    digest reads them all."""
     root = str(Path(triton.__file__).parent)
     facts: list[tuple[str, int, int]] = []
     for folder in _FOLDERS:
