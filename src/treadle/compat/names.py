@@ -59,6 +59,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.fx._lazy_graph_module._LazyGraphModule": ALL,
     "torch.fx._lazy_graph_module._use_lazy_graph_module": ALL,
     "torch.fx.experimental.proxy_tensor.HANDLED_TYPES": ALL,
+    "torch.fx.experimental.proxy_tensor._ProxyTensor": ALL,
     "torch.fx.experimental.sym_node.SymNode.guard_bool": ALL,
     "torch.fx.experimental.sym_node.SymNode.guard_float": ALL,
     "torch.fx.experimental.sym_node.SymNode.guard_int": ALL,

@@ -17,6 +17,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
@@ -32,6 +33,7 @@ from treadle.compat.dynamo import as_written
 from treadle.compat.fake import stand_in_for, standing_in, users_class, without_words
 from treadle.compat.known_sizes import KnownLayout
 from treadle.compat.late_modules import loading_late
+from treadle.compat.operators.traced_operations import TracedOperations
 from treadle.compat.switches import without_onednn
 
 P = ParamSpec("P")
@@ -69,7 +71,7 @@ def trace(
     ours = functools.partial(works_for, threading.get_ident())
     inside = standing_in(ours), without_onednn(), without_words(), as_written()
     with TRACING, ExitStack() as undo:
-        for each in (*inside, _use_lazy_graph_module(True)):
+        for each in (*inside, _own_operations(instead), _use_lazy_graph_module(True)):
             undo.enter_context(each)
         return make_fx(
             flat,
@@ -77,6 +79,19 @@ def trace(
             tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)
+
+
+@contextmanager
+def _own_operations(instead: Mapping[Any, Callable[..., object]]) -> Iterator[None]:
+    """While inside, operations of known types become nodes without PyTorch's tracer. ``instead``:
+    as of ``trace``."""
+    owner, method = ProxyTorchDispatchMode, "__torch_dispatch__"
+    original = vars(owner)[method]
+    setattr(owner, method, TracedOperations(instead).instead_of(original))
+    try:
+        yield
+    finally:
+        setattr(owner, method, original)
 
 
 def traced(

@@ -75,6 +75,12 @@ def written_arguments(target: object) -> list[tuple[int, str]]:
     ]
 
 
+def gives_tensors(op: OpOverload) -> bool:
+    """Does this operator return tensors and lists of them, and nothing else?"""
+    types = {str(each.type) for each in schema_of(op).returns}
+    return bool(types) and types <= {"Tensor", "List[Tensor]"}
+
+
 def returns_written(target: object) -> bool:
     """Does this operator return nothing but what it has written to, if anything?"""
     return all(each.alias_info is not None for each in schema_of(target).returns)
