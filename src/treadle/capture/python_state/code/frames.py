@@ -1,23 +1,20 @@
 """The code that a run enters: for each frame, the names that it mentions and the globals that it
-uses. A profile hook sees everything that Python executes in the thread of the run.
+uses, as Python says it of everything that it executes in the thread of the run.
 """
 
 import collections
-import cProfile
 import dataclasses
 import dis
 import functools
 import sysconfig
-import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib import _bootstrap  # pyright: ignore[reportAttributeAccessIssue]
-from sys import _getframe, getprofile, gettrace, setprofile
-from threading import setprofile as set_thread_profile
+from sys import _getframe, gettrace
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -26,6 +23,7 @@ from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.code.bytecode import ReflectiveRead
 from treadle.capture.python_state.code.code_references import CodeReferences, references_in
 from treadle.capture.python_state.code.distributions import is_installed
+from treadle.capture.python_state.code.frame_events import frame_events
 from treadle.capture.python_state.system import is_introspection_frame, os_call_name
 from treadle.capture.python_state.threads import Threads
 from treadle.capture.symbolic.numbers import is_stand_in
@@ -161,10 +159,9 @@ class FrameRecorder:
         self._reflection = reflection
         self._threads = threads
         self.asked: tuple[str, Line] | None = None  # of the operating system, by the user's code
-        self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
         self._told: set[tuple[int, int]] = set()  # by ids, of torch and the library: all is known
         self._mentions: dict[int, tuple[CodeType, CodeReferences]] = {}
-        self._events = _Profiling(self._enters, self._calls, self._ours)
+        self._events = frame_events(self._enters, self._calls, _is_ours_alone, _is_silent)
         self._seen = _Seen()
         self._traced: dict[int, FrameType] = {}  # generators' frames that cannot be marked
         self._below: list[FrameType] = []
@@ -220,8 +217,6 @@ class FrameRecorder:
         self._imports = self._imports or imports
         owner = code_owner(file_of(frame))
         if owner is CodeOwner.OURS:
-            if not imports and not code.co_filename.startswith("<"):
-                self._ours[id(code)] = code
             return False
         known = self.executed.knows(code, frame.f_globals)
         if not known and self._is_introspection_frame(frame):
@@ -325,6 +320,22 @@ class FrameRecorder:
         return False
 
 
+def _is_silent(code: CodeType) -> bool:
+    """Whether no call in it is anything to ``FrameRecorder``."""
+    return _owner_by_name(code) < CodeOwner.STDLIB
+
+
+def _is_ours_alone(code: CodeType) -> bool:
+    """Whether nothing that it does is."""
+    return _owner_by_name(code) is CodeOwner.OURS
+
+
+def _owner_by_name(code: CodeType) -> CodeOwner:
+    """Whose a code is, where its file's name decides that alone."""
+    name = code.co_filename
+    return CodeOwner.USER if name.startswith("<") else code_owner(name)
+
+
 def _makes_named_tuple(code: CodeType, space: Mapping[str, object]) -> bool:
     """Whether it is the ``__new__`` that ``collections.namedtuple`` made: it reads nothing, belongs
     to no file and to no module, and what it does the fields of its class say."""
@@ -386,74 +397,6 @@ def _is_ours(frame: FrameType) -> bool:
 def _is_import(frame: FrameType) -> bool:
     """Whether Python searches for a module that is not there, and runs it for the first time."""
     return frame.f_code is _IMPORTING
-
-
-class _Profiling:
-    """Frames, and calls of functions made in C, by the profile hook of each thread. ``skipped``:
-    codes, by their ids, to pass over."""
-
-    def __init__(
-        self,
-        enters: Callable[[FrameType], bool],
-        calls: Callable[[FrameType, object], None],
-        skipped: Mapping[int, CodeType],
-    ) -> None:
-        self._enters = enters
-        self._calls = calls
-        self._skipped = skipped
-        self._hook = self._on_event
-        self._before: Any = None
-        self._active = False
-        self._busy: set[int] = set()  # threads that look at objects
-
-    def begin(self) -> None:
-        self._before = getprofile()
-        self._active = True
-        set_thread_profile(self._hook)  # threads that the step starts
-        setprofile(self._hook)
-
-    def end(self) -> None:
-        if self._active:
-            self._active = False
-            set_thread_profile(None)  # type: ignore[arg-type]
-            setprofile(None)
-            if isinstance(self._before, cProfile.Profile):
-                self._before.enable()
-            else:
-                setprofile(self._before)
-
-    def listen(self) -> None:
-        if self._active and getprofile() is None:
-            setprofile(self._hook)
-
-    def pause(self) -> bool:
-        if getprofile() is not self._hook:
-            return False
-        setprofile(None)
-        return True
-
-    def resume(self) -> None:
-        if self._active:
-            setprofile(self._hook)
-
-    def _on_event(self, frame: FrameType, event: str, function: object) -> None:
-        if event == "c_call" and self._active:
-            if id(frame.f_code) not in self._skipped:
-                self._calls(frame, function)
-            return
-        if event != "call" or (id(frame.f_code) in self._skipped and self._active):
-            return
-        thread = threading.get_ident()
-        if thread in self._busy:
-            return
-        if not self._active:
-            setprofile(None)  # a thread of the engine's that outlives the run
-            return
-        self._busy.add(thread)  # what looking at objects runs is not the step's
-        try:
-            self._enters(frame)
-        finally:
-            self._busy.discard(thread)
 
 
 _RESUMABLE = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
