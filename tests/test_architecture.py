@@ -327,8 +327,11 @@ def test_the_fence_sees_questions_about_operators():
     assert not asks_operators(ast.parse("facts_of(op).writes"))
 
 
-NOTES = {"graph/core/node_info.py", "compat/dynamo.py"}
-"""Who names what is noted of a node: one for treadle, one for what AOTAutograd notes."""
+NOTES = {
+    "graph/core/node_info.py", "compat/dynamo.py", "compat/operators/traced_operations.py",
+}  # fmt: skip
+"""Who names what is noted of a node: one for treadle, one for what AOTAutograd notes, and what
+notes values in the place of PyTorch's tracer."""
 
 
 def asks_notes(tree: ast.Module) -> bool:

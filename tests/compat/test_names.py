@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
@@ -71,6 +71,7 @@ EXAMPLES = {
     "Optimizer": torch.optim.SGD([WEIGHT], lr=0.1),
     "OffsetBasedRNGTracker": OffsetBasedRNGTracker,
     "OpOverload": torch.ops.aten.add.Tensor,
+    "Graph": fx.Graph(),
     "ProcessGroup": dist.ProcessGroup,
     "BackendOptions": dist.ProcessGroupGloo.Options,
     "BatchNorm": nn.BatchNorm1d(2),

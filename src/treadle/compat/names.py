@@ -9,6 +9,7 @@ ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C.DisableTorchFunction": ALL,
     "torch._C.DisableTorchFunctionSubclass": ALL,
+    "torch._C._DisableTorchDispatch": ALL,
     "torch._C._autograd._get_current_graph_task_keep_graph": ALL,
     "torch._C._autograd._top_saved_tensors_default_hooks": ALL,
     "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
@@ -110,6 +111,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "Tensor": (
         "_backward_hooks",
         "_cdata",
+        "_has_symbolic_sizes_strides",
         "_is_view",
         "_is_zerotensor",
         "_make_subclass",
@@ -145,7 +147,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "TensorMeta": ("_replace",),
     "RNNBase": ("_flat_weight_refs", "_flat_weights"),
     "Optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
-    "OpOverload": ("_op", "_overloadname", "_schema"),
+    "OpOverload": ("_can_decompose", "_op", "_overloadname", "_schema"),
+    "Graph": ("_target_to_str",),
     "ProcessGroup": ("_get_backend",),
     "BackendOptions": ("_timeout",),
     "BatchNorm": ("_check_input_dim",),

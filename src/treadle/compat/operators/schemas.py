@@ -75,6 +75,11 @@ def written_arguments(target: object) -> list[tuple[int, str]]:
     ]
 
 
+def decided_by_values(op: OpOverload) -> bool:
+    """Do values of its arguments decide the sizes of its results, or a number that it gives?"""
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*op.tags})
+
+
 def gives_tensors(op: OpOverload) -> bool:
     """Does this operator return tensors and lists of them, and nothing else?"""
     types = {str(each.type) for each in schema_of(op).returns}

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from treadle.compat.fake import STAND_INS
-from treadle.compat.operators.schemas import OpOverload, gives_tensors
+from treadle.compat.operators.schemas import OpOverload, decided_by_values, gives_tensors
 
 aten = torch.ops.aten
 
@@ -48,8 +48,6 @@ _OF_NUMBERS = frozenset({
     aten.lift_fresh_copy.default,
 })  # fmt: skip
 """What brings tensors of known numbers into a trace, which may then tell them, and asks for one."""
-
-_BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class _NotPlain(Exception):
@@ -182,7 +180,7 @@ class TracedOperations:
                 isinstance(op, OpOverload)
                 and op not in _OF_NUMBERS
                 and gives_tensors(op)
-                and not any(tag in op.tags for tag in _BY_VALUES)
+                and not decided_by_values(op)
                 and not op._can_decompose()
                 and not mode.emulate_precision_casts
             )
@@ -208,9 +206,9 @@ class TracedOperations:
         key = tuple(call.key)
         known = self._results.get(key)
         if known is None:
-            before = _asked()
+            before = _memo_counts()
             result = call.run()
-            if _asked() == before._replace(hits=before.hits + 1):
+            if _memo_counts() == before._replace(hits=before.hits + 1):
                 self._results[key] = _types_of(result, call)
             return result, None
         if isinstance(known, _Result):
@@ -218,7 +216,7 @@ class TracedOperations:
         return tuple(each and each.made(call.fakes, call.args)[0] for each in known), None
 
 
-class _Asked(NamedTuple):
+class _MemoCounts(NamedTuple):
     """How often PyTorch's memo of fake results was asked, by what it said. Whoever is not answered
     by it may ask it for parts of an operation."""
 
@@ -227,9 +225,9 @@ class _Asked(NamedTuple):
     others: int
 
 
-def _asked() -> _Asked:
+def _memo_counts() -> _MemoCounts:
     mode = FakeTensorMode
-    return _Asked(mode.cache_hits, mode.cache_misses, sum(mode.cache_bypasses.values()))
+    return _MemoCounts(mode.cache_hits, mode.cache_misses, sum(mode.cache_bypasses.values()))
 
 
 def _types_of(result: Any, call: _Call) -> _Types:
