@@ -164,15 +164,16 @@ def applied(step: StepGraph, memory: MemoryPlan, watcher: Watcher | None = None)
 
 def frontier_points(
     step: StepGraph, device: str, options: Options, cache: Cache, kept: int
-) -> tuple[tuple[int, float], ...]:
-    """Exact peak and estimated seconds of what budgets choose, from the fastest plan to the
-    smallest; ``kept``: bytes beside the step's own."""
+) -> tuple[tuple[int, float, int], ...]:
+    """Exact peak, estimated seconds and lower bound of what budgets choose, from the fastest plan
+    to the smallest; ``kept``: bytes beside the step's own."""
     budgeted = replace(options, memory=1.0)
     build_ = build_for(device, options, cache)
     step = with_regions(step, device, options)
     request = request_of(step, device, budgeted, build_, cache=cache, kept=kept)
     plans = plans_of(prepared(request.step, request.target), request.target)
-    return tuple((plans.exact(i), plans.points[i].seconds) for i in plans.spread(FRONTIER_POINTS))
+    chosen = plans.spread(FRONTIER_POINTS)
+    return tuple((plans.exact(i), plans.points[i].seconds, plans.bound(i)) for i in chosen)
 
 
 def prepared(step: StepGraph, target: Target, watcher: Watcher | None = None) -> StepGraph:

@@ -162,6 +162,22 @@ class PeakBound:
         return min(bytes_of(self.facts.nodes[i]), self.facts.held_bytes(i))
 
 
+@dataclass(frozen=True)
+class StepBound:
+    """The bound of a step that may be planned in several ``versions``."""
+
+    versions: tuple[StepGraph, ...]
+    device: DeviceModel
+
+    def within(self, seconds: float) -> int:
+        """Of all plans, of any version, that are estimated at ``seconds``."""
+        return min(bound.within(seconds) for bound in self._bounds)
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[PeakBound, ...]:
+        return tuple(PeakBound.of(step, self.device) for step in self.versions)
+
+
 class _Moment:
     """The beginning of ``pivot``: the network of what is in memory then."""
 

@@ -30,7 +30,7 @@ from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.memory.apply import passes_of
-from treadle.passes.memory.bound import PeakBound
+from treadle.passes.memory.bound import StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
@@ -67,6 +67,7 @@ class Version:
 class MemoryPlan:
     """The chosen candidate, and the ``passes`` that make its graph of the step. ``peak_bytes`` is
     the judge's word, or the simulator's if it was not ``judged``; ``table`` one entry per value.
+    ``bound``: of the peaks of all plans of the step, if the plan was judged.
     """
 
     chosen: Candidate
@@ -75,7 +76,17 @@ class MemoryPlan:
     peak_bytes: int
     seconds: float
     table: tuple[Decision, ...]
-    judged: bool
+    bound: StepBound | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether the peak is exact."""
+        return self.bound is not None
+
+    @property
+    def bound_bytes(self) -> int | None:
+        """What every plan has at least that is estimated to be as fast; ``None`` if not judged."""
+        return None if self.bound is None else self.bound.within(self.seconds)
 
     @property
     def step(self) -> StepGraph:
@@ -165,12 +176,13 @@ class Plans:
     def bound(self, i: int) -> int:
         """A lower bound of the peak of every plan, of any version, that is as fast as plan ``i``
         (``bound.py``)."""
-        return min(bound.within(self.points[i].seconds) for bound in self._bounds)
+        return self.step_bound.within(self.points[i].seconds)
 
     @functools.cached_property
-    def _bounds(self) -> tuple[PeakBound, ...]:
+    def step_bound(self) -> StepBound:
+        """The bound of all versions."""
         steps = {id(version): version.step for version in self.versions}
-        return tuple(PeakBound.of(step, self.device) for step in steps.values())
+        return StepBound(tuple(steps.values()), self.device)
 
     def lowest(self, i: int) -> float:
         """What the plan has at least, if it is admissible. Does not depend on what was judged
@@ -216,7 +228,8 @@ def plan_memory(
     if chosen is None:
         best = plans.smallest()
         raise _impossible(plans.points[best], plans.exact(best), budget_bytes)
-    return _plan(plans.versions[chosen], plans.points[chosen], plans.exact(chosen), judged=True)
+    version, point = plans.versions[chosen], plans.points[chosen]
+    return _plan(version, point, plans.exact(chosen), plans.step_bound)
 
 
 def fastest_plan(step: StepGraph | Sequence[Version], device: DeviceModel) -> MemoryPlan:
@@ -224,7 +237,7 @@ def fastest_plan(step: StepGraph | Sequence[Version], device: DeviceModel) -> Me
     simulator's word."""
     version = _versions(step)[0]
     chosen = fastest(version.step, device)
-    return _plan(version, chosen, chosen.predicted_peak, judged=False)
+    return _plan(version, chosen, chosen.predicted_peak)
 
 
 def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
@@ -254,9 +267,12 @@ def _in_words(node: fx.Node) -> str:
     return f"{name}, {where}" if where else name
 
 
-def _plan(version: Version, chosen: Candidate, peak: int, *, judged: bool) -> MemoryPlan:
+def _plan(
+    version: Version, chosen: Candidate, peak: int, bound: StepBound | None = None
+) -> MemoryPlan:
+    """``bound``: of a plan that was judged."""
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
     table = decisions(chosen.order, chosen.saved)
     passes = (*version.first, *passes_of(version.step, chosen))
-    return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, judged)
+    return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound)
