@@ -147,7 +147,7 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     if budget is None:
         return fastest_plan(versions, target.hardware), None
     evaluator = ScheduledPeaks(target, known_of(step))
-    memory = plan_memory(versions, budget, target.hardware, evaluator)
+    memory = plan_memory(versions, budget, target.hardware, evaluator, target.options.method)
     return memory, evaluator.scheduled(memory.step)
 
 
@@ -189,5 +189,5 @@ def prepared(step: StepGraph, target: Target, watcher: Watcher | None = None) ->
 def plans_of(step: StepGraph, target: Target) -> Plans:
     """The plans of a step, which is ``prepared``, for whatever budget."""
     budgeted = replace(target, options=replace(target.options, memory=1.0))
-    evaluator = ScheduledPeaks(budgeted, known_of(step))
-    return Plans.of(versions_of(step, budgeted), target.hardware, evaluator)
+    evaluator, versions = ScheduledPeaks(budgeted, known_of(step)), versions_of(step, budgeted)
+    return Plans.of(versions, target.hardware, evaluator, target.options.method)

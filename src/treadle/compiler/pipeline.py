@@ -175,7 +175,7 @@ def compile_step(
             executable = executable_of(
                 artifact, build_, checks, policy, context.generators, context.arena
             )
-    if not from_cache and not registered_late():
+    if not from_cache and not registered_late() and options.method.is_named:
         with clock.stage("keep"):
             cache.put(key, entry)
     target, told = request.target, told_later(entry, lines, log, extension)

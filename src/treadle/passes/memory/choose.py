@@ -36,8 +36,10 @@ from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
+from treadle.util.planning.planner import Planner
 from treadle.util.sizes import Budget, at_least, format_bytes
 
+_DEFAULT = Planner()
 _TRUST = 0.06
 """Share of the largest peak by which a plan may turn out smaller than expected: of the plans of the
 16 models of ``benchmarks/budgets.py`` the furthest seen was 5.3 % below."""
@@ -114,11 +116,15 @@ class Plans:
 
     @classmethod
     def of(
-        cls, step: StepGraph | Sequence[Version], device: DeviceModel, judge: PeakEvaluator
+        cls,
+        step: StepGraph | Sequence[Version],
+        device: DeviceModel,
+        judge: PeakEvaluator,
+        method: Planner = _DEFAULT,
     ) -> "Plans":
         """The frontier of all versions together, and the ends of each."""
         versions = _versions(step)
-        of_each = [list(candidates(version.step, device)) for version in versions]
+        of_each = [list(candidates(version.step, device, method)) for version in versions]
         tried = [(plan, v) for v, plans in zip(versions, of_each, strict=True) for plan in plans]
         front = pareto([plan for plan, _ in tried]) if len(versions) > 1 else of_each[0]
         ends = [end for plans in of_each for end in (*plans[:1], *plans[1:][-1:])]
@@ -215,6 +221,7 @@ def plan_memory(
     budget: Budget,
     device: DeviceModel,
     judge: PeakEvaluator,
+    method: Planner = _DEFAULT,
 ) -> MemoryPlan:
     """The fastest plan whose peak, by ``judge``, is at most ``budget``; of a step, or of several
     versions of one.
@@ -222,7 +229,7 @@ def plan_memory(
     A smaller budget never gives a larger peak, nor a faster plan. ``PlanError`` TR-202 names the
     smallest one that can be met.
     """
-    plans = Plans.of(step, device, judge)
+    plans = Plans.of(step, device, judge, method)
     budget_bytes = plans.as_bytes(budget)
     chosen = plans.within(budget_bytes)
     if chosen is None:
