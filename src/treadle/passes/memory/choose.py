@@ -34,6 +34,7 @@ from treadle.passes.memory.bound import StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
+from treadle.passes.memory.solvers.exact import step_optimum
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
 from treadle.util.planning.planner import Planner
@@ -183,6 +184,10 @@ class Plans:
         """A lower bound of the peak of every plan, of any version, that is as fast as plan ``i``
         (``bound.py``)."""
         return self.step_bound.within(self.points[i].seconds)
+
+    def optimum(self, i: int) -> int:
+        """The smallest peak, as simulated, of plans as fast as plan ``i``: ``solvers/exact.py``."""
+        return step_optimum(self.step_bound, self.points[i].seconds)
 
     @functools.cached_property
     def step_bound(self) -> StepBound:
