@@ -3,11 +3,12 @@
 ::
 
     python benchmarks/planner.py [--model gpt2] [--layers 36] [--budgets 0.05,0.15,0.3,0.5,0.7,0.9]
+        [--solvers cut,greedy,dynamic,integer]
 
 First the nodes of the step, and CPU seconds of one cut, of the simulated frontier of one version,
-and of its lower bound. Then a row for each budget: the exact peak of the plan, the least that any
-plan as fast has, the estimated time of a step, how many plans were scheduled to find it, and CPU
-seconds of this process: of those schedules, and of all, capture left out.
+and of its lower bound. Then a row for each budget and solver: the exact peak of the plan, the least
+that any plan as fast has, the estimated time of a step, how many plans were scheduled to find it,
+and CPU seconds of this process: of those schedules, and of all, capture left out.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from treadle.passes.memory.fused import recompute_costs
 from treadle.passes.memory.order import facts_of
 from treadle.passes.memory.search import candidates
 from treadle.util.collector import without_collector
+from treadle.util.planning.planner import SOLVERS
 from treadle.util.sizes import format_bytes
 
 
@@ -63,9 +65,10 @@ def captured(name: str, layers: int | None = None) -> tuple[StepGraph, Target]:
 
 
 @without_collector()
-def row(step: StepGraph, target: Target, budget: float) -> str:
+def row(step: StepGraph, target: Target, budget: float, solver: str) -> str:
     """The plan within one budget, as a line of the table."""
-    target = replace(target, options=replace(target.options, memory=budget))
+    options = replace(target.options, memory=budget, planner=solver)
+    target = replace(target, options=options)
     began = time.process_time()
     evaluator, judged = ScheduledPeaks(target, known_of(step)), list[float]()
 
@@ -77,16 +80,16 @@ def row(step: StepGraph, target: Target, budget: float) -> str:
 
     asked = target.options.budget
     assert asked is not None
-    plans = Plans.of(versions_of(step, target), target.hardware, judge)
+    plans = Plans.of(versions_of(step, target), target.hardware, judge, options.method)
     chosen = plans.within(plans.as_bytes(asked))
     seconds = time.process_time() - began
     if chosen is None:
-        return f"{budget:6} no plan fits"
+        return f"{budget:6} {solver:8} no plan fits"
     milliseconds, peak = 1e3 * plans.points[chosen].seconds, plans.exact(chosen)
     bound = plans.bound(chosen)
     spent = f"{len(judged):4} schedules in {sum(judged):.2f} of {seconds:.2f} s"
     proved = f"at least {format_bytes(bound):>10} ({peak / bound:.2f} x)"
-    return f"{budget:6} {format_bytes(peak):>12} {proved} {milliseconds:8.2f} ms {spent}"
+    return f"{budget:6} {solver:8} {format_bytes(peak):>12} {proved} {milliseconds:8.2f} ms {spent}"
 
 
 @without_collector()
@@ -117,11 +120,13 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2", choices=PRESETS)
     parser.add_argument("--budgets", default="0.05,0.15,0.3,0.5,0.7,0.9")
     parser.add_argument("--layers", type=int, help="default: the model's own")
+    parser.add_argument("--solvers", default="cut", help=f"of {', '.join(SOLVERS)}")
     given = parser.parse_args()
     step, target = captured(given.model, given.layers)
     print(parts(step, target), flush=True)
     for budget in filter(None, given.budgets.split(",")):
-        print(row(step, target, float(budget)), flush=True)
+        for solver in given.solvers.split(","):
+            print(row(step, target, float(budget), solver), flush=True)
 
 
 if __name__ == "__main__":

@@ -264,8 +264,9 @@ class Step(Generic[P, R]):
         costs, here = compiled.communication, compiled.hardware
         return simulate_step(planned, ranks=ranks, device=here, costs=costs)
 
-    def _frontier(self) -> tuple[tuple[int, float], ...]:
-        """Peak and estimated seconds of plans for other budgets; none for many shapes at once."""
+    def _frontier(self) -> tuple[tuple[int, float, int], ...]:
+        """Peak, estimated seconds and lower bound of plans for other budgets; none for many shapes
+        at once."""
         compiled = self.compiled
         if compiled.pattern is not None:
             return ()

@@ -11,6 +11,7 @@ from treadle.graph.rewrite.passes import GraphPass
 from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
 from treadle.options import Callback, Carry, DataParallel, Options, RegionRule, Regions
 from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
+from treadle.passes.memory.solvers.problem import SaveProblem
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.beside import Comparison
 from treadle.report.communication import SimulatedStep
@@ -27,6 +28,7 @@ from treadle.util.errors import (
     TreadleError,
     VerifyError,
 )
+from treadle.util.planning.planner import Planner
 
 __all__ = [
     "ZEROS",
@@ -49,6 +51,7 @@ __all__ = [
     "PhaseSummary",
     "Plan",
     "PlanError",
+    "Planner",
     "Point",
     "Region",
     "RegionRule",
@@ -56,6 +59,7 @@ __all__ = [
     "Rewrite",
     "Rule",
     "RuntimeFailure",
+    "SaveProblem",
     "SimulatedStep",
     "Start",
     "Step",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from treadle.util.errors import TreadleError
+from treadle.util.planning.planner import Planner
 from treadle.util.sizes import Budget, parse_bytes
 
 if TYPE_CHECKING:
@@ -246,6 +247,8 @@ class Options:
 
     - ``memory``: the maximum of bytes alive during a step: ``"7GiB"``, bytes as an int, or a ratio
       from ``0.0`` (the smallest plan) to ``1.0`` (the fastest). Default: the fastest plan.
+    - ``planner``: how plans are made: a ``Planner``, or the name of a solver
+      (``docs/howto/budget.md``).
     - ``strict``: an operation or an optimizer that falls back to PyTorch is an error (TR-302).
     - ``numerics``: ``"eager"`` rounds where eager rounds, without fused multiply-adds and padded
       products. ``"default"`` is as close to the exact result as eager (``docs/howto/numerics.md``).
@@ -291,6 +294,7 @@ class Options:
     """
 
     memory: str | int | float | None = None
+    planner: Planner | str = field(default=Planner())
     strict: bool = field(default=False, metadata=_DECIDES_NOTHING)
     numerics: str = "default"
     rng: str = "eager"
@@ -320,12 +324,12 @@ class Options:
         _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is not a size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure, overlap=self.overlap)
-        _require_flags(async_tensor_parallel=self.async_tensor_parallel)
-        _require_flags(dynamic=self.dynamic)
+        _require_flags(async_tensor_parallel=self.async_tensor_parallel, dynamic=self.dynamic)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
+        object.__setattr__(self, "planner", Planner.of(self.planner))
         object.__setattr__(self, "skip", _known_passes(self.skip))
         object.__setattr__(self, "logs", _known_logs(self.logs))
         object.__setattr__(
@@ -362,18 +366,23 @@ class Options:
 
     def decisive(self) -> "Options":
         """These options, with those that do not change the compiled result at their defaults."""
-        return Options(cache_dir=Path(), **deciding(self))
+        return Options(cache_dir=Path(), **{name: vars(self)[name] for name in deciding(self)})
+
+    @property
+    def method(self) -> Planner:
+        """``planner`` as an object."""
+        return Planner.of(self.planner)
 
     @property
     def watched(self) -> bool:
-        """Whether every stage must be visible; if so, the cache is not used."""
-        return self.dump is not None or self.debug > 1
+        """Whether the cache is not used: a stage is to be seen, or the user's function plans."""
+        return self.dump is not None or self.debug > 1 or not self.method.is_named
 
 
 def deciding(options: Options) -> dict[str, Any]:
-    """The options that change the compiled result, by name: all that are not marked otherwise."""
+    """The options that change the compiled result, by name, as what JSON can hold."""
     chosen = (option.name for option in fields(options) if option.metadata.get("decides", True))
-    return {name: vars(options)[name] for name in chosen}
+    return {name: vars(options)[name] for name in chosen} | {"planner": options.method.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +418,7 @@ def _shows_progress(name: str) -> bool:
 
 
 VARIABLES: Mapping[str, EnvironmentVariable] = {
+    "PLANNER": EnvironmentVariable("planner", _environment_text, "a solver, or fields as JSON"),
     "STRICT": EnvironmentVariable("strict", _environment_flag, "`1`: `True`"),
     "NO_CODEGEN": EnvironmentVariable("codegen", _turns_off, "`1`: `False`"),
     "TARGET": EnvironmentVariable("target", _environment_text, "a name"),

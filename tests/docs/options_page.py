@@ -67,8 +67,8 @@ def _type(annotation):
 def _default(field):
     if field.name == "cache_dir":
         return "see `TREADLE_CACHE_DIR`"
-    if field.name == "regions":
-        return "`Regions()`"
+    if field.name in ("regions", "planner"):
+        return f"`{type(field.default).__name__}()`"
     assert field.default is not MISSING
     return f"`{field.default!r}`".replace("'", '"')
 

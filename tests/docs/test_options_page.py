@@ -43,6 +43,7 @@ def test_every_variable_sets_its_option(monkeypatch):
         "BUCKETS": "1MiB",
         "TARGET": "python",
         "LOGS": "all",
+        "PLANNER": "greedy",
     }
     for name, each in VARIABLES.items():
         monkeypatch.setenv(PREFIX + name, values.get(name, "1"))

@@ -358,7 +358,8 @@ def test_other_budgets_are_drawn(tmp_path):
     assert "slower" in page.text
     assert "memory=0.0" in page.text
     assert "a plan" in page.text
-    points = [(100, 1.0), (60, 2.0), (40, 5.0)]
+    assert "at least" in page.text
+    points = [(100, 1.0, 50), (60, 2.0, 45), (40, 5.0, 30)]
     drawn = frontier_chart(points, 60)
     xs, ys = [dot.x for dot in drawn.dots], [dot.y for dot in drawn.dots]
     assert xs == sorted(xs, reverse=True)

@@ -147,7 +147,7 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     if budget is None:
         return fastest_plan(versions, target.hardware), None
     evaluator = ScheduledPeaks(target, known_of(step))
-    memory = plan_memory(versions, budget, target.hardware, evaluator)
+    memory = plan_memory(versions, budget, target.hardware, evaluator, target.options.method)
     return memory, evaluator.scheduled(memory.step)
 
 
@@ -164,15 +164,16 @@ def applied(step: StepGraph, memory: MemoryPlan, watcher: Watcher | None = None)
 
 def frontier_points(
     step: StepGraph, device: str, options: Options, cache: Cache, kept: int
-) -> tuple[tuple[int, float], ...]:
-    """Exact peak and estimated seconds of what budgets choose, from the fastest plan to the
-    smallest; ``kept``: bytes beside the step's own."""
+) -> tuple[tuple[int, float, int], ...]:
+    """Exact peak, estimated seconds and lower bound of what budgets choose, from the fastest plan
+    to the smallest; ``kept``: bytes beside the step's own."""
     budgeted = replace(options, memory=1.0)
     build_ = build_for(device, options, cache)
     step = with_regions(step, device, options)
     request = request_of(step, device, budgeted, build_, cache=cache, kept=kept)
     plans = plans_of(prepared(request.step, request.target), request.target)
-    return tuple((plans.exact(i), plans.points[i].seconds) for i in plans.spread(FRONTIER_POINTS))
+    chosen = plans.spread(FRONTIER_POINTS)
+    return tuple((plans.exact(i), plans.points[i].seconds, plans.bound(i)) for i in chosen)
 
 
 def prepared(step: StepGraph, target: Target, watcher: Watcher | None = None) -> StepGraph:
@@ -188,5 +189,5 @@ def prepared(step: StepGraph, target: Target, watcher: Watcher | None = None) ->
 def plans_of(step: StepGraph, target: Target) -> Plans:
     """The plans of a step, which is ``prepared``, for whatever budget."""
     budgeted = replace(target, options=replace(target.options, memory=1.0))
-    evaluator = ScheduledPeaks(budgeted, known_of(step))
-    return Plans.of(versions_of(step, budgeted), target.hardware, evaluator)
+    evaluator, versions = ScheduledPeaks(budgeted, known_of(step)), versions_of(step, budgeted)
+    return Plans.of(versions, target.hardware, evaluator, target.options.method)

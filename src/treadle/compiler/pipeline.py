@@ -52,7 +52,7 @@ from treadle.compiler.stored_build import (
 )
 from treadle.compiler.target import Target, build_for, key_of
 from treadle.compiler.tune import tuned
-from treadle.graph.analysis.dynamic import guards_of, symbols_of_graph
+from treadle.graph.analysis.dynamic import dims_of_graph, guards_of, symbols_of_graph
 from treadle.graph.analysis.index_check import IndexCheck
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
@@ -175,7 +175,7 @@ def compile_step(
             executable = executable_of(
                 artifact, build_, checks, policy, context.generators, context.arena
             )
-    if not from_cache and not registered_late():
+    if not from_cache and not registered_late() and options.method.is_named:
         with clock.stage("keep"):
             cache.put(key, entry)
     target, told = request.target, told_later(entry, lines, log, extension)
@@ -268,6 +268,8 @@ def _graph_to_graph(
         step = applied(step, memory, watcher)
         watcher.produced("planned", step)
         watcher.produced("decisions", memory.table)
+        if memory.bound is not None and not dims_of_graph(step.graph):  # else for the largest sizes
+            watcher.bounded(memory.bound.within(memory.seconds))
         if target.communication is not None:
             line = simulate_communication(step, target.communication, target.hardware)
             watcher.simulated(line)

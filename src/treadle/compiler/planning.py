@@ -28,11 +28,14 @@ from treadle.util.sizes import FRONTIER_POINTS, Budget, format_bytes
 @dataclass(frozen=True, slots=True)
 class Point:
     """One plan on the frontier: predicted peak, and estimated time of a step. ``bound_bytes``: a
-    proved lower bound of the peak of every plan whose estimated time is no longer."""
+    proved lower bound of the peak of every plan whose estimated time is no longer.
+    ``optimum_bytes``: with ``exact=True``, what the best of those has at least that keep the order
+    of the later library calls, as simulated; otherwise ``None``."""
 
     peak_bytes: int
     step_ms: float
     bound_bytes: int
+    optimum_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +56,22 @@ class Plan:
 
     def table(self) -> str:
         """The verdict and the frontier as text, one line per plan; ``at least`` is its
-        ``bound_bytes``."""
+        ``bound_bytes``, ``optimum`` its ``optimum_bytes``."""
+        exact = any(point.optimum_bytes is not None for point in self.points)
         within = "" if self.limit is None else f" {format_bytes(self.limit)}"
         verdict = f"fits{within}" if self.fits else f"does not fit{within}"
         peak = f"predicted peak {format_bytes(self.peak_bytes)}"
         lines = [
             f"{verdict} on {self.device}: {peak}, estimated {self.step_ms:.2f} ms per step",
-            f"{'peak':>12}  {'estimate':>13}  {'at least':>12}",
+            f"{'peak':>12}  {'estimate':>13}  {'at least':>12}" + f"  {'optimum':>12}" * exact,
         ]
         for point in self.points:
             fits = "" if self.limit is None or point.peak_bytes > self.limit else "  fits"
             bound = format_bytes(point.bound_bytes)
             figures = f"{format_bytes(point.peak_bytes):>12}  {point.step_ms:10.2f} ms"
-            lines.append(f"{figures}  {bound:>12}{fits}")
+            best = point.optimum_bytes
+            optimum = "" if best is None else f"  {format_bytes(best):>12}"
+            lines.append(f"{figures}  {bound:>12}{optimum}{fits}")
         return "\n".join(lines)
 
 
@@ -78,6 +84,7 @@ def plan(
     memory: str | int | float | None = None,
     device: str | None = None,
     points: int = FRONTIER_POINTS,
+    exact: bool = False,
 ) -> Plan:
     """Predict the peak and the memory/time frontier of a step. Nothing runs and nothing changes.
 
@@ -87,6 +94,8 @@ def plan(
     - ``memory``: a budget, as for ``compile``. Default: the memory of the device.
     - ``points``: the number of budgets on the frontier, evenly spaced; at least two. Several
       budgets may lead to the same plan.
+    - ``exact``: solve for the smallest peak of plans that are as fast, which takes seconds to
+      minutes for a small step. TR-208 for a large one.
     """
     _require_two(points)
     budget = None if memory is None else Budget.of(memory)
@@ -113,7 +122,7 @@ def plan(
     budgeted = replace(target, options=replace(target.options, memory=1.0))
     step = canonical(with_regions(captured.step, at, options)).step
     plans = plans_of(prepared(step, budgeted), budgeted)
-    return _chosen(plans, hardware, budget, points)
+    return _chosen(plans, hardware, budget, points, exact=exact)
 
 
 def _require_two(points: object) -> None:
@@ -125,19 +134,21 @@ def _require_two(points: object) -> None:
         )
 
 
-def _chosen(plans: Plans, hardware: DeviceModel, budget: Budget | None, count: int) -> Plan:
+def _chosen(
+    plans: Plans, hardware: DeviceModel, budget: Budget | None, count: int, *, exact: bool
+) -> Plan:
     shown = plans.spread(count)
     limit = (hardware.memory or None) if budget is None else plans.as_bytes(budget)
     fitting = shown[0] if limit is None else plans.within(limit)
     best = shown[-1] if fitting is None else fitting
-    frontier = tuple(_point(plans, i) for i in sorted({*shown, best}))
-    at_best = _point(plans, best)
-    fits = fitting is not None
-    return Plan(fits, at_best.peak_bytes, at_best.step_ms, hardware.name, limit, frontier)
+    frontier = tuple(_point(plans, i, exact=exact) for i in sorted({*shown, best}))
+    peak, milliseconds = plans.exact(best), 1e3 * plans.points[best].seconds
+    return Plan(fitting is not None, peak, milliseconds, hardware.name, limit, frontier)
 
 
-def _point(plans: Plans, i: int) -> Point:
-    return Point(plans.exact(i), 1e3 * plans.points[i].seconds, plans.bound(i))
+def _point(plans: Plans, i: int, *, exact: bool) -> Point:
+    optimum = plans.optimum(i) if exact else None
+    return Point(plans.exact(i), 1e3 * plans.points[i].seconds, plans.bound(i), optimum)
 
 
 def _place(hardware: DeviceModel) -> torch.device:

@@ -68,7 +68,8 @@ def _notes(data: Mapping[str, Any]) -> Notes:
     communication = None if told is None else timeline_from_data(told)
     bodies = {name: _body_notes(body) for name, body in data["bodies"].items()}
     sizes = dict(data["sizes"])
-    return Notes(decisions, kernels, calls, timeline, passes, sizes, communication, bodies)
+    found = decisions, kernels, calls, timeline, passes, sizes, communication, bodies
+    return Notes(*found, bound_bytes=data["bound_bytes"])
 
 
 def _body_notes(data: Mapping[str, Any]) -> BodyNotes:

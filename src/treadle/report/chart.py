@@ -146,6 +146,7 @@ class Dot:
 
     peak_bytes: int
     seconds: float
+    bound_bytes: int
     x: float
     y: float
 
@@ -159,13 +160,14 @@ class Frontier:
     chosen_x: float
 
 
-def frontier_chart(points: Sequence[tuple[int, float]], peak_bytes: int) -> Frontier | None:
-    """``points``: predicted peak and estimated seconds of each plan. ``None`` for less than two."""
+def frontier_chart(points: Sequence[tuple[int, float, int]], peak_bytes: int) -> Frontier | None:
+    """``points``: predicted peak, estimated seconds and lower bound of the peaks of plans as fast,
+    of each plan. ``None`` for less than two."""
     if len(points) < 2:
         return None
-    left = min(peak_bytes, *(size for size, _ in points))
-    right = max(peak_bytes, *(size for size, _ in points))
-    most, least = max(s for _, s in points), min(s for _, s in points)
+    left = min(peak_bytes, *(size for size, _, _ in points))
+    right = max(peak_bytes, *(size for size, _, _ in points))
+    most, least = max(s for _, s, _ in points), min(s for _, s, _ in points)
 
     def across(size: float) -> float:
         return round(_MARGIN + (WIDTH - 2 * _MARGIN) * (size - left) / max(right - left, 1), 1)
@@ -174,6 +176,6 @@ def frontier_chart(points: Sequence[tuple[int, float]], peak_bytes: int) -> Fron
         share = (seconds - least) / max(most - least, 1e-12)
         return round(HEIGHT - _MARGIN - (HEIGHT - 2 * _MARGIN) * share, 1)
 
-    dots = tuple(Dot(size, s, across(size), down(s)) for size, s in points)
+    dots = tuple(Dot(size, s, bound, across(size), down(s)) for size, s, bound in points)
     path = "M" + "L".join(f"{dot.x:g},{dot.y:g}" for dot in dots)
     return Frontier(dots, path, across(peak_bytes))

@@ -185,6 +185,9 @@ def _memory(report: StepReport) -> str:
         f"arena {format_bytes(memory.arena_bytes)}"
         + (f", measured peak {format_bytes(measured)}" if measured else "")
     ]
+    if memory.bound_bytes is not None:
+        least = format_bytes(memory.bound_bytes)
+        lines.append(f"  no plan that is estimated to be as fast has a peak below {least} (proved)")
     count, size = memory.bounds
     if count:
         lines.append(

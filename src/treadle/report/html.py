@@ -11,10 +11,10 @@ from treadle.report.step_report import StepReport, Use
 from treadle.util.sizes import format_bytes
 
 
-def page(report: StepReport, frontier: Sequence[tuple[int, float]] = ()) -> str:
+def page(report: StepReport, frontier: Sequence[tuple[int, float, int]] = ()) -> str:
     """The whole file. Names and source lines come from users: everything is escaped.
 
-    ``frontier``: predicted peak and estimated seconds of plans for other budgets."""
+    ``frontier``: predicted peak, estimated seconds and lower bound of plans for other budgets."""
     from jinja2 import Environment, StrictUndefined  # late: few write a page
 
     environment = Environment(

@@ -67,6 +67,7 @@ class Notes:
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])  # of what the stages made
     communication: CommunicationTimeline | None = None
     bodies: Mapping[str, BodyNotes] = field(default_factory=dict[str, BodyNotes])  # by their names
+    bound_bytes: int | None = None  # of the peaks of all plans as fast, within a budget
 
 
 class CompileLog(Watcher):
@@ -119,6 +120,9 @@ class CompileLog(Watcher):
     def _made_of(self, plan: KernelPlan) -> BodyNotes:
         kernels = {k.name: self._fused(k) for k in plan.steps if isinstance(k, Kernel)}
         return BodyNotes(kernels, tuple(self._called(c) for c in plan.steps if isinstance(c, Call)))
+
+    def bounded(self, nbytes: int) -> None:
+        self.notes = replace(self.notes, bound_bytes=nbytes)
 
     def simulated(self, line: CommunicationTimeline) -> None:
         self.notes = replace(self.notes, communication=line)

@@ -90,6 +90,10 @@ class Watcher(Observer):
     def produced(self, name: str, product: "Product") -> None:
         """A stage has made one of ``PRODUCTS``; ``product`` belongs to the compile."""
 
+    def bounded(self, nbytes: int) -> None:
+        """The plan is within a budget; ``nbytes``: a proved lower bound of the peak of every plan
+        that is estimated to be as fast."""
+
     def simulated(self, line: "CommunicationTimeline") -> None:
         """The planned graph communicates; ``line``: when, and beside what, as simulated."""
 
@@ -126,6 +130,10 @@ class Watchers(Watcher):
     def produced(self, name: str, product: "Product") -> None:
         for watcher in self._watchers:
             watcher.produced(name, product)
+
+    def bounded(self, nbytes: int) -> None:
+        for watcher in self._watchers:
+            watcher.bounded(nbytes)
 
     def simulated(self, line: "CommunicationTimeline") -> None:
         for watcher in self._watchers:

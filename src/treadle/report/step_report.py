@@ -168,7 +168,9 @@ class Memory:
     """``budget``: as it was asked for. ``budget_bytes`` is ``None`` for a ratio as well.
     ``bounds``: values whose sizes are known at run time only, and the bytes that they are counted
     with. ``variants``: those of the step that take turns in one arena; ``step_bytes``: what no call
-    exceeds, whichever of them serves it; ``place_bytes``: that their recordings share."""
+    exceeds, whichever of them serves it; ``place_bytes``: that their recordings share.
+    ``bound_bytes``: within a budget, a proved lower bound of the peak of every plan that is
+    estimated to be as fast."""
 
     predicted_bytes: int
     measured_bytes: int | None
@@ -181,6 +183,7 @@ class Memory:
     variants: tuple[VariantMemory, ...] = ()
     step_bytes: int = 0
     place_bytes: int = 0
+    bound_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,7 @@ def _memory(seen: Observed) -> Memory:
         seen.variants,
         seen.step_bytes or artifact.peak_bytes,
         seen.place_bytes,
+        notes.bound_bytes,
     )
 
 

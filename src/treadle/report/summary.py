@@ -12,13 +12,15 @@ class Summary:
 
     ``peak_predicted_bytes``: the plan's promise for the whole step, including parameters and state;
     ``peak_measured_bytes``: ``None`` before ``Step.measure``. ``arena_bytes``: the bytes of
-    temporaries. ``variants`` share one arena, and ``peak_of_any_call_bytes`` is the bound of every
-    call: the largest of their peaks, plus what each keeps for itself (``own_bytes``) and what their
-    recordings share. ``budget``: ``memory=`` as text, empty for none. ``launches``: of the
-    ``functions`` generated functions; ``library_calls``: made by choice; ``fallbacks``: including
-    optimizers that step eagerly. ``floor_seconds`` and ``seconds``: of all kernels and calls, as in
-    ``PhaseSummary``; ``stages``: seconds of each stage of the compile, ``compile_seconds`` in
-    total. ``advice``: the first lines of ``explain``.
+    temporaries. ``peak_bound_bytes``: within a budget, a proved lower bound of the peak of every
+    plan whose estimated time is as short; otherwise ``None``. ``variants`` share one arena, and
+    ``peak_of_any_call_bytes`` is the bound of every call: the largest of their peaks, plus what
+    each keeps for itself (``own_bytes``) and what their recordings share. ``budget``: ``memory=``
+    as text, empty for none. ``launches``: of the ``functions`` generated functions;
+    ``library_calls``: made by choice; ``fallbacks``: including optimizers that step eagerly.
+    ``floor_seconds`` and ``seconds``: of all kernels and calls, as in ``PhaseSummary``; ``stages``:
+    seconds of each stage of the compile, ``compile_seconds`` in total. ``advice``: the first lines
+    of ``explain``.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Summary:
     fallbacks: int
     peak_predicted_bytes: int
     peak_measured_bytes: int | None
+    peak_bound_bytes: int | None
     peak_of_any_call_bytes: int
     arena_bytes: int
     variants: tuple[VariantMemory, ...]
@@ -58,6 +61,7 @@ def summary_of(report: StepReport) -> Summary:
         fallbacks=fallbacks,
         peak_predicted_bytes=memory.predicted_bytes,
         peak_measured_bytes=memory.measured_bytes,
+        peak_bound_bytes=memory.bound_bytes,
         peak_of_any_call_bytes=memory.step_bytes,
         arena_bytes=memory.arena_bytes,
         variants=memory.variants,

@@ -20,7 +20,7 @@ from treadle.runtime.kernels.compilers import LIBRARY
 from treadle.runtime.store.bundle import Bundle, read_bundle, write_bundle
 from treadle.runtime.store.cache import Cache
 from treadle.session.starts import add_records, records_of
-from treadle.util.errors import RuntimeFailure
+from treadle.util.errors import RuntimeFailure, TreadleError
 
 _KEY = re.compile("[0-9a-f]{64}")
 _WORDS = {
@@ -79,6 +79,12 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     options: dict[str, object] = {}
     for saved_program in (program for variant in variants for program in variant.programs):
         options = deciding(saved_program.options)
+        if not saved_program.options.method.is_named:
+            raise TreadleError(
+                "a step that is planned by a function of yours cannot be saved",
+                code="TR-001",
+                remedy="compile it with a planner that treadle has by name",
+            )
         facts.append(dict(saved_program.facts))
         entries[saved_program.key] = saved_program.entry
         for start in saved_program.start.keys:

@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     points = f"number of budgets on the frontier ({FRONTIER_POINTS})"
     planner.add_argument("--points", type=_positive, default=FRONTIER_POINTS, help=points)
     planner.add_argument(
+        "--exact", action="store_true", help="solve for the smallest peak of each; for small steps"
+    )
+    planner.add_argument(
         "--fake", action="store_true", help="create the model without allocating memory"
     )
     _add_json(planner)

@@ -95,6 +95,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
         memory=parsed.memory,
         device=parsed.device,
         points=parsed.points,
+        exact=parsed.exact,
     )
     _say(console, result.table())
     _write_json(parsed, asdict(result))

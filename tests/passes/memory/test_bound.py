@@ -22,6 +22,7 @@ from treadle.passes.memory.reorder import update_early
 from treadle.passes.memory.search import candidates
 from treadle.passes.memory.simulate import timeline
 from treadle.targets.cpu import CPU_MODEL
+from treadle.util.sizes import format_bytes
 
 ROOT = Path(__file__).parents[3]
 
@@ -167,6 +168,36 @@ def test_exact_peaks_of_the_frontier_are_above(name, tmp_path, monkeypatch):
     bounds = [point.bound_bytes for point in plan.frontier()]
     assert bounds == sorted(bounds, reverse=True)
     assert "at least" in plan.table()
+
+
+def test_a_step_within_a_budget_says_its_bound(tmp_path):
+    """The one of ``treadle.plan``; also when the code is from the cache."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x = torch.randn(1024, 64)
+    plan = treadle.plan(train, x, model=model, optimizer=optimizer, memory=0.3)
+    points = {point.peak_bytes: point.bound_bytes for point in plan.frontier()}
+    for _ in range(2):
+        options = treadle.Options(cache_dir=tmp_path)
+        step = treadle.compile(train, model=model, optimizer=optimizer, memory=0.3, options=options)
+        step(x)
+        found = step.summary()
+        assert found.peak_bound_bytes == points[found.peak_predicted_bytes]
+        assert f"has a peak below {format_bytes(found.peak_bound_bytes)} (proved)" in step.explain()
+        page = step.report(tmp_path / "report.html", frontier=False).read_text()
+        assert f"{format_bytes(found.peak_bound_bytes)}: no plan that is estimated" in page
+    assert found.from_cache
+    free = treadle.compile(train, model=model, optimizer=optimizer)
+    free(x)
+    assert free.summary().peak_bound_bytes is None
 
 
 @pytest.mark.parametrize("points", [1, 0, 2.5, "6"])

@@ -69,7 +69,7 @@ class PeakBound:
         """A lower bound, in bytes, of the peak of every plan that is estimated at ``seconds``."""
         spare = max(seconds - self.fused.once, 0.0)
         lines = (held - rate * spare for rate, held in self._lines if spare == 0 or rate < math.inf)
-        return self._fixed + int(max((self._largest_call, *lines)))
+        return self.fixed_bytes + int(max((self._largest_call, *lines)))
 
     @functools.cached_property
     def _device(self) -> torch.device | None:
@@ -84,7 +84,7 @@ class PeakBound:
         return all(device == self._device for device in self._devices(i))
 
     @functools.cached_property
-    def _fixed(self) -> int:
+    def fixed_bytes(self) -> int:
         """Bytes of inputs: alive all the time."""
         kinds = enumerate(self.facts.kinds)
         far = (i for i, kind in kinds if kind is Kind.INPUT and not self._is_near(i))
@@ -155,11 +155,32 @@ class PeakBound:
         returned = (i for i in self.facts.returned if i is not None)
         return frozenset(self.base(i) for i in returned)
 
+    def is_leaving(self, i: int) -> bool:
+        """Whether ``i`` is a result of the step, or a part of it is."""
+        return self.base(i) in self._leaving
+
     def kept_bytes(self, i: int) -> int:
         """The fewest bytes that keeping ``i`` can take."""
         if self.base(i) in self._leaving or not self._is_near(i):
             return 0
         return min(bytes_of(self.facts.nodes[i]), self.facts.held_bytes(i))
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """The bound of a step that may be planned in several ``versions``."""
+
+    versions: tuple[StepGraph, ...]
+    device: DeviceModel
+
+    def within(self, seconds: float) -> int:
+        """Of all plans, of any version, that are estimated at ``seconds``."""
+        return min(bound.within(seconds) for bound in self.bounds)
+
+    @functools.cached_property
+    def bounds(self) -> tuple[PeakBound, ...]:
+        """One for each version."""
+        return tuple(PeakBound.of(step, self.device) for step in self.versions)
 
 
 class _Moment:

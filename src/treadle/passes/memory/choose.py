@@ -30,14 +30,17 @@ from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.memory.apply import passes_of
-from treadle.passes.memory.bound import PeakBound
+from treadle.passes.memory.bound import StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
+from treadle.passes.memory.solvers.exact import step_optimum
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
+from treadle.util.planning.planner import Planner
 from treadle.util.sizes import Budget, at_least, format_bytes
 
+_DEFAULT = Planner()
 _TRUST = 0.06
 """Share of the largest peak by which a plan may turn out smaller than expected: of the plans of the
 16 models of ``benchmarks/budgets.py`` the furthest seen was 5.3 % below."""
@@ -67,6 +70,7 @@ class Version:
 class MemoryPlan:
     """The chosen candidate, and the ``passes`` that make its graph of the step. ``peak_bytes`` is
     the judge's word, or the simulator's if it was not ``judged``; ``table`` one entry per value.
+    ``bound``: of the peaks of all plans of the step, if the plan was judged.
     """
 
     chosen: Candidate
@@ -75,7 +79,17 @@ class MemoryPlan:
     peak_bytes: int
     seconds: float
     table: tuple[Decision, ...]
-    judged: bool
+    bound: StepBound | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether the peak is exact."""
+        return self.bound is not None
+
+    @property
+    def bound_bytes(self) -> int | None:
+        """What every plan has at least that is estimated to be as fast; ``None`` if not judged."""
+        return None if self.bound is None else self.bound.within(self.seconds)
 
     @property
     def step(self) -> StepGraph:
@@ -103,11 +117,15 @@ class Plans:
 
     @classmethod
     def of(
-        cls, step: StepGraph | Sequence[Version], device: DeviceModel, judge: PeakEvaluator
+        cls,
+        step: StepGraph | Sequence[Version],
+        device: DeviceModel,
+        judge: PeakEvaluator,
+        method: Planner = _DEFAULT,
     ) -> "Plans":
         """The frontier of all versions together, and the ends of each."""
         versions = _versions(step)
-        of_each = [list(candidates(version.step, device)) for version in versions]
+        of_each = [list(candidates(version.step, device, method)) for version in versions]
         tried = [(plan, v) for v, plans in zip(versions, of_each, strict=True) for plan in plans]
         front = pareto([plan for plan, _ in tried]) if len(versions) > 1 else of_each[0]
         ends = [end for plans in of_each for end in (*plans[:1], *plans[1:][-1:])]
@@ -165,12 +183,17 @@ class Plans:
     def bound(self, i: int) -> int:
         """A lower bound of the peak of every plan, of any version, that is as fast as plan ``i``
         (``bound.py``)."""
-        return min(bound.within(self.points[i].seconds) for bound in self._bounds)
+        return self.step_bound.within(self.points[i].seconds)
+
+    def optimum(self, i: int) -> int:
+        """The smallest peak, as simulated, of plans as fast as plan ``i``: ``solvers/exact.py``."""
+        return step_optimum(self.step_bound, self.points[i].seconds)
 
     @functools.cached_property
-    def _bounds(self) -> tuple[PeakBound, ...]:
+    def step_bound(self) -> StepBound:
+        """The bound of all versions."""
         steps = {id(version): version.step for version in self.versions}
-        return tuple(PeakBound.of(step, self.device) for step in steps.values())
+        return StepBound(tuple(steps.values()), self.device)
 
     def lowest(self, i: int) -> float:
         """What the plan has at least, if it is admissible. Does not depend on what was judged
@@ -203,6 +226,7 @@ def plan_memory(
     budget: Budget,
     device: DeviceModel,
     judge: PeakEvaluator,
+    method: Planner = _DEFAULT,
 ) -> MemoryPlan:
     """The fastest plan whose peak, by ``judge``, is at most ``budget``; of a step, or of several
     versions of one.
@@ -210,13 +234,14 @@ def plan_memory(
     A smaller budget never gives a larger peak, nor a faster plan. ``PlanError`` TR-202 names the
     smallest one that can be met.
     """
-    plans = Plans.of(step, device, judge)
+    plans = Plans.of(step, device, judge, method)
     budget_bytes = plans.as_bytes(budget)
     chosen = plans.within(budget_bytes)
     if chosen is None:
         best = plans.smallest()
         raise _impossible(plans.points[best], plans.exact(best), budget_bytes)
-    return _plan(plans.versions[chosen], plans.points[chosen], plans.exact(chosen), judged=True)
+    version, point = plans.versions[chosen], plans.points[chosen]
+    return _plan(version, point, plans.exact(chosen), plans.step_bound)
 
 
 def fastest_plan(step: StepGraph | Sequence[Version], device: DeviceModel) -> MemoryPlan:
@@ -224,7 +249,7 @@ def fastest_plan(step: StepGraph | Sequence[Version], device: DeviceModel) -> Me
     simulator's word."""
     version = _versions(step)[0]
     chosen = fastest(version.step, device)
-    return _plan(version, chosen, chosen.predicted_peak, judged=False)
+    return _plan(version, chosen, chosen.predicted_peak)
 
 
 def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
@@ -254,9 +279,12 @@ def _in_words(node: fx.Node) -> str:
     return f"{name}, {where}" if where else name
 
 
-def _plan(version: Version, chosen: Candidate, peak: int, *, judged: bool) -> MemoryPlan:
+def _plan(
+    version: Version, chosen: Candidate, peak: int, bound: StepBound | None = None
+) -> MemoryPlan:
+    """``bound``: of a plan that was judged."""
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
     table = decisions(chosen.order, chosen.saved)
     passes = (*version.first, *passes_of(version.step, chosen))
-    return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, judged)
+    return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound)

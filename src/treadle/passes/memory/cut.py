@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from treadle.graph.core.node_info import info
 from treadle.passes.memory.classify import SaveCandidates, can_keep, is_result, must_save
+from treadle.passes.memory.drawing import cut_failure
 from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.order import Facts
 from treadle.util.errors import VerifyError
@@ -75,8 +76,34 @@ def cheapest_cut(
             edges.add(place[operand] + 1, inner, math.inf)
         if i in claims.needed:
             edges.add(inner + 1, 1, math.inf)
-    sink_side = minimum_cut(edges, 2 + 2 * len(members))
+    try:
+        sink_side = minimum_cut(edges, 2 + 2 * len(members))
+    except VerifyError as error:
+        chain = dict.fromkeys(members[vertex // 2 - 1] for vertex in _uncut(edges))
+        if not chain:
+            raise
+        raise cut_failure(facts, claims, tuple(chain), products=products) from error
     return frozenset(i for i in members if sink_side[place[i] + 1] and not sink_side[place[i]])
+
+
+def _uncut(edges: Edges) -> list[int]:
+    """The vertices between source and sink on a path of infinite capacity, if there is one."""
+    ahead: dict[int, list[int]] = {}
+    for tail, head, capacity in zip(edges.tail, edges.head, edges.capacity, strict=True):
+        if capacity == math.inf:
+            ahead.setdefault(tail, []).append(head)
+    came, found = {0: 0}, [0]
+    for vertex in found:  # grows
+        for head in ahead.get(vertex, ()):
+            if head not in came:
+                came[head] = vertex
+                found.append(head)
+    path: list[int] = []
+    vertex = came.get(1, 0)
+    while vertex:
+        path.append(vertex)
+        vertex = came[vertex]
+    return path[::-1]
 
 
 def keeping_costs(facts: Facts, claims: SaveCandidates, stored: Sequence[bool]) -> dict[int, float]:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,8 +17,13 @@ from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
 from treadle.passes.memory.reorder import update_early
 from treadle.passes.memory.simulate import LiveBytes, timeline
+from treadle.passes.memory.solvers.choose import Solver, solver_of
+from treadle.passes.memory.solvers.problem import SaveProblemOf
 from treadle.targets.model import DeviceModel
+from treadle.util.planning.planner import Planner
 
+_DEFAULT = Planner()
+_CAPACITIES = 16  # byte limits for which another solver than the cut is asked
 _LAMBDAS = (*(2.0 ** (-half / 2) for half in range(9)), *(2.0**-whole for whole in range(5, 9)))
 """Bytes kept rather than to move one when computing again, from 1, which is the fastest; closer to
 each other where budgets usually are."""
@@ -29,7 +35,8 @@ _WORK = 150_000  # operations simulated by the local search, which bounds its ti
 
 @dataclass(frozen=True)
 class Candidate:
-    """One plan. ``price``: the λ of its cut, infinite for keeping everything.
+    """One plan. ``price``: the λ of its cut, infinite for keeping everything and for what other
+    solvers propose.
 
     ``seconds``: estimated time of the step; ``saved``: positions of the kept values.
     """
@@ -88,6 +95,22 @@ class _Planner:
             seconds = self._seconds(order, saved)
             self.seen[saved] = Candidate(price, order, saved, peak.peak_bytes, seconds)
         return self.seen[saved]
+
+    def solved(self, solver: Solver) -> Iterator[Candidate]:
+        """What a solver keeps for several capacities, from what must be kept to what the fastest
+        plan keeps."""
+        of_step = SaveProblemOf.of(self.facts, self.claims, self.fused, self.fastest().saved)
+        least = self._cut([0.0] * len(self.facts.nodes), products=True)
+        low, high = (
+            sum(self.facts.held_bytes(i) for i in saved if self.costs[i])
+            for saved in (least, self.fastest().saved)
+        )
+        for capacity in dict.fromkeys(
+            low + (high - low) * k // _CAPACITIES for k in range(_CAPACITIES + 1)
+        ):
+            kept = solver(of_step.problem, capacity)
+            if kept is not None:
+                yield self.candidate(math.inf, of_step.saved(kept))
 
     def hull(self) -> Iterator[Candidate]:
         """One cut per price, first with products kept, then with products priced as well."""
@@ -179,10 +202,16 @@ def _slope(fast: Candidate, small: Candidate) -> float:
     return (small.predicted_peak - fast.predicted_peak) / seconds
 
 
-def candidates(step: StepGraph, device: DeviceModel) -> Iterator[Candidate]:
+def candidates(
+    step: StepGraph, device: DeviceModel, method: Planner = _DEFAULT
+) -> Iterator[Candidate]:
     """The simulated frontier, from keeping everything to the smallest peak found."""
     planner = _Planner(step, device)
     first = planner.keep_all()
+    if method.solver != "cut":
+        points = pareto([first, planner.fastest(), *planner.solved(solver_of(method))])
+        yield from _thinned(points, _NEAR * first.predicted_peak)
+        return
     points = pareto([first, planner.fastest(), *planner.hull()])
     trials = max(2, _WORK // max(len(planner.facts.nodes), 1))
     points = pareto([*points, *planner.improved(points[-1], trials)])

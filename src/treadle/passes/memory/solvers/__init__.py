@@ -1,0 +1,1 @@
+"""Which values to keep within so many bytes: alternatives to the minimum cut, as one problem."""

@@ -1,0 +1,83 @@
+"""How memory is planned, as users choose it."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, final
+
+from treadle.util.errors import TreadleError
+
+SOLVERS = ("cut", "greedy", "dynamic", "integer")
+"""Names of the methods that choose what to keep."""
+Solver = Callable[[Any, int], Iterable[int]]
+"""A user's method: of a ``treadle.SaveProblem`` and a number of bytes, what to keep."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """How memory is planned.
+
+    - ``solver``: what proposes the values to keep; of the proposals, the fastest plan whose exact
+      peak is within the budget is chosen. ``"cut"``: minimum cuts with a price for recomputation,
+      then a local search. ``"greedy"``, ``"dynamic"``: a knapsack of what the fastest plan keeps,
+      by time per byte, or by dynamic programming. ``"integer"``: an integer program. Or a function
+      of a ``treadle.SaveProblem`` and a number of bytes, which returns the numbers of the values to
+      keep; a compile with a function of yours is not cached.
+    """
+
+    solver: str | Solver = "cut"
+
+    def __post_init__(self) -> None:
+        if not callable(self.solver) and self.solver not in SOLVERS:
+            raise _unknown("solver", self.solver, SOLVERS)
+
+    @staticmethod
+    def of(given: object) -> "Planner":
+        """A ``Planner``, or a text: the name of a solver, or the fields as JSON."""
+        if isinstance(given, Planner):
+            return given
+        if not isinstance(given, str):
+            raise _not_one(given)
+        if not given.lstrip().startswith("{"):
+            return Planner(solver=given) if given else Planner()
+        try:
+            data: object = json.loads(given)
+        except ValueError as error:
+            raise _not_one(given) from error
+        names = [field.name for field in fields(Planner)]
+        if not isinstance(data, Mapping) or not set(data) <= set(names):
+            raise _not_one(given)
+        return Planner(**data)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether all of it is said by names, and nothing by a function of the user's."""
+        return not any(callable(getattr(self, field.name)) for field in fields(self))
+
+    @property
+    def text(self) -> str:
+        """A text that ``of`` reads, if everything is named."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(values, sort_keys=True, default=_function_name)
+
+
+def _function_name(value: object) -> str:
+    return f"function of {type(value).__qualname__}" if callable(value) else repr(value)
+
+
+def _unknown(name: str, value: object, known: Iterable[str]) -> TreadleError:
+    return TreadleError(
+        f"Planner({name}={value!r}) is not one of {', '.join(known)}, nor a function",
+        code="TR-001",
+        remedy="docs/howto/budget.md describes each of them",
+    )
+
+
+def _not_one(given: object) -> TreadleError:
+    names = ", ".join(field.name for field in fields(Planner))
+    return TreadleError(
+        f"planner={given!r} is not a treadle.Planner, the name of a solver, or JSON of its fields",
+        code="TR-001",
+        remedy=f"one of {', '.join(SOLVERS)}, or treadle.Planner(...) with {names}",
+    )
