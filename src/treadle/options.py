@@ -25,6 +25,7 @@ OPTIONAL_PASSES = (
     "RemoveDeadCode",
     "JoinPieces",
     "CountConstants",
+    "FoldConstants",
     "outer-product",
     "AccumulateProducts",
     "ScaleInProduct",

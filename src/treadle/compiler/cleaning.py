@@ -17,6 +17,7 @@ from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.cleanup.constructors import CountConstants
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.known_values import FoldConstants
 from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.sharding.gather_again import GatherAgain
@@ -84,6 +85,7 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
         *(FUSE if options.numerics == "default" else ()),
         ProveAttentionMasks(Elements, options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
+        FoldConstants(),  # after masks are proved: they are proved from their formulas
         GatherAgain(),  # ahead of those that decide where collectives stand
         *_placing(options),  # after no-ops: what the caller gets is copied out of a bucket
         *registered("clean"),  # users' own, on a clean graph
