@@ -85,13 +85,18 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
         *(FUSE if options.numerics == "default" else ()),
         ProveAttentionMasks(Elements, options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
-        FoldConstants(),  # after masks are proved: they are proved from their formulas
+        _folding(budgeted),  # after masks are proved: they are proved from their formulas
         GatherAgain(),  # ahead of those that decide where collectives stand
         *_placing(options),  # after no-ops: what the caller gets is copied out of a bucket
         *registered("clean"),  # users' own, on a clean graph
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )
     return without(passes, options.skip)
+
+
+def _folding(budgeted: bool) -> FoldConstants:
+    """Within a budget constants stay few: they are there all the time, and no plan can drop one."""
+    return FoldConstants(64 << 10) if budgeted else FoldConstants()
 
 
 def _placing(options: Options) -> tuple[GraphPass, ...]:
