@@ -53,7 +53,6 @@ OPTIONAL: tuple[GraphPass, ...] = (
     JoinProducts(),  # before products have a bias: it counts their readers
     AddBiasInProduct(),  # after products are summed: a sum of two has no bias
     SplitBias(),  # the biases that stay there
-    DECOMPOSE_VECTORS,
     BatchProducts(),  # last: what is one batch is not a product that adds something
 )
 """Right, and not known to win: benchmarks/rewrites.py runs them after ``CLEAN``."""
@@ -65,6 +64,7 @@ COUNTER_BASED: tuple[GraphPass, ...] = (
 FUSE: tuple[GraphPass, ...] = (
     ScaleInProduct(),  # before weights are folded: a kernel that scales takes more rows
     FoldWeightCast(),  # before products are summed: these sum in a formula
+    DECOMPOSE_VECTORS,  # before products are summed, too
     AccumulateProducts(),  # after what is dead and what is equal: it counts readers
     FuseAttention(),  # as that
     CallFastestAttention(),  # before heads are shared: whichever kernel is called then
