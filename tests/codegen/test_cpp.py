@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from mpmath import mp
 
 from schedule.steps import Builder, artifact, at, kernels_of, run_plan
 from treadle.algebra.index import Axis, Index, linear
@@ -57,6 +58,11 @@ UNARY = {
     "erf": torch.erf, "erfc": torch.erfc, "sigmoid": torch.sigmoid, "floor": torch.floor,
     "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "sign": torch.sign,
 }  # fmt: skip
+DOUBLES = {
+    "exp": mp.exp, "expm1": mp.expm1, "log": mp.log, "log1p": mp.log1p,
+    "log2": lambda x: mp.log(x, 2), "sin": mp.sin, "cos": mp.cos, "tanh": mp.tanh, "erf": mp.erf,
+    "erfc": mp.erfc,
+}  # fmt: skip
 BINARY = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
     "floordiv": torch.floor_divide, "mod": torch.remainder, "fmod": torch.fmod, "pow": torch.pow,
@@ -65,6 +71,43 @@ BINARY = {
 COMPARE = {
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
 }  # fmt: skip
+
+
+def doubles(n=300):
+    """Of all sizes, and where ranges of the functions end."""
+    sizes = torch.tensor([1e-300, 1e-9, 1e-3, 0.3, 1.0, 4.0, 30.0, 700.0, 1e5, 1e10, 1e17])
+    x = torch.randn(n, dtype=torch.float64) * sizes.double()[torch.arange(n) % len(sizes)]
+    ends = torch.tensor([0.5, 1.0, 0.25, 26.5, 709.78, 745.0, math.sqrt(0.5), 355 / 113 * 5e9])
+    return torch.cat([x, ends.double(), -ends.double(), torch.arange(-30, 30) * (math.pi / 2)])
+
+
+def test_functions_of_float64_are_within_six_units_in_the_last_place():
+    torch.manual_seed(0)
+    x = doubles()
+    found = apply_all(DOUBLES, x)
+    with mp.workdps(60):
+        for (name, exact), mine in zip(DOUBLES.items(), found, strict=True):
+            for value, result in zip(x.tolist(), mine.tolist(), strict=True):
+                least = {"log": 0.0, "log2": 0.0, "log1p": -1.0}.get(name)
+                if least is not None and value <= least:
+                    continue
+                wanted = exact(mp.mpf(value))
+                if abs(wanted) > 1.7976931348623157e308:
+                    assert math.isinf(result), (name, value)
+                    continue
+                error = abs(mp.mpf(result) - wanted)
+                assert error <= 6 * math.ulp(float(wanted)), (name, value, result)
+
+
+def test_a_value_of_float64_does_not_depend_on_where_it_stands():
+    torch.manual_seed(0)
+    x = doubles()
+    whole = apply_all(DOUBLES, x)
+    for start in (1, 2, 3, 5):
+        rest = apply_all(DOUBLES, x[start : start + 50].clone())
+        for name, one, other in zip(DOUBLES, whole, rest, strict=True):
+            same = torch.equal(one[start : start + 50].nan_to_num(7), other.nan_to_num(7))
+            assert same, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

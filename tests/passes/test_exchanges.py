@@ -304,7 +304,7 @@ KEEP_KERNELS = frozenset({
     "BucketCollectives", "GatherAgain", "ScatterReductions", "CountConstants", "DrawInMemoryOrder",
     "UseCounterBasedRng", "JoinPieces", "ExpandRegistered", "OverlapCommunication",
     "PipelineProducts", "ReadMasksAsBytes", "Recompute", "UpdateEarly", "RunEagerly",
-    "ContractRegions", "SplitUpdates",
+    "ContractRegions", "SplitUpdates", "FoldConstants",
 })  # fmt: skip
 """Passes that move, join or drop operations, or pieces of one, and put no other kernel there."""
 

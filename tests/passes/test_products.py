@@ -402,7 +402,10 @@ def test_what_is_no_outer_product_stays():
     assert "is not laid out in rows" in explain(OUTER[0], node_of(step, aten.bmm.default))
 
 
-@pytest.mark.parametrize("rule", VECTORS, ids=lambda rule: rule.name)
+OF_MATRICES = [rule for rule in VECTORS if rule.name in ("column-of-dots", "row-of-dots")]
+
+
+@pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
 def test_what_is_no_product_with_a_vector_stays(rule):
     def reason(x, y):
         step = trace(lambda x, y: x @ y, x, y)
@@ -411,6 +414,62 @@ def test_what_is_no_product_with_a_vector_stays(rule):
     assert reason(A, B) in ("f32[6, 3] is not a column", "f32[4, 6] is not a row")
     half = reason(torch.ones(1, 3).bfloat16(), torch.ones(3, 1).bfloat16())
     assert half == "bf16[1, 3] is summed in wider numbers"
+
+
+def test_a_layer_with_one_result_is_a_sum():
+    check_pass(
+        DECOMPOSE_VECTORS,
+        lambda x, w, b: torch.addmm(b, x, w),
+        (A, B[:, :1].clone(), ROW[:1].clone()),
+        exact=False,
+        after="""
+            x: f32[4, 6]
+            w: f32[6, 1]
+            b: f32[1]
+            t: f32[1, 6] = t(w)
+            mul: f32[4, 6] = mul.Tensor(x, t)
+            sum: f32[4, 1] = sum.dim_IntList(mul, [1], True)
+            add: f32[4, 1] = add.Tensor(sum, b)
+            return [add]
+        """,
+    )
+    step = trace(lambda x, w, b: torch.addmm(b, x, w, alpha=2), A, B[:, :1], ROW[:1])
+    assert DECOMPOSE_VECTORS.run(step) == 0
+
+
+@pytest.mark.parametrize("rule", VECTORS, ids=lambda rule: rule.name)
+def test_half_precisions_stay_products(rule):
+    x, y, b = (torch.ones(s).bfloat16() for s in ((1, 3), (3, 1), (1,)))
+    program = {
+        "vector-of-dots": lambda x, y, b: torch.mv(x, y[:, 0]),
+        "column-of-dots-and-bias": lambda x, y, b: torch.addmm(b, x, y),
+    }.get(rule.name, lambda x, y, b: x @ y)
+    step = trace(program, x, y, b)
+    product = step.returned[0]
+    assert explain(rule, product) == "bf16[1, 3] is summed in wider numbers"
+    assert DECOMPOSE_VECTORS.run(step) == 0
+
+
+def test_a_layer_with_several_results_stays():
+    step = trace(lambda x, w, b: torch.addmm(b, x, w), A, B, ROW)
+    (rule,) = (rule for rule in VECTORS if rule.name == "column-of-dots-and-bias")
+    assert explain(rule, step.returned[0]) == "f32[6, 3] is not a column"
+
+
+def test_a_product_with_a_vector_is_a_sum():
+    check_pass(
+        DECOMPOSE_VECTORS,
+        lambda x, y: torch.mv(x, y),
+        (A, B[:, 0].clone()),
+        exact=False,
+        after="""
+            x: f32[4, 6]
+            y: f32[6]
+            mul: f32[4, 6] = mul.Tensor(x, y)
+            sum: f32[4] = sum.dim_IntList(mul, [1])
+            return [sum]
+        """,
+    )
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,6 +17,7 @@ from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.cleanup.constructors import CountConstants
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
+from treadle.passes.cleanup.known_values import FoldConstants
 from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.sharding.gather_again import GatherAgain
@@ -52,7 +53,6 @@ OPTIONAL: tuple[GraphPass, ...] = (
     JoinProducts(),  # before products have a bias: it counts their readers
     AddBiasInProduct(),  # after products are summed: a sum of two has no bias
     SplitBias(),  # the biases that stay there
-    DECOMPOSE_VECTORS,
     BatchProducts(),  # last: what is one batch is not a product that adds something
 )
 """Right, and not known to win: benchmarks/rewrites.py runs them after ``CLEAN``."""
@@ -64,6 +64,7 @@ COUNTER_BASED: tuple[GraphPass, ...] = (
 FUSE: tuple[GraphPass, ...] = (
     ScaleInProduct(),  # before weights are folded: a kernel that scales takes more rows
     FoldWeightCast(),  # before products are summed: these sum in a formula
+    DECOMPOSE_VECTORS,  # before products are summed, too
     AccumulateProducts(),  # after what is dead and what is equal: it counts readers
     FuseAttention(),  # as that
     CallFastestAttention(),  # before heads are shared: whichever kernel is called then
@@ -84,12 +85,18 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
         *(FUSE if options.numerics == "default" else ()),
         ProveAttentionMasks(Elements, options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
+        _folding(budgeted),  # after masks are proved: they are proved from their formulas
         GatherAgain(),  # ahead of those that decide where collectives stand
         *_placing(options),  # after no-ops: what the caller gets is copied out of a bucket
         *registered("clean"),  # users' own, on a clean graph
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )
     return without(passes, options.skip)
+
+
+def _folding(budgeted: bool) -> FoldConstants:
+    """Within a budget constants stay few: they are there all the time, and no plan can drop one."""
+    return FoldConstants(64 << 10) if budgeted else FoldConstants()
 
 
 def _placing(options: Options) -> tuple[GraphPass, ...]:

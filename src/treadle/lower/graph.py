@@ -24,6 +24,7 @@ from treadle.lower.operators import (
     batch_norm,
     creation,
     foreach,
+    hyperbolic,
     indexing,
     losses,
     norms,
@@ -47,7 +48,8 @@ from treadle.targets.registry import target_for
 from treadle.util.errors import internal_errors
 
 FAMILIES = (
-    *(creation, views, indexing, scatter, pointwise, powers, activations, foreach),
+    *(creation, views, indexing, scatter, pointwise, hyperbolic, powers, activations),
+    foreach,
     *(reductions, softmax, losses, norms, batch_norm, resize, pooling, recurrent),
 )
 """The files whose import fills the registry."""

@@ -98,12 +98,6 @@ _WHY: Mapping[str, str] = {
     "a recursion over time": """
         _ctc_loss _ctc_loss_backward _ctc_loss.Tensor _ctc_loss_backward.Tensor
     """,
-    "a rare function": """
-        erfinv lgamma digamma polygamma i0 special_i0e special_i1 special_i1e atan asin acos
-        atan2 sinh cosh asinh acosh atanh nextafter gcd lcm igamma igammac special_zeta
-        multi_margin_loss_backward multilabel_margin_loss_forward
-        multilabel_margin_loss_backward special_erfcx special_ndtri special_log_ndtr
-    """,
     "linear algebra": """
         linalg_lu_factor_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex
         linalg_inv_ex linalg_qr _linalg_eigh _linalg_svd _linalg_det linalg_lu_solve

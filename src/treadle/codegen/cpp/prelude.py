@@ -8,6 +8,8 @@ seconds to compile.
 
 from math import log
 
+from treadle.codegen.cpp.doubles import DOUBLES
+
 _LN2 = log(2.0)
 _LN2_HIGH = 0.693359375  # few bits: its product with a small integer is exact
 _LN2_LOW = _LN2 - _LN2_HIGH
@@ -152,30 +154,7 @@ TR float t_erf(float x) {{
   float y = a < 1.0f ? p * a : large;
   return __builtin_copysignf(y, x);
 }}
-TR double t_exp(double x) {{ return __builtin_exp(x); }}
-TR double t_expm1(double x) {{ return __builtin_expm1(x); }}
-TR double t_log(double x) {{ return __builtin_log(x); }}
-TR double t_log2(double x) {{ return __builtin_log2(x); }}
-TR double t_log1p(double x) {{ return __builtin_log1p(x); }}
-TR double t_sigmoid(double x) {{ return 1.0 / (1.0 + __builtin_exp(-x)); }}
-TR double t_tanh(double x) {{ return __builtin_tanh(x); }}
-TR double t_erf(double x) {{ return __builtin_erf(x); }}
-TR float t_erfc(float x) {{ return __builtin_erfcf(x); }}
-TR double t_erfc(double x) {{ return __builtin_erfc(x); }}
-// by lanes from glibc: within three units in the last place of a double, half a one of a float
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define LANES extern "C" __attribute__((const, simd("notinbranch")))
-LANES double lanes_sin(double) noexcept __asm__("sin");
-LANES double lanes_cos(double) noexcept __asm__("cos");
-TR float t_sin(float x) {{ return (float)lanes_sin((double)x); }}
-TR float t_cos(float x) {{ return (float)lanes_cos((double)x); }}
-#else
-TR float t_sin(float x) {{ return __builtin_sinf(x); }}
-TR float t_cos(float x) {{ return __builtin_cosf(x); }}
-#endif
-TR double t_sin(double x) {{ return __builtin_sin(x); }}
-TR double t_cos(double x) {{ return __builtin_cos(x); }}
-TR float t_sqrt(float x) {{ return __builtin_sqrtf(x); }}
+{DOUBLES}TR float t_sqrt(float x) {{ return __builtin_sqrtf(x); }}
 TR double t_sqrt(double x) {{ return __builtin_sqrt(x); }}
 TR float t_floor(float x) {{ return __builtin_floorf(x); }}
 TR double t_floor(double x) {{ return __builtin_floor(x); }}

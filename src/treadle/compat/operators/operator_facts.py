@@ -253,7 +253,8 @@ _PRODUCTS_OF_PARTS = _named("_cudnn_rnn _grouped_mm _scaled_grouped_mm mkldnn_rn
 """Products of parts of an operand, which other operands may say the ends of."""
 
 _SLOW_ELEMENTS = _named("""
-    _log_softmax _softmax cos erf exp gelu log logsumexp pow sigmoid silu sin softplus tanh
+    _log_softmax _softmax acosh asinh atanh cos cosh erf exp gelu log logsumexp pow sigmoid silu sin
+    sinh softplus tanh
 """)
 
 _CONVERSIONS = _named("_to_copy clone alias detach lift_fresh_copy") | _named(

@@ -58,6 +58,12 @@ def _sample(node: fx.Node, mode: AbstractContextManager[object]) -> object:
         return fake_result(node.target, args, kwargs)
 
 
+def value_of_constant(graph: fx.Graph, constant: torch.Tensor) -> torch.Tensor:
+    """The value of a node that is ``constant``."""
+    with _fake_mode(graph):
+        return torch.empty_strided(constant.shape, constant.stride(), dtype=constant.dtype)
+
+
 def _fake_mode(graph: fx.Graph) -> AbstractContextManager[object]:
     """The fake mode of the graph's values: new values must be of the same mode."""
     for node in graph.nodes:

@@ -227,7 +227,8 @@ def _check_outer(x: TensorType, y: TensorType) -> None:
 def _is_memory_bound(x: TensorType, y: TensorType) -> bool:
     """Whether reading and writing takes longer than multiplying, by the ceilings of the device."""
     model = target_for(x.device).model
-    m, k, n = (sample_of(size) for size in (*x.shape, y.shape[1]))
+    columns = y.shape[1] if y.ndim > 1 else 1
+    m, k, n = (sample_of(size) for size in (*x.shape, columns))
     bytes_ = (m * k + k * n + m * n) * x.dtype.itemsize
     return 2 * m * k * n / model.rate(x.dtype) <= bytes_ / model.bandwidth
 
@@ -241,6 +242,11 @@ def _check_vector(x: TensorType, y: TensorType) -> None:
 def _check_column(x: TensorType, y: TensorType) -> None:
     require(same(y.shape[1], 1), NoMatch, f"{y} is not a column")
     _check_vector(x, y)
+
+
+def _check_biased_column(bias: TensorType, x: TensorType, y: TensorType) -> None:
+    require(bias.dtype is x.dtype, NoMatch, f"{bias} would be converted")
+    _check_column(x, y)
 
 
 def _check_row(x: TensorType, y: TensorType) -> None:
@@ -264,6 +270,20 @@ VECTORS = (
             aten.mul.Tensor(x, aten.t.default(y)), [1], True
         ),
         check=_check_column,
+    ),
+    Rule(
+        "column-of-dots-and-bias",
+        pattern=lambda bias, x, y: aten.addmm.default(bias, x, y),
+        replacement=lambda bias, x, y: aten.add.Tensor(
+            aten.sum.dim_IntList(aten.mul.Tensor(x, aten.t.default(y)), [1], True), bias
+        ),
+        check=_check_biased_column,
+    ),
+    Rule(
+        "vector-of-dots",
+        pattern=lambda x, y: aten.mv.default(x, y),
+        replacement=lambda x, y: aten.sum.dim_IntList(aten.mul.Tensor(x, y), [1]),
+        check=_check_vector,
     ),
     Rule(
         "row-of-dots",
