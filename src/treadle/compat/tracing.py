@@ -33,6 +33,7 @@ from treadle.compat.fake import stand_in_for, standing_in, users_class, without_
 from treadle.compat.known_sizes import KnownLayout
 from treadle.compat.late_modules import loading_late
 from treadle.compat.switches import without_onednn
+from treadle.compat.transforms import viewed_zero_tangents
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,7 +70,7 @@ def trace(
     ours = functools.partial(works_for, threading.get_ident())
     inside = standing_in(ours), without_onednn(), without_words(), as_written()
     with TRACING, ExitStack() as undo:
-        for each in (*inside, _use_lazy_graph_module(True)):
+        for each in (*inside, viewed_zero_tangents(), _use_lazy_graph_module(True)):
             undo.enter_context(each)
         return make_fx(
             flat,
