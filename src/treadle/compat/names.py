@@ -30,6 +30,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._set_mkldnn_enabled": ALL,
     "torch._C._storage_Use_Count": ALL,
     "torch._decomp.decompositions_for_jvp": ALL,
+    "torch._dispatch.python.enable_python_dispatcher": ALL,
     "torch._dynamo.backends.common.aot_autograd": ALL,
     "torch._dynamo.config.error_on_nested_fx_trace": ALL,
     "torch._dynamo.source.ConstantSource": ALL,
