@@ -39,6 +39,7 @@ class Parts(nn.Module):
         self.image = nn.Conv2d(1, 2, 3, padding=1)
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True)
+        self.pairs = nn.Bilinear(WIDTH, WIDTH, 2)
         self.score = nn.Parameter(torch.randn(WIDTH))
         self.register_buffer("causal", torch.tril(torch.ones(MOST, MOST, dtype=torch.bool)))
 
@@ -409,6 +410,12 @@ def meshes(m, tokens, x):
     rows, time = x.shape[:2]
     a, b = torch.meshgrid(torch.arange(rows), torch.arange(time), indexing="ij")
     return mean_square(m.linear(x) * (a + b)[..., None] / (rows + time))
+
+
+@program
+def pairs_of_halves(m, tokens, x):
+    scaled = m.linear(x) * 0.5
+    return mean_square(m.pairs(scaled, scaled * 2)) + mean_square(m.pairs(scaled, scaled * 2) + 1)
 
 
 if __name__ == "__main__":

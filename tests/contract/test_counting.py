@@ -1,6 +1,7 @@
 """Steps that count: numbers of modules, objects and variables that a step reads and sets."""
 
 import copy
+import math
 import types
 
 import numpy as np
@@ -319,3 +320,29 @@ def test_a_number_that_is_asked_for_on_one_way_only():
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), float(at)))
         assert holder.last == (f"step {at // 4 * 4}" if at > 3 else "")
     assert len(compiled.recompiles) <= 2, compiled.recompiles
+
+
+class Scheduled:
+    """A step that scales its loss by a counter of its own and a number that it is given."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model, self.count, self.total = nn.Linear(3, 2), 0, 0.0
+
+    def step(self, x, rate=0.5, *, decay=0.9):
+        self.count += 1
+        factor = rate * decay**self.count / math.sqrt(rate + self.count)
+        self.total += rate * self.count
+        return self.model(x).sum().mul(factor).add(1, alpha=rate / self.count)
+
+
+@pytest.mark.parametrize("rates", [[], [0.5, 0.5, 0.25, 0.125, 0.75]])
+def test_a_counter_and_a_number_of_the_arguments_scale_together(rates):
+    mine, twin = Scheduled(), Scheduled()
+    compiled = treadle.compile(mine.step, model=mine.model)
+    for rate in rates or [None] * 4:
+        x, given = torch.randn(2, 3), () if rate is None else (rate,)
+        torch.testing.assert_close(compiled(x, *given), twin.step(x, *given))
+        assert (mine.count, mine.total) == (twin.count, twin.total)
+    assert not compiled.recompiles
+    assert len(compiled.recaptures) == (1 if rates else 0)

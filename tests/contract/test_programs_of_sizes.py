@@ -4,7 +4,10 @@ import pytest
 
 from sized_programs import trained
 
-QUICK = ("average_pooling", "parts_of_rows", "pointers", "resized", "statistics", "windows")
+QUICK = (
+    *("average_pooling", "pairs_of_halves", "parts_of_rows", "pointers", "resized", "statistics"),
+    "windows",
+)
 """One of each kind. ``python tests/sized_programs.py`` has the others."""
 
 

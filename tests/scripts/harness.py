@@ -116,7 +116,7 @@ def _shake(given: Mapping[str, nn.Module], done: list[nn.Module], part: float) -
     for model in given.values():
         if all(model is not each for each in done):
             done.append(model)
-            for p in model.parameters():
+            for p in filter(torch.numel, model.parameters()):
                 by = torch.randn(p.shape, generator=generator).to(p.dtype)
                 p.data.add_(by * p.detach().abs().max(), alpha=part)
 

@@ -36,6 +36,7 @@ from treadle.compat.operators.kernel_checks import KERNEL_CHECKS
 from treadle.compat.operators.rng_operators import TRACED_AS
 from treadle.compat.operators.schemas import ALL_TRUE
 from treadle.compat.tracing import trace, without_functions
+from treadle.compat.transforms import ForwardModeBegins
 from treadle.compat.views import SPLITS
 from treadle.graph.custom_ops.grouped import GROUPED
 from treadle.util.errors import CaptureError
@@ -141,6 +142,8 @@ class RepeatedRuns:
         match error:
             case ScalerBegins():
                 error.begin()
+            case ForwardModeBegins():
+                error.load()
             case ContainersChanged():
                 self._containers = error.containers
             case Counted():

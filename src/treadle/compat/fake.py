@@ -8,6 +8,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import SymInt, Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -388,6 +389,7 @@ __all__ = [
     "class_of",
     "detect_fake_mode",
     "device_of_fake",
+    "enable_python_dispatcher",
     "fake_like",
     "fake_mode_of",
     "fake_operations_heard",

@@ -35,6 +35,7 @@ from treadle.compat.known_sizes import KnownLayout
 from treadle.compat.late_modules import loading_late
 from treadle.compat.operators.traced_operations import TracedOperations
 from treadle.compat.switches import without_onednn
+from treadle.compat.transforms import viewed_zero_tangents
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,8 +71,9 @@ def trace(
 
     ours = functools.partial(works_for, threading.get_ident())
     inside = standing_in(ours), without_onednn(), without_words(), as_written()
+    inside = *inside, _own_operations(instead), viewed_zero_tangents()
     with TRACING, ExitStack() as undo:
-        for each in (*inside, _own_operations(instead), _use_lazy_graph_module(True)):
+        for each in (*inside, _use_lazy_graph_module(True)):
             undo.enter_context(each)
         return make_fx(
             flat,

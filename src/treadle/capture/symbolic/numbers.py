@@ -146,7 +146,7 @@ class Number:
     """A number of Python's or NumPy's whose value at a call ``compute()`` gives. ``key``: equal for
     numbers that are computed alike."""
 
-    __slots__ = ("_scales", "_uses", "compute", "key", "roots", "value")
+    __slots__ = ("_fixed", "_uses", "compute", "key", "roots", "value")
 
     def __init__(
         self,
@@ -157,15 +157,16 @@ class Number:
         *,
         scales: bool,
         key: int | None = None,
+        fixed: frozenset[Key] = frozenset(),
     ) -> None:
         """``scales``: it may become an input of the graph. ``key``: of one that is computed of
-        others."""
+        others; ``fixed``: of the ``roots`` of such a one those that may not."""
         self.key = uses.decisions.key_of(roots) if key is None else key
         self.value = value
         self.compute = compute
         self.roots = roots
         self._uses = uses
-        self._scales = scales
+        self._fixed = fixed if scales else roots
         uses.is_used = True
 
     @property
@@ -179,8 +180,14 @@ class Number:
 
     @property
     def scales(self) -> bool:
-        """Whether it may become an input of the graph."""
-        return self._scales
+        """Whether it may become an input of the graph, which then depends on nothing of it."""
+        return not self._fixed
+
+    @property
+    def _varies(self) -> bool:
+        """Whether it may become an input: the graph then depends on those of its roots that may
+        not, which are expected to stay."""
+        return not self._fixed or not self.roots <= self._fixed
 
     def plain(self) -> PlainNumber:
         """The value, on which the graph depends from now on."""
@@ -199,7 +206,7 @@ class Number:
     def real(self) -> PlainNumber:
         """The value, for a function that takes nothing else."""
         value = self.plain()
-        if self._scales:
+        if self._varies:
             self._uses.note_asked()
         return value
 
@@ -242,8 +249,9 @@ class Number:
             computation(function, operands),
             frozenset[Key]().union(*(number.roots for number in numbers)),
             self._uses,
-            scales=all(number._scales for number in numbers),
+            scales=True,
             key=self._uses.decisions.key_of(function, *map(_key, operands)),
+            fixed=frozenset[Key]().union(*(number._fixed for number in numbers)),
         )
 
     def applied(self, function: Callable[..., object], operands: Sequence[object]) -> object:
@@ -271,8 +279,10 @@ class Number:
         dtype that the number gives it; where there is none, the number itself. ``copied``: it is
         only written to ``beside``, whatever dims that has."""
         dtype = dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
-        if not self._scales or dtype is None:
+        if not self._varies or dtype is None:
             return self.plain()
+        if not self._uses.ours:
+            self._uses.needed |= self._fixed
         return self.entry(beside.device).to(dtype)
 
     def entry(self, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from treadle.capture.explain_errors import here
 from treadle.capture.integrations import averaging
 from treadle.capture.integrations.counts import counts_instead_of
 from treadle.capture.integrations.recurrent import RecurrentLayers
+from treadle.capture.integrations.spectra import inverse_instead_of
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
 from treadle.capture.python_state.containers.copies import deep_copied, shallow_copied
@@ -248,6 +249,8 @@ class TensorPatcher(TorchFunctionMode):
         function, args, kwargs = call.function, call.args, call.kwargs
         recorder = self._recorder
         if instead := counts_instead_of(function, recorder.decides_short):
+            return instead(*args, **kwargs)
+        if instead := inverse_instead_of(function, recorder.require):
             return instead(*args, **kwargs)
         if instead := recorder.masks.instead_of(function, args, kwargs):
             return instead(*args, **kwargs)

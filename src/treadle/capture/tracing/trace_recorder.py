@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 from torch import SymBool, Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -44,6 +45,7 @@ from treadle.compat.control_flow import functions_replaced
 from treadle.compat.hooks import backward_inside
 from treadle.compat.switches import checks_for_nan
 from treadle.compat.tracing import traced_nodes
+from treadle.compat.transforms import with_forward_rules
 from treadle.compat.unsized import size_arithmetic, size_decisions, tensor_of_number
 from treadle.util.errors import CaptureError
 
@@ -121,6 +123,7 @@ class TraceRecorder:
         yield torch, "get_rng_state", self.random.record_save(torch.get_rng_state)
         yield torch, "set_rng_state", self.random.record_restore(torch.set_rng_state)
         yield torch, "from_numpy", from_numpy(torch.from_numpy)
+        yield forward_ad, "make_dual", with_forward_rules(forward_ad.make_dual)
         yield Optimizer, "zero_grad", self.tensors.note_cleared(Optimizer.zero_grad)
         yield nn.Module, "zero_grad", self.tensors.note_cleared(nn.Module.zero_grad)
         yield from library_patches(self)

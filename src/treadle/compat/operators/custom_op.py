@@ -17,7 +17,9 @@ any order, and receive no others; so operators with similar schemas can share th
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, final
 
@@ -168,6 +170,17 @@ def _register_fake(
 @functools.cache
 def _library(namespace: str) -> torch.library.Library:
     return torch.library.Library(namespace, "FRAGMENT")
+
+
+@contextmanager
+def kernels_replaced(key: str, kernels: Mapping[str, Callable[..., object]]) -> Iterator[None]:
+    """Inside, operators of PyTorch's have these kernels for a dispatch key, by their names."""
+    with torch.library._scoped_library("aten", "IMPL", key) as library:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that others had been there
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, allow_override=True)
+        yield
 
 
 def replaces_gradients() -> bool:

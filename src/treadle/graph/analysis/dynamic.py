@@ -11,7 +11,7 @@ They are reachable from any value or from the graph; two graphs share nothing, e
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from typing import Any
 
@@ -32,7 +32,12 @@ from treadle.algebra.extents import (
 )
 from treadle.algebra.guards import GuardSet
 from treadle.algebra.polynomial import Atom, Quotient
-from treadle.compat.fake import FakeTensor, FakeTensorMode, new_symbol
+from treadle.compat.fake import (
+    FakeTensor,
+    FakeTensorMode,
+    enable_python_dispatcher,
+    new_symbol,
+)
 from treadle.graph.analysis.size_floats import SizeFloats
 from treadle.graph.core.arguments import (
     Argument,
@@ -334,8 +339,10 @@ def sample_mode_of(values: object) -> SampleMode:
 
 @contextmanager
 def in_mode(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, operations run on fake tensors of ``mode``, without gradients."""
-    with torch.no_grad(), mode:
+    """Inside, operations run on fake tensors of ``mode``, without gradients; symbolic ones by the
+    kernels that traces use, as some of PyTorch's in C++ need the numbers of sizes."""
+    kernels = nullcontext() if mode.shape_env is None else enable_python_dispatcher()
+    with torch.no_grad(), mode, kernels:
         yield
 
 
