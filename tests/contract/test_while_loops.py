@@ -471,7 +471,7 @@ LOOPS = {
     "its condition has a side effect .aten.rand": lambda h: while_loop(
         lambda h: torch.rand(()) < 0.5, lambda h: (h * 1,), (h,)
     ),
-    "it carries a int, whose value is known only after the last": lambda h: while_loop(
+    "it carries an int, whose value is known only after the last": lambda h: while_loop(
         lambda i, h: i < 3, lambda i, h: (i + 1, h), (0, h)
     )[1:],
     "it carries no tensor": lambda h: while_loop(lambda: False, lambda: (), ()) or (h,),

@@ -182,7 +182,7 @@ def test_a_model_with_int8_weights(dtype, rows, calls):
 
 
 def left_out() -> treadle.Options:
-    return treadle.Options(skip=("ScaleInProduct", "FoldWeightCast"))
+    return treadle.Options(skip=("ScaleInProduct", "FoldWeightCast", "row-of-dots"))
 
 
 def test_frozen_int8_weights_in_training():

@@ -23,7 +23,7 @@ from treadle.capture.python_state.changes import LateError
 from treadle.compat.distributed.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
 from treadle.compat.hooks import is_initialized
 from treadle.compat.tracing import is_traced_here
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, with_article
 
 KNOWN_UPDATE_RULES = (
     adam.UPDATE_RULES,
@@ -90,8 +90,8 @@ def refuse_unfinished(results: Sequence[object]) -> None:
     for result in results:
         if isinstance(result, Iterator | Awaitable | AsyncIterator):
             raise LateError(
-                f"the step returns a {type(result).__name__}, which would do its work later, and "
-                "only once",
+                f"the step returns {with_article(type(result).__name__)}, which would do its work "
+                "later, and only once",
                 code="TR-136",
                 remedy="return a list, or its items",
             )

@@ -154,6 +154,11 @@ def joined_with(kind: type[Exception], ours: type[_Ours]) -> type[_Ours]:
     return cast("type[_Ours]", both)
 
 
+def with_article(name: str) -> str:
+    """``"an int"``, ``"a list"``: for messages about an object of a class of that name."""
+    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
+
+
 def not_installed(error: ModuleNotFoundError) -> TreadleError:
     """TR-010, which is an ``ImportError``, for a library that was not found."""
     library = str(error.name).partition(".")[0]

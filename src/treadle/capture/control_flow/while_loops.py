@@ -57,6 +57,7 @@ from treadle.graph.core.signature import Input, Output, Role, Signature, StepGra
 from treadle.graph.custom_ops.while_loops import function_of, loop_value
 from treadle.graph.custom_ops.while_loops import while_loop as loop_operation
 from treadle.graph.text.printing import show
+from treadle.util.errors import with_article
 
 _NAME = "while_loop"
 
@@ -88,8 +89,8 @@ def while_loop(
 def _carried(leaf: object) -> Tensor:
     if not isinstance(leaf, Tensor):
         words = (
-            f"it carries a {type(leaf).__name__}, whose value is known only after the last "
-            "iteration"
+            f"it carries {with_article(type(leaf).__name__)}, whose value is known only after the "
+            "last iteration"
         )
         raise unfit(_NAME, f"{words}: carry it as torch.tensor(value)")
     _require_plain(leaf, "it carries")

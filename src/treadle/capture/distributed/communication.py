@@ -18,13 +18,13 @@ from treadle.compat.hooks import accumulator_hooks
 from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.tracing import traced_targets
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, with_article
 
 
 def refuse_wrapper(wrapper: object, *_: object, **__: object) -> NoReturn:
     """In the place of a wrapper's forward, and of what sends for it."""
     raise refused_communication(
-        f"runs a {type(wrapper).__name__}, which sends gradients itself", here()
+        f"runs {with_article(type(wrapper).__name__)}, which sends gradients itself", here()
     )
 
 

@@ -29,7 +29,7 @@ from treadle.capture.python_state.parts import MISSING
 from treadle.capture.python_state.plain_values import is_plain, is_real
 from treadle.capture.python_state.reads.object_graph import first_of_each, tensor_fact
 from treadle.capture.symbolic.numbers import Number, Uses, is_number
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, with_article
 
 Entries = dict[object, object]
 Changed = tuple["StateLocation", object]
@@ -116,7 +116,7 @@ class TracedState(MutableMapping[object, object]):
             names = self._names(parameter)
             real = self._real.get(parameter, {})
             if not isinstance(real, dict):
-                raise refused_state(f"keeps a {type(real).__name__} in optimizer.state")
+                raise refused_state(f"keeps {with_article(type(real).__name__)} in optimizer.state")
             for name in real.keys() - names:
                 _check(real[name])
             own = {
@@ -379,7 +379,7 @@ for _name in _OF_ALL:
 
 def _check(value: object) -> None:
     if not _may_stay(value):
-        raise refused_state(f"keeps a {type(value).__name__} in optimizer.state")
+        raise refused_state(f"keeps {with_article(type(value).__name__)} in optimizer.state")
 
 
 def _may_stay(value: object) -> bool:

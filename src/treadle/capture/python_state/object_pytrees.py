@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from treadle.capture.python_state.parts import Reading
 from treadle.capture.python_state.plain_values import PLAIN
 from treadle.capture.symbolic.numbers import is_stand_in
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, with_article
 
 _VALUES = PLAIN | {slice, range, type(...), torch.memory_format, torch.layout}
 _CLOSED = (nn.Module, Optimizer, Enum, type, torch.Generator)
@@ -144,7 +144,7 @@ def _with_parts(value: object, parts: Mapping[Any, object]) -> object:
         twin = copy.copy(value)
     except (TypeError, pickle.PicklingError, copy.Error) as error:
         raise CaptureError(
-            f"a {type(value).__name__} holds tensors and cannot be copied: {error}",
+            f"{with_article(type(value).__name__)} holds tensors and cannot be copied: {error}",
             code="TR-116",
             remedy="pass or return its tensors, or give the class a __copy__ method",
         ) from error

@@ -44,6 +44,7 @@ from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.pytree import TreeSpec, parts_of_spec, spec_of
 from treadle.graph.text.exact import operation_of, operation_text
+from treadle.util.errors import with_article
 
 _OWN = "treadle."
 _MOST_BYTES = 1 << 20
@@ -147,7 +148,7 @@ class Encoder:
             case _ if dataclasses.is_dataclass(value) and _is_own(type(value).__module__):
                 return self._once(value, lambda: self._record(value))
             case _:
-                raise NotStored(f"a {kind_text(type(value))}")
+                raise NotStored(with_article(kind_text(type(value))))
 
     def _once(self, value: object, write: Callable[[], list[object]]) -> object:
         if id(value) in self._written:
@@ -330,7 +331,7 @@ class Decoder:
         """A method of a record."""
         owner, name = self.value(rest[0]), cast("str", rest[1])
         if not _is_own(type(owner).__module__):
-            raise NotStored(f"the method {name} of a {kind_text(type(owner))}")
+            raise NotStored(f"the method {name} of {with_article(kind_text(type(owner)))}")
         return getattr(owner, name)
 
     def partial(self, rest: Sequence[object]) -> object:

@@ -18,6 +18,7 @@ import torch
 
 from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.compat.pytree import TreeSpec, parts_of_spec
+from treadle.util.errors import with_article
 
 _PYBIND = "pybind11_builtins"
 """The module that pybind11 says of the records which its functions are bound to."""
@@ -55,7 +56,9 @@ def value_text(value: object) -> str:
         case _ if is_plain(value):
             return plain_text(value)
         case _:
-            raise NotStored(f"a {kind_text(type(value))}, which decides what is captured")
+            raise NotStored(
+                f"{with_article(kind_text(type(value)))}, which decides what is captured"
+            )
 
 
 @functools.cache

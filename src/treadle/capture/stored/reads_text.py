@@ -60,6 +60,7 @@ from treadle.capture.stored.names import (
     plain_text,
 )
 from treadle.compat.late_modules import LATE_MODULES
+from treadle.util.errors import with_article
 
 _C_FUNCTION = "_ctypes.CFuncPtr"
 Before = Callable[[Node, int], Reading | None]
@@ -241,7 +242,7 @@ class ReadsText:
             case _ if is_plain(value):
                 return plain_text(value)
             case _:
-                raise NotStored(f"contents with a {kind_text(type(value))}")
+                raise NotStored(f"contents with {with_article(kind_text(type(value)))}")
 
     def _pairs_of(self, pairs: Iterable[tuple[object, object]]) -> str:
         return ", ".join(f"{self._value(key)}: {self._value(value)}" for key, value in pairs)

@@ -11,6 +11,7 @@ from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.capture.python_state.reads.object_graph import Node, Space, Watched
 from treadle.capture.python_state.reads.object_match import AlikePart, tensors_within
 from treadle.guards.watching import Watches
+from treadle.util.errors import with_article
 
 _UNCHANGEABLE = (tuple, frozenset, *all_of(lambda integration: integration.unchangeable))
 """What holds for life what it was made with."""
@@ -55,9 +56,9 @@ class GuardedParts:
     def other_classes(self) -> Iterator[str]:
         """Objects that have another class, or another dict of attributes, in words."""
         for value, kind in self._identities.other_types():
-            yield f"a {kind.__name__} became a {type(value).__name__}"
+            yield f"{with_article(kind.__name__)} became {with_article(type(value).__name__)}"
         for value in self._identities.other_spaces():
-            yield f"a {type(value).__name__} got another __dict__"
+            yield f"{with_article(type(value).__name__)} got another __dict__"
 
     def written(self) -> list[tuple[Node, int]]:
         """The parts that were written to."""

@@ -25,6 +25,7 @@ from treadle.capture.python_state.parts import (
 from treadle.capture.python_state.plain_values import PlainFact, is_plain
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import PLAIN_CLASSES, users_class
+from treadle.util.errors import with_article
 
 TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], object, bool]
 """Dtype, shape, strides, device (of a DTensor with its layout), whether it wants a gradient."""
@@ -327,13 +328,13 @@ def words_of(entry: Entry) -> str:
         case Fact(fact):
             return f"a tensor {list(fact[1])} of {fact[0]}"
         case Node():
-            return f"a {entry.kind.__name__}"
+            return with_article(entry.kind.__name__)
         case Contents(held):
             return repr(held) if is_plain(held) else "its contents"
         case Same(held):
             return words_of_value(held)
         case OfKind(kind):
-            return f"a {kind.__name__}"
+            return with_article(kind.__name__)
         case _:
             return "another value"
 
@@ -347,5 +348,5 @@ def words_of_value(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {value.dtype}"
     if isinstance(value, list | tuple | dict | set):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+        return f"{with_article(type(value).__name__)} of {len(value)}"
+    return with_article(type(value).__name__)
