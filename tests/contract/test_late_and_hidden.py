@@ -515,7 +515,7 @@ def test_an_object_with_slots_that_gets_another_class():
     held.__class__ = OtherScale
     held.factor = 3.0
     assert torch.equal(compiled(x), step(x))
-    assert "a Scale became a OtherScale" in compiled.recompiles[0]
+    assert "a Scale became an OtherScale" in compiled.recompiles[0]
 
 
 class Lazy:
