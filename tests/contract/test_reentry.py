@@ -15,7 +15,7 @@ from torch.fx.experimental import proxy_tensor
 import treadle
 from contract.contract_help import training
 from treadle.compat import tracing
-from treadle.graph.rewrite import inline, torch_programs
+from treadle.graph.rewrite import inline, pattern, torch_programs
 
 
 def stepping(model, optimizer, scale=1.0):
@@ -130,15 +130,20 @@ def test_one_thread_traces_at_a_time(monkeypatch):
             monkeypatch.setattr(module, "make_fx", watched)
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 2)) for _ in range(3)]
+    for function in (pattern.traced, pattern.returned_by, pattern.roots_of, pattern.pattern_of):
+        function.cache_clear()  # as in a process that has compiled nothing yet
+    served = []
 
     def train(model):
         step = treadle.compile(lambda x: model(x).square().sum().backward(), model=model)
         step(torch.randn(3, 4))
+        served.append(step)
 
     threads = [threading.Thread(target=train, args=(each,)) for each in models]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
+    assert len(served) == len(models)
     assert len(met) >= len(models)
     assert not any(met)

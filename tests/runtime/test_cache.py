@@ -1,6 +1,7 @@
 """The store on disk: damage, directories that cannot be written, limits, and two processes."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -267,6 +268,21 @@ def test_facts(tmp_path: Path) -> None:
     blocked.write_text("")
     assert "cannot be written" in facts(blocked)["cache"]
     assert all(isinstance(value, str) and value for value in shown.values())
+
+
+def test_a_lock_that_is_never_released_is_not_waited_for(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(caches, "_LONGEST_WAIT", 0.1)
+    key, served = content_key("k"), []
+    with Cache(tmp_path).lock(key):
+
+        def work() -> None:
+            with Cache(tmp_path).lock(key):
+                served.append(key)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert served == [key]
 
 
 def test_lock_is_exclusive(tmp_path: Path) -> None:

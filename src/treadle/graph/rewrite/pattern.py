@@ -24,6 +24,7 @@ from typing import Any, TypeAlias, final
 from torch import fx
 
 from treadle.compat.operators.schemas import schema_of
+from treadle.compat.tracing import TRACING
 from treadle.graph.core.arguments import Argument
 from treadle.graph.core.operators import OpOverload, arguments_of, operation_name
 from treadle.util.errors import VerifyError, require
@@ -305,7 +306,8 @@ class _Tracer(fx.Tracer):
 @functools.cache
 def traced(program: Program) -> fx.Graph:
     """The program as a graph, made once and only read. Every call in it takes a variable."""
-    graph = _Tracer().trace(program)
+    with TRACING:
+        graph = _Tracer().trace(program)
     constants = any(node.op == "get_attr" for node in graph.nodes)
     require(not constants, VerifyError, f"{program} makes a tensor from no variable")
     return graph

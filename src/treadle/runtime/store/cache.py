@@ -30,6 +30,7 @@ _STALE_SECONDS = 3600
 _TEMPORARY = ".partial-"
 _LARGE = 256  # an entry of more than this part of the limit
 _FOLDERS = 256  # by the first two digits of the keys
+_LONGEST_WAIT = 120.0  # seconds for another process that compiles the same
 
 
 def content_key(*parts: str | bytes) -> str:
@@ -86,15 +87,16 @@ class Cache:
 
     @contextmanager
     def lock(self, key: str) -> Generator[None]:
-        """Hold the lock of ``key`` against other processes; no lock in a private directory."""
+        """Hold the lock of ``key`` against other processes; no lock in a private directory, nor
+        against one that holds it for longer than any compile takes."""
         lock = None
         try:
             path = self._root() / "locks" / f"{key[:2]}.lock"
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(str(path))
-            lock.acquire()
-        except OSError:
-            lock = None  # nowhere to lock: at worst the same work is done twice
+            lock.acquire(timeout=_LONGEST_WAIT)
+        except OSError:  # ``Timeout`` is one
+            lock = None  # at worst the same work is done twice
         try:
             yield
         finally:
