@@ -11,25 +11,11 @@ import pytest
 
 from treadle.capture.python_state.code import frame_events
 from treadle.capture.python_state.code.frame_events import FrameEvents
-from treadle.capture.python_state.code.frames import ExecutionRecord, FrameRecorder
 
 MONITORING = getattr(sys, "monitoring", None)
 HOW = ["hook", pytest.param("monitoring", marks=pytest.mark.skipif(
     MONITORING is None, reason="no-monitoring: CPython 3.11 has the hook alone"
 ))]  # fmt: skip
-
-
-class Silent:
-    """Whoever hears of frames, and does nothing."""
-
-    def enters(self, frame):
-        return False
-
-    def looks(self, frame, found, owner):
-        pass
-
-    def calls(self, frame, function):
-        pass
 
 
 class Heard:
@@ -172,26 +158,3 @@ def test_a_profiler_of_the_users_goes_on(how, monkeypatch):
     calls = {name: count for (_, _, name), (count, *_) in pstats.Stats(profiler).stats.items()}
     assert heard.frames.count("outer") == 1
     assert calls["inner"] == (1 if MONITORING is None else 2)  # there it needs the hook itself
-
-
-@pytest.mark.skipif(MONITORING is None, reason="no-monitoring: CPython 3.11 has the hook alone")
-def test_tools_give_their_numbers_back_and_the_hook_serves_where_none_is_left():
-    free = [tool for tool in range(6) if MONITORING.get_tool(tool) is None]
-    for tool in free:
-        MONITORING.use_tool_id(tool, "another")
-    try:
-        recorder = FrameRecorder(ExecutionRecord(), lambda frame: None, Silent(), Silent())
-        with recorder:
-            outer()
-            assert sys.getprofile() is not None
-        assert sys.getprofile() is None
-        names = {code.co_name for code in recorder.executed.codes.values()}
-        assert {"outer", "inner"} <= names
-    finally:
-        for tool in free:
-            MONITORING.free_tool_id(tool)
-    with FrameRecorder(ExecutionRecord(), lambda frame: None, Silent(), Silent()) as recorder:
-        outer()
-        assert len([tool for tool in range(6) if MONITORING.get_tool(tool) is None]) < len(free)
-    assert [tool for tool in range(6) if MONITORING.get_tool(tool) is None] == free
-    assert {"outer", "inner"} <= {code.co_name for code in recorder.executed.codes.values()}

@@ -131,3 +131,36 @@ def test_frames_within_an_operation_count_where_they_may_be_the_users(monkeypatc
     doubles = True
     treadle.compile(step, model=model)(torch.ones(2, 3))
     assert "shape_of_doubled" in entered
+
+
+MONITORING = getattr(sys, "monitoring", None)
+
+
+def inner():
+    return 1
+
+
+def outer():
+    return inner()
+
+
+@pytest.mark.skipif(MONITORING is None, reason="no-monitoring: CPython 3.11 has the hook alone")
+def test_tools_give_their_numbers_back_and_the_hook_serves_where_none_is_left():
+    free = [tool for tool in range(6) if MONITORING.get_tool(tool) is None]
+    for tool in free:
+        MONITORING.use_tool_id(tool, "another")
+    try:
+        with recorder() as heard:
+            outer()
+            assert sys.getprofile() is not None
+        assert sys.getprofile() is None
+        names = {code.co_name for code in heard.executed.codes.values()}
+        assert {"outer", "inner"} <= names
+    finally:
+        for tool in free:
+            MONITORING.free_tool_id(tool)
+    with recorder() as heard:
+        outer()
+        assert len([tool for tool in range(6) if MONITORING.get_tool(tool) is None]) < len(free)
+    assert [tool for tool in range(6) if MONITORING.get_tool(tool) is None] == free
+    assert {"outer", "inner"} <= {code.co_name for code in heard.executed.codes.values()}

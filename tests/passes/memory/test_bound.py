@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from contract.contract_help import training
 from passes.memory.traced_steps import perceptron, random_loss, traced, transformer
 from treadle.passes.memory.bound import PeakBound
 from treadle.passes.memory.classify import classify
@@ -174,14 +175,7 @@ def test_a_step_within_a_budget_says_its_bound(tmp_path):
     """The one of ``treadle.plan``; also when the code is from the cache."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    train = training(lambda x: model(x).square().mean(), optimizer)
     x = torch.randn(1024, 64)
     plan = treadle.plan(train, x, model=model, optimizer=optimizer, memory=0.3)
     points = {point.peak_bytes: point.bound_bytes for point in plan.frontier()}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import treadle
+from contract.contract_help import training
 from passes.memory.traced_steps import perceptron, traced, transformer
 from treadle.passes.memory.bound import PeakBound
 from treadle.passes.memory.classify import classify
@@ -117,14 +118,7 @@ def test_more_time_never_raises_it():
 def planned(**options):
     model = nn.Sequential(*[nn.Linear(32, 32, bias=False) for _ in range(4)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    train = training(lambda x: model(x).square().mean(), optimizer)
     return treadle.plan(train, torch.randn(512, 32), model=model, optimizer=optimizer, **options)
 
 

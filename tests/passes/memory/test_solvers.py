@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from contract.contract_help import training
 from passes.memory.traced_steps import perceptron, random_loss, simulate, traced, transformer
 from treadle.passes.memory.choose import Plans, plan_memory
 from treadle.passes.memory.classify import classify
@@ -205,13 +206,7 @@ def trained(memory, planner, folder, calls=2, **options):
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    def train(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    train = training(lambda x: model(x).square().mean(), optimizer)
     x = torch.randn(512, 48)
     step = train
     if folder is not None:
@@ -294,13 +289,7 @@ def test_plan_uses_the_planner_of_the_environment(monkeypatch):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def train(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    train = training(lambda x: model(x).square().mean(), optimizer)
     found = {}
     for solver in ("cut", "greedy"):
         monkeypatch.setenv("TREADLE_PLANNER", solver)

@@ -34,8 +34,8 @@ class Threads:
         """This thread is the engine's: its operations are part of the trace."""
         self._followed.add(threading.get_ident())
 
-    def enters(self, frame: FrameType) -> bool:
-        """A frame begins; whether the next one of the same code is of interest."""
+    def enters(self, frame: FrameType) -> None:
+        """A frame begins."""
         thread = threading.get_ident()
         of_step = thread in self._followed or thread in self._listening
         if frame.f_code is _START and of_step:
@@ -43,7 +43,6 @@ class Threads:
         if not of_step and any(started.ident == thread for started in self._started):
             self._listening.add(thread)
             _Hearing(self._hear).__enter__()  # until the thread ends
-        return frame.f_code is _START
 
     def _hear(self) -> None:
         if self._runs and threading.get_ident() not in self._followed:

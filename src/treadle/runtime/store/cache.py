@@ -30,7 +30,7 @@ _STALE_SECONDS = 3600
 _TEMPORARY = ".partial-"
 _LARGE = 256  # an entry of more than this part of the limit
 _FOLDERS = 256  # by the first two digits of the keys
-_LONGEST_WAIT = 120.0  # seconds for another process that compiles the same
+_LONGEST_WAIT = 120.0  # seconds: rather compile twice than wait for a lock that nobody releases
 
 
 def content_key(*parts: str | bytes) -> str:
@@ -88,7 +88,7 @@ class Cache:
     @contextmanager
     def lock(self, key: str) -> Generator[None]:
         """Hold the lock of ``key`` against other processes; no lock in a private directory, nor
-        against one that holds it for longer than any compile takes."""
+        where another process holds it for longer than ``_LONGEST_WAIT``."""
         lock = None
         try:
             path = self._root() / "locks" / f"{key[:2]}.lock"

@@ -18,7 +18,8 @@ from typing import Any, Protocol, final
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
 _TOOLS = (3, 4, 1, 0, 2, 5)
-"""Numbers that a tool may have, those first that no other tool of Python's own has."""
+"""Numbers that a tool may have; first those that Python reserves for none (0, 1, 2 and 5 are a
+debugger's, a coverage tool's, a profiler's and an optimizer's)."""
 
 
 class FrameEvents(Protocol):
@@ -48,7 +49,7 @@ class FrameEvents(Protocol):
 
 
 def frame_events(
-    enters: Callable[[FrameType], object],
+    enters: Callable[[FrameType], None],
     calls: Callable[[FrameType, object], None],
     passes_over: Callable[[CodeType], bool],
     is_silent: Callable[[CodeType], bool],
@@ -63,7 +64,7 @@ def frame_events(
 class _Monitoring:
     def __init__(
         self,
-        enters: Callable[[FrameType], object],
+        enters: Callable[[FrameType], None],
         calls: Callable[[FrameType, object], None],
         passes_over: Callable[[CodeType], bool],
         is_silent: Callable[[CodeType], bool],
@@ -134,7 +135,7 @@ class _Monitoring:
             self._quiet.discard(thread)
         return None
 
-    def _on_throw(self, code: CodeType, at: int, _: BaseException) -> None:
+    def _on_throw(self, code: CodeType, _: int, __: BaseException) -> None:
         """A generator's frame is entered by an exception: an event that cannot be switched off."""
         thread = get_ident()
         if thread in self._heard and thread not in self._quiet and not self._passes_over(code):
@@ -161,7 +162,7 @@ class _Monitoring:
 class _Profiling:
     def __init__(
         self,
-        enters: Callable[[FrameType], object],
+        enters: Callable[[FrameType], None],
         calls: Callable[[FrameType, object], None],
         passes_over: Callable[[CodeType], bool],
     ) -> None:

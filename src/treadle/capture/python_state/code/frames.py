@@ -200,27 +200,24 @@ class FrameRecorder:
         """Look at frames again, after ``pause`` said so."""
         self._events.resume()
 
-    def _enters(self, frame: FrameType) -> bool:
-        """A frame begins; whether the next one of the same code tells something new."""
-        again = self._threads.enters(frame)
-        return self._is_new(frame) or again
-
-    def _is_new(self, frame: FrameType) -> bool:
+    def _enters(self, frame: FrameType) -> None:
+        """A frame begins."""
+        self._threads.enters(frame)
         code, key = frame.f_code, (id(frame.f_code), id(frame.f_globals))
         self._reflection.enters(frame)
         if key in self._told:
-            return False
+            return
         if _makes_named_tuple(code, frame.f_globals):
             self._told.add(key)
-            return False
+            return
         imports = _is_import(frame)
         self._imports = self._imports or imports
         owner = code_owner(file_of(frame))
         if owner is CodeOwner.OURS:
-            return False
+            return
         known = self.executed.knows(code, frame.f_globals)
         if not known and self._is_introspection_frame(frame):
-            return True
+            return
         resumable = bool(code.co_flags & _RESUMABLE)
         if resumable:
             self._resumes(frame)
@@ -238,12 +235,11 @@ class FrameRecorder:
                 self._meets(frame)
             if references.sites:
                 self._reflection.looks(frame, references.sites, owner)
-            return True
+            return
         if not known and not _is_executed_text(code):
             self.executed.note(code, frame.f_globals, owner)
         if not imports and not resumable:
             self._told.add(key)
-        return resumable
 
     def _mentioned(self, code: CodeType) -> CodeReferences:
         """``references_in`` without the hash of the code, for what is entered again and again."""
