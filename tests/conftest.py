@@ -88,7 +88,7 @@ hundreds of thousands of objects. Tests about collections ask for them."""
 def pytest_pyfunc_call(pyfuncitem):
     """As by itself, with room for the frames of what a test calls: eager steps, oracles, PyTorch's
     own tracer."""
-    from treadle.util.data_stack import call_with_room
+    from treadle.util.frames.data_stack import call_with_room
 
     names = pyfuncitem._fixtureinfo.argnames
     call_with_room(pyfuncitem.obj, (), {name: pyfuncitem.funcargs[name] for name in names})

@@ -24,7 +24,7 @@ import compiles, conftest, treadle.capture.step, treadle.compiler.pipeline, trea
 import treadle.report.watch
 from treadle.compat.tracing import load_tracer
 from treadle.runtime.kernels.compilers import find_cxx
-from treadle.util.data_stack import call_with_room
+from treadle.util.frames.data_stack import call_with_room
 from treadle.util.package import own_digest
 
 load_tracer()

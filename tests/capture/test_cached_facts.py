@@ -16,6 +16,11 @@ def model_and_optimizer():
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
+def key_of(keys, args, kwargs=None):
+    called, _ = keys.called(args, kwargs or {})
+    return keys.key(called)
+
+
 def replace_parameter(model, optimizer):
     model[0].weight = nn.Parameter(torch.zeros(4, 3))
 
@@ -80,10 +85,10 @@ def test_a_change_gives_another_key(change, again):
     keys = Keys({"": model}, {"": optimizer})
     batch = (torch.zeros(2, 3),)
     for _ in range(1 + again):
-        before, _ = keys.of(batch, {})
+        before = key_of(keys, batch)
     CHANGES[change](model, optimizer)
-    after, _ = keys.of(batch, {})
-    fresh, _ = Keys({"": model}, {"": optimizer}).of(batch, {})
+    after = key_of(keys, batch)
+    fresh = key_of(Keys({"": model}, {"": optimizer}), batch)
     assert after != before
     assert after == fresh
 
@@ -92,11 +97,11 @@ def test_what_decides_nothing_gives_the_same_objects():
     model, optimizer = model_and_optimizer()
     keys = Keys({"": model}, {"": optimizer})
     batch = (torch.zeros(2, 3),)
-    before, _ = keys.of(batch, {})
+    before = key_of(keys, batch)
     with torch.no_grad():
         model[0].weight.add_(1)
     optimizer.param_groups[0]["lr"] = 0.2
-    after, _ = keys.of((torch.ones(2, 3),), {})
+    after = key_of(keys, (torch.ones(2, 3),))
     assert after == before
     assert after.parameters is before.parameters
     assert after.optimizers is before.optimizers
@@ -106,22 +111,22 @@ def test_what_decides_nothing_gives_the_same_objects():
 def test_a_switch_of_the_process_gives_another_key():
     model, optimizer = model_and_optimizer()
     keys = Keys({"": model}, {"": optimizer})
-    before, _ = keys.of((), {})
+    before = key_of(keys, ())
     with torch.no_grad():
-        assert keys.of((), {})[0] != before
+        assert key_of(keys, ()) != before
     with torch.autocast("cpu"):
-        assert keys.of((), {})[0] != before
+        assert key_of(keys, ()) != before
     torch.set_float32_matmul_precision("high")
     try:
-        assert keys.of((), {})[0] != before
+        assert key_of(keys, ()) != before
     finally:
         torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float64)
     try:
-        assert keys.of((), {})[0] != before
+        assert key_of(keys, ()) != before
     finally:
         torch.set_default_dtype(torch.float32)
-    assert keys.of((), {})[0] == before
+    assert key_of(keys, ()) == before
 
 
 def test_arguments_are_flattened_as_pytree_does():
@@ -137,13 +142,14 @@ def test_arguments_are_flattened_as_pytree_does():
         ((), {}),
     ]
     for args, kwargs in [*calls, *calls]:
-        key, given = keys.of(args, kwargs)
+        called, given = keys.called(args, kwargs)
+        key = keys.key(called)
         leaves = given.leaves
         expected = torch.utils._pytree.tree_flatten_with_path((args, kwargs))[0]
         assert all(a is b for a, (_, b) in zip(leaves, expected, strict=True))
         assert len(key.arguments) == len(leaves)
         assert not given.containers  # lists and dicts are no more than their entries
-    paths = [path for path, _ in keys.of((x,), {"b": y})[0].arguments]
+    paths = [path for path, _ in key_of(keys, (x,), {"b": y}).arguments]
     assert paths == ["args[0]", "b"]
 
 

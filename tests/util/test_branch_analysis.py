@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from treadle.util.branch_analysis import answer_without_error
+from treadle.util.frames.branch_analysis import answer_without_error
 
 
 def stop(frame):

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from treadle.util.data_stack import call_with_room, with_room
+from treadle.util.frames.data_stack import call_with_room, with_room
 
 DEPTHS = range(0, 600, 2)
 CALLS = 50

@@ -2,7 +2,7 @@
 
 import sys
 
-from treadle.util.frame_variables import variables
+from treadle.util.frames.frame_variables import variables
 
 
 class Asks:

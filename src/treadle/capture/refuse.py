@@ -31,7 +31,7 @@ KNOWN_UPDATE_RULES = (
     adaptive.UPDATE_RULES,
     matrices.UPDATE_RULES,
 )
-"""Importing the modules registers their forms."""
+"""Importing the modules registers their update rules."""
 
 LOOSE = "loose"
 """What stands before the names of tensors that an optimizer steps and no model has."""

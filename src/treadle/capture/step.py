@@ -41,8 +41,8 @@ from treadle.compat.tracing import TRACING, load_tracer
 from treadle.graph.analysis.dynamic import Symbols
 from treadle.graph.core.signature import Input
 from treadle.util.collector import without_collector
-from treadle.util.data_stack import with_room
 from treadle.util.errors import CaptureError
+from treadle.util.frames.data_stack import with_room
 
 
 @final

@@ -68,8 +68,8 @@ from treadle.runtime.store.artifact import Artifact
 from treadle.runtime.store.cache import Cache
 from treadle.schedule.launches import launches_of
 from treadle.util.collector import without_collector
-from treadle.util.data_stack import with_room
 from treadle.util.errors import internal_errors
+from treadle.util.frames.data_stack import with_room
 
 
 def compile_graph(

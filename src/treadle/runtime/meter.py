@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from treadle.targets.registry import target_for
+from treadle.util.memory import memory_start
 
 # The profiler of PyTorch 2.13 announces each start on stderr; it looks here at its first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -40,7 +41,6 @@ class PeakReport:
     peak_bytes: int
     before_bytes: int
     after_bytes: int
-    events: int
     device: str
 
 
@@ -50,7 +50,9 @@ def measure_peak(fn: Callable[[], object], tensors: Iterable[Tensor]) -> PeakRep
 
     On CUDA the allocator's own peak is used; it counts all memory of PyTorch on the device.
     """
-    storages = {_address(t): t.untyped_storage() for t in tensors if t.untyped_storage().nbytes()}
+    storages = {
+        memory_start(t): t.untyped_storage() for t in tensors if t.untyped_storage().nbytes()
+    }
     places = (s.device for s in storages.values())
     device = next((place for place in places if not target_for(place).on_host), None)
     if device is not None:
@@ -115,11 +117,7 @@ def replay(before: dict[int, int], events: list[tuple[int, int]]) -> PeakReport:
             alive[address] = size
             total += size
         peak = max(peak, total)
-    return PeakReport(peak, start, total, len(events), "cpu")
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return PeakReport(peak, start, total, "cpu")
 
 
 def _mark(address: int) -> None:
@@ -150,4 +148,4 @@ def _measure_cuda(fn: Callable[[], object], device: torch.device, limit: int) ->
     torch.cuda.synchronize(device)
     peak, after = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
     del result
-    return PeakReport(peak, limit, after, 0, str(device))
+    return PeakReport(peak, limit, after, str(device))

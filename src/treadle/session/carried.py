@@ -28,6 +28,7 @@ from treadle.session.perform import perform
 from treadle.session.read_hooks import ReadHooks
 from treadle.session.undo import Undo
 from treadle.util.errors import RuntimeFailure
+from treadle.util.memory import memory_start
 
 _pending: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
 """By identity, all with something pending: another step may read what one of them is to write. The
@@ -227,7 +228,7 @@ def _unhook() -> None:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    return memory_start(tensor) if tensor.layout is torch.strided else 0
 
 
 def _overtaken() -> RuntimeFailure:

@@ -92,7 +92,6 @@ class _Search:
         entries = zip(step.placeholders, step.signature.inputs, strict=True)
         self._inputs = {node: entry.name for node, entry in entries}
         self._infinite: dict[fx.Node, NonFinite] = {}
-        self._has_nan: set[fx.Node] = set()
 
     def run(self, inputs: Sequence[Tensor]) -> NonFinite | None:
         for node, value in values_of(self._step, [tensor.detach() for tensor in inputs]):

@@ -16,6 +16,8 @@ from itertools import compress
 import torch
 from torch import Tensor
 
+from treadle.util.memory import with_own_memory
+
 Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Tensors in, tensors out."""
 
@@ -27,7 +29,7 @@ def run(
     values, others = _contiguous(carried), _contiguous(others)
     while goes_on([*values, *others])[0]:
         values = _contiguous(body([*values, *others]))
-    return _own(values, (*carried, *others))
+    return with_own_memory(values, (*carried, *others))
 
 
 def run_backward(
@@ -47,7 +49,7 @@ def run_backward(
     contiguous = [*_contiguous(grads), *(torch.zeros_like(tensor) for tensor in ours)]
     while rounds:
         contiguous = _contiguous(backward([*rounds.pop(), *others, *contiguous]))
-    return [*_own(contiguous[:count], (*grads, *carried, *others)), *contiguous[count:]]
+    return [*with_own_memory(contiguous[:count], (*grads, *carried, *others)), *contiguous[count:]]
 
 
 def _begins(
@@ -64,14 +66,3 @@ def _begins(
 
 def _contiguous(values: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.contiguous() for tensor in values]
-
-
-def _own(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The values, those copied that have the memory of an input or of one before."""
-    taken = {input_.untyped_storage().data_ptr() for input_ in inputs}
-    tensors: list[Tensor] = []
-    for tensor in values:
-        address = tensor.untyped_storage().data_ptr()
-        tensors.append(tensor.clone() if address in taken and address else tensor)
-        taken.add(address)
-    return tensors

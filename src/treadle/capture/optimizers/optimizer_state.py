@@ -160,10 +160,6 @@ class TracedState(MutableMapping[object, object]):
 
     # -- after the run
 
-    def shares(self, optimizer: Optimizer) -> bool:
-        """Whether it still stands where it was put."""
-        return vars(optimizer)["state"] is self
-
     def has_own(self) -> bool:
         """Whether the step asked for entries of the user's own, or made some."""
         known = self._known.values()

@@ -31,7 +31,7 @@ from treadle.capture.python_state.ownership import (
     owner_of,
 )
 from treadle.capture.python_state.parts import MISSING
-from treadle.util.frame_variables import variables
+from treadle.util.frames.frame_variables import variables
 
 _IN_PART = (ModuleType, *SHARED_KINDS)
 _CACHED = functools.cached_property.__get__.__code__  # takes a whole __dict__ for one name

@@ -58,8 +58,8 @@ from treadle.capture.symbolic.numbers import (
 from treadle.capture.symbolic.size_numbers import ROUND, as_number, is_size, made_of_sizes
 from treadle.capture.symbolic.texts.text_code import makes_text
 from treadle.compat.unsized import tensor_of_number
-from treadle.util.branch_analysis import called_name
 from treadle.util.errors import CaptureError
+from treadle.util.frames.branch_analysis import called_name
 
 _STDLIB = sysconfig.get_path("stdlib")
 

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from treadle.capture.python_state.code.bytecode import Instructions
 from treadle.capture.python_state.plain_values import is_plain
-from treadle.util.frame_variables import variables
+from treadle.util.frames.frame_variables import variables
 
 _LOOKS = (dict.__contains__, set.__contains__, frozenset.__contains__)
 

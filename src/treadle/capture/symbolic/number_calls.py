@@ -39,7 +39,7 @@ from treadle.capture.symbolic.texts.texts import TEXTS
 from treadle.compat.fake import class_of, is_traced
 from treadle.compat.tracing import works_for
 from treadle.compat.unsized import is_unsized, length_of
-from treadle.util.frame_variables import variables
+from treadle.util.frames.frame_variables import variables
 
 _MOST_NAMES = 1 << 7
 """Of a code object: an instruction names the first of them without a prefix."""

@@ -16,6 +16,7 @@ from treadle.graph.core.node_info import info, known_value
 from treadle.graph.core.signature import Input
 from treadle.graph.core.types import tensors_in
 from treadle.util.errors import CaptureError, joined_with
+from treadle.util.memory import memory_start
 
 _LIFTS = frozenset(
     {
@@ -71,7 +72,7 @@ def refuse_foreign_writes(
         written = next((user for user in same if functionalizer.is_written(user)), None)
         if written is None or tensor.untyped_storage().resizable():
             continue  # a storage of PyTorch's own making can be resized, and is the step's alone
-        start = tensor.untyped_storage().data_ptr()
+        start = memory_start(tensor)
         known = found.has_memory_in(start, start + tensor.untyped_storage().nbytes())
         if known or any(overlaps([tensor, array]) for array in looked_at):
             raise CaptureError(

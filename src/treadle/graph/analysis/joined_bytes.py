@@ -6,6 +6,7 @@ from torch import Tensor, fx
 
 from treadle.compat.tensors import storage_of
 from treadle.graph.analysis.alias import storages
+from treadle.graph.analysis.joined_storages import JoinedStorages
 from treadle.graph.core.node_info import known_value, value_of
 from treadle.graph.core.types import tensors_in
 from treadle.util.errors import require
@@ -26,7 +27,7 @@ class JoinedBytes:
         self._held = {storage for node in self._returned for storage in storages(value_of(node))}
         holders = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
         self._fixed = {storage for node in holders for storage in storages(value_of(node))}
-        self._joined: dict[int, int] = {}
+        self._joined = JoinedStorages()
 
     def require_no_new(self, replaced: Sequence[Replaced]) -> None:
         """``NoMatch`` if these replacements, done together, would make a new alias."""
@@ -52,10 +53,10 @@ class JoinedBytes:
             self._returned.add(new)
         moved = False
         for left, right in self._pairs(old, new):
-            left = self._root(left)
+            left = self._joined.root(left)
             if left == right:
                 continue
-            self._joined[left] = right
+            self._joined.join(left, right)
             moved = True
             for roots in (self._held, self._fixed):
                 if left in roots:
@@ -68,9 +69,4 @@ class JoinedBytes:
         return [(self._storage(left), self._storage(right)) for left, right in both]
 
     def _storage(self, tensor: Tensor) -> int:
-        return self._root(storage_of(tensor))
-
-    def _root(self, storage: int) -> int:
-        while storage in self._joined:
-            storage = self._joined[storage]
-        return storage
+        return self._joined.root(storage_of(tensor))

@@ -170,6 +170,12 @@ def set_argument(node: fx.Node, name: str, value: Any) -> None:
         node.update_kwarg(name, value)
 
 
+def operand_of(node: fx.Node) -> fx.Node:
+    """The one value that a node reads: what a view is of, or a copy, or a conversion."""
+    (operand,) = node.all_input_nodes
+    return operand
+
+
 def is_item(node: fx.Node) -> bool:
     """Whether the node picks one result of an operation with several."""
     return node.target is operator.getitem

@@ -21,6 +21,7 @@ from treadle.compat.dynamo import compile_module
 from treadle.compat.operators.custom_op import CustomOp
 from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.util.errors import LoweringError
+from treadle.util.memory import with_own_memory
 
 RegionCompiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., object]]
 """Takes a graph and inputs like those of its calls; what it returns is called with tensors."""
@@ -69,14 +70,7 @@ class CompiledRegion:
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Its results. What shares the memory of an input, or of another result, is copied."""
-        function = self.compile(inputs)
-        taken = {input_.untyped_storage().data_ptr() for input_ in inputs}
-        results: list[Tensor] = []
-        for output in function(*inputs):
-            address = output.untyped_storage().data_ptr()
-            results.append(output.clone() if address in taken and address else output)
-            taken.add(address)
-        return results
+        return with_own_memory(self.compile(inputs)(*inputs), inputs)
 
 
 def define(name: str, region: CompiledRegion, results: Callable[[], list[Tensor]]) -> OpOverload:

@@ -10,7 +10,7 @@ from torch import fx
 from treadle.algebra.extents import Size, size_key
 from treadle.compat.operators.operator_facts import MATTERS, Effect
 from treadle.graph.core.node_info import info
-from treadle.graph.core.operators import arguments, effects_of
+from treadle.graph.core.operators import arguments, effects_of, operand_of
 from treadle.graph.rewrite.filled import number_everywhere
 from treadle.graph.rewrite.pattern import (
     Anything,
@@ -256,7 +256,7 @@ def _unify_chain(match: PatternMatch, pattern: ChainPattern, value: object) -> N
         _require_movable(match, value)
         match.covered[value] = None
         chain.append(value)
-        (value,) = value.all_input_nodes
+        value = operand_of(value)
     unify(match, pattern.inner, value)
     if pattern.name:
         _bind(match, pattern.name, chain)

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch.fx.node import Argument
 
 from treadle.compat.tracing import traced
+from treadle.graph.core.operators import operand_of
 from treadle.graph.rewrite.inline import traced_program
 from treadle.graph.rewrite.matching import PatternMatch, unify
 from treadle.graph.rewrite.pattern import Anything, Pattern, PatternVariable, Roots, compiled
@@ -154,8 +155,7 @@ def _plain(graph: fx.Graph, names: Sequence[str]) -> fx.Graph:
         node.target = name
     for node in graph.nodes:
         if node.target in _SAME:
-            (operand,) = node.all_input_nodes
-            node.replace_all_uses_with(operand)
+            node.replace_all_uses_with(operand_of(node))
     graph.eliminate_dead_code()
     constants = graph.find_nodes(op="get_attr")
     require(not constants, VerifyError, "a rule makes a tensor from numbers: use torch.full")

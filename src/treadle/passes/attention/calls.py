@@ -10,14 +10,14 @@ from torch import fx
 from torch.fx.node import Argument
 
 from treadle.algebra.extents import same_sizes
-from treadle.graph.core.operators import may_drop
+from treadle.graph.core.operators import may_drop, operand_of
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.passes.attention.additive import Additive, filled
 from treadle.passes.attention.backward import Backward
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.kernels import FusedCall, FusedKernel
-from treadle.passes.attention.moves import Arrange, ElementOrder, arranged, is_move, operand_of
+from treadle.passes.attention.moves import Arrange, ElementOrder, arranged, is_move
 from treadle.passes.attention.rows import MaskedRows
 from treadle.util.refusals import NoMatch, attempt
 

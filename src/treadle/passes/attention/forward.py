@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from treadle.graph.core.node_info import info
-from treadle.graph.core.operators import arguments, is_random
+from treadle.graph.core.operators import arguments, is_random, operand_of
 from treadle.graph.core.types import is_tensor, type_of
-from treadle.passes.attention.moves import ElementOrder, is_cast, is_move, operand_of, require_rows
+from treadle.passes.attention.moves import ElementOrder, is_cast, is_move, require_rows
 from treadle.passes.attention.rows import ScoreMask, number
 from treadle.util.errors import require
 from treadle.util.refusals import NoMatch, attempt
@@ -261,7 +261,7 @@ def _draws(reader: fx.Node) -> bool:
 
 def _is_drawn(node: fx.Node) -> bool:
     while not is_random(node) and len(node.all_input_nodes) == 1 and not _is_softmax(node):
-        (node,) = node.all_input_nodes
+        node = operand_of(node)
     return is_random(node)
 
 

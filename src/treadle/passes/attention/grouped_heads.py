@@ -10,14 +10,14 @@ from torch import fx
 
 from treadle.algebra.extents import same, same_sizes, surely_less
 from treadle.graph.core.dim_maps import CONVERSIONS, RESHAPES, SWAPS, permutation
-from treadle.graph.core.operators import arguments, is_item, set_argument
+from treadle.graph.core.operators import arguments, is_item, operand_of, set_argument
 from treadle.graph.core.types import type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.node_rewrite import NodeRewrite
 from treadle.graph.rewrite.passes import Contract
 from treadle.graph.rewrite.rules import any_of, anything, bindings_of, named, through
 from treadle.passes.attention.exchange import gradients_of
-from treadle.passes.attention.moves import is_cast, operand_of
+from treadle.passes.attention.moves import is_cast
 from treadle.util.errors import require
 from treadle.util.refusals import NoMatch, attempt
 

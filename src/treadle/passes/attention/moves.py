@@ -16,6 +16,7 @@ from torch import fx
 
 from treadle.algebra.extents import same_sizes
 from treadle.graph.core.dim_maps import CONVERSIONS, MOVES, Dims, FactorTable
+from treadle.graph.core.operators import operand_of
 from treadle.graph.core.types import is_tensor, type_of
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.util.errors import require
@@ -71,12 +72,6 @@ def is_cast(node: object) -> bool:
         return False
     old, new = type_of(operand_of(node)), type_of(node)
     return all(tensor.dtype.is_floating_point for tensor in (old, new)) and old.device == new.device
-
-
-def operand_of(node: fx.Node) -> fx.Node:
-    """The value that a view or a copy is of."""
-    (operand,) = node.all_input_nodes
-    return operand
 
 
 @final

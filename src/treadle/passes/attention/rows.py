@@ -20,9 +20,9 @@ from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.arguments import given_of
 from treadle.graph.core.constants import constant_of
 from treadle.graph.core.node_info import value_of
-from treadle.graph.core.operators import arguments, may_recompute
+from treadle.graph.core.operators import arguments, may_recompute, operand_of
 from treadle.graph.core.types import tensors_in, type_of, type_of_tensor
-from treadle.passes.attention.moves import is_cast, is_move, operand_of
+from treadle.passes.attention.moves import is_cast, is_move
 
 aten = torch.ops.aten
 

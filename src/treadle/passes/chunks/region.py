@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from treadle.graph.core.node_info import tensor_of, value_of
-from treadle.graph.core.operators import arguments, effects_of, is_item, may_recompute
+from treadle.graph.core.operators import arguments, effects_of, is_item, may_recompute, operand_of
 from treadle.graph.core.types import is_tensor, tensors_in, type_of
 from treadle.passes.chunks.rows import (
     Contraction,
@@ -284,7 +284,7 @@ class _Finder:
             return True
         if not is_item(node) or node.args[1] != 1:
             return False
-        (source,) = node.all_input_nodes
+        source = operand_of(node)
         if source.target is not aten.nll_loss_forward.default or source in self.late:
             return False
         self.renewed[node] = Filled(0)  # of losses that are not summed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from treadle.graph.analysis.alias import Aliases, analyse
+from treadle.graph.analysis.joined_storages import JoinedStorages
 from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import arguments, may_recompute
 from treadle.graph.core.signature import StepGraph
@@ -55,7 +56,7 @@ class _Results:
     def __init__(self, step: StepGraph) -> None:
         self._aliases: Aliases = analyse(step)
         self._returned = set(self._aliases.returned)
-        self._joined: dict[int, int] = {}
+        self._joined = JoinedStorages()
 
     def may_merge(self, kept: fx.Node, node: fx.Node) -> bool:
         left, right = self._held(kept), self._held(node)
@@ -66,16 +67,11 @@ class _Results:
         if not right.isdisjoint(self._returned):
             self._returned |= left
         if len(left) == len(right) == 1:
-            self._joined |= zip(right, left, strict=True)
+            self._joined.join(*right, *left)
         return True
 
     def _held(self, node: fx.Node) -> frozenset[int]:
-        return frozenset(map(self._find, self._aliases.of[node]))
-
-    def _find(self, storage: int) -> int:
-        while storage in self._joined:
-            storage = self._joined[storage]
-        return storage
+        return frozenset(map(self._joined.root, self._aliases.of[node]))
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:

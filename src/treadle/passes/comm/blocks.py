@@ -16,7 +16,7 @@ from torch import fx
 from treadle.graph.analysis.alias import storages
 from treadle.graph.core.dim_maps import JOINS, MOVES
 from treadle.graph.core.node_info import value_of
-from treadle.graph.core.operators import effects_of
+from treadle.graph.core.operators import effects_of, operand_of
 from treadle.graph.core.types import type_of
 from treadle.graph.core.values import emit_ahead
 from treadle.util.reach import reached
@@ -35,8 +35,7 @@ def is_view(node: fx.Node) -> bool:
     gives several views counts as well, and so does an item of it."""
     if node.op != "call_function" or len(node.all_input_nodes) != 1 or effects_of(node):
         return False
-    (operand,) = node.all_input_nodes
-    return bool(storages(value_of(node)) & storages(value_of(operand)))
+    return bool(storages(value_of(node)) & storages(value_of(operand_of(node))))
 
 
 def views_towards(nodes: Iterable[fx.Node]) -> set[fx.Node]:

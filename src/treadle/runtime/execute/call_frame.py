@@ -21,13 +21,13 @@ from treadle.runtime.execute.arena import Arena
 from treadle.runtime.execute.bindings import Bindings, Live, storage_of, view_of, whole
 from treadle.runtime.execute.bound_inputs import BoundInputs
 from treadle.runtime.execute.incoming import Incoming
-from treadle.runtime.execute.library_calls import address_of
 from treadle.runtime.execute.loops import Repeatable
 from treadle.runtime.execute.prepare import Preparation
 from treadle.runtime.execute.step_memory import StepMemory
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs
 from treadle.runtime.store.artifact import Artifact, Storage, View
+from treadle.util.memory import memory_start
 
 FirstLaunches = Callable[[Sequence[Tensor]], None]
 """Launches what comes before the artifact's own steps, on the inputs of a call."""
@@ -217,9 +217,9 @@ class CallFrame:
         self, results: Sequence[Tensor | None], held: Mapping[str, Tensor]
     ) -> list[Tensor | None]:
         """``results``, of which copies for those in the memory of ``held``."""
-        own = {address_of(held_tensor) for held_tensor in held.values()}
+        own = {memory_start(held_tensor) for held_tensor in held.values()}
         return [
-            result.clone() if result is not None and address_of(result) in own else result
+            result.clone() if result is not None and memory_start(result) in own else result
             for result in results
         ]
 

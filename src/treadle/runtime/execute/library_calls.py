@@ -14,6 +14,7 @@ from treadle.runtime.execute.bindings import Container, Slot, laid_out, same_str
 from treadle.runtime.execute.functional import NAMESPACE, named
 from treadle.runtime.store.artifact import BufferSpec, View
 from treadle.util.errors import RuntimeFailure, require
+from treadle.util.memory import memory_start
 from treadle.util.nested import leaves
 
 _PYTHON = {"_operator": operator, "math": math, "torch": torch}
@@ -96,9 +97,9 @@ class CallAllocating:
             return value
         if self.slots is None:
             self.slots = [*_tensor_slots(self.args), *_tensor_slots(self.kwargs)]
-        memory = address_of(value)
+        memory = memory_start(value)
         arguments = _tensors(*(held[key] for held, key in self.slots))
-        shared = memory and any(address_of(argument) == memory for argument in arguments)
+        shared = memory and any(memory_start(argument) == memory for argument in arguments)
         return value.clone() if shared else value
 
     def _inspect(self, results: Sequence[object]) -> tuple[bool, ...]:
@@ -107,7 +108,7 @@ class CallAllocating:
 
         An argument's bytes may be given to another buffer, or written, while the result lives.
         """
-        taken = {address_of(t) for t in _tensors(self.args, self.kwargs)} - {0}
+        taken = {memory_start(t) for t in _tensors(self.args, self.kwargs)} - {0}
         for spec, tensor in zip(self.specs, results, strict=False):
             if spec is not None and not spec.unsized:
                 _require_like(tensor, spec)
@@ -136,12 +137,7 @@ def _require_like(result: object, spec: BufferSpec) -> None:
 
 def _needs_copy(tensor: Tensor, taken: set[int]) -> bool:
     """Whether its bytes are those of others, or nobody's: zeros that have no memory."""
-    return is_zerotensor(tensor) or address_of(tensor) in taken
-
-
-def address_of(tensor: Tensor) -> int:
-    """Where the storage of a tensor begins."""
-    return tensor.untyped_storage().data_ptr()
+    return is_zerotensor(tensor) or memory_start(tensor) in taken
 
 
 def _tensor_slots(held: Container) -> Iterator[Slot]:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from treadle.compat.operators.custom_op import implement
 from treadle.util.errors import RuntimeFailure
+from treadle.util.memory import memory_start
 
 aten = torch.ops.aten
 
@@ -406,7 +407,7 @@ class _CudnnCall:
         begin = first.storage_offset() - starts[0]
         storage = first.untyped_storage()
         same = all(
-            weight.untyped_storage().data_ptr() == storage.data_ptr()
+            memory_start(weight) == storage.data_ptr()
             and weight.storage_offset() - begin == start
             and weight.is_contiguous()
             for weight, start in zip(self.weights, starts, strict=True)

@@ -168,13 +168,6 @@ class Keys:
             lambda: _optimizer_facts(optimizers), lambda: watch_optimizers(optimizers)
         )
 
-    def of(
-        self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
-    ) -> tuple[GuardKey, FlatArguments]:
-        """The key of a call, and its arguments."""
-        called, inputs = self.called(args, kwargs, update=update)
-        return self.key(called), inputs
-
     def called(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
     ) -> tuple[Called, FlatArguments]:

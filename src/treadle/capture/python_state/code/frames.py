@@ -28,7 +28,7 @@ from treadle.capture.python_state.system import is_introspection_frame, os_call_
 from treadle.capture.python_state.threads import Threads
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.compat.fake import is_traced
-from treadle.util.frame_variables import variables
+from treadle.util.frames.frame_variables import variables
 from treadle.util.package import folder_of, is_machinery_file
 
 _TORCH = folder_of(torch)

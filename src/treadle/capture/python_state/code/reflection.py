@@ -31,7 +31,7 @@ from treadle.capture.python_state.code.frames import (
     file_of,
 )
 from treadle.capture.python_state.ownership import BUILTINS
-from treadle.util.frame_variables import variables
+from treadle.util.frames.frame_variables import variables
 
 _OPTIMIZED = 0x1  # a flag of code whose local variables are not in its globals
 _REPLACED = ("getattr", "hasattr", "vars", "dir")

@@ -26,7 +26,7 @@ from treadle.capture.symbolic.branches.decisions import MOST_DECISIONS, Answers,
 from treadle.compat.fake import FakeTensor
 from treadle.graph.core.node_info import copy_notes, info, set_value, tensor_of, with_info
 from treadle.graph.custom_ops.expect import expect
-from treadle.util.branch_analysis import answer_without_error
+from treadle.util.frames.branch_analysis import answer_without_error
 
 aten = torch.ops.aten
 _OF_SIZE = "size"

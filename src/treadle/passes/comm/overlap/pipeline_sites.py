@@ -24,7 +24,7 @@ from treadle.algebra.extents import dims_in
 from treadle.graph.core.collectives import Collective, CollectiveKind, collectives_in
 from treadle.graph.core.dim_maps import CASTS, Dims, Factors, FactorTable, dim_map
 from treadle.graph.core.node_info import info
-from treadle.graph.core.operators import arguments, is_item, operation_name
+from treadle.graph.core.operators import arguments, is_item, operand_of, operation_name
 from treadle.graph.core.types import TensorType, is_tensor, type_of
 from treadle.passes.comm.overlap.kept_order import is_fence
 from treadle.passes.comm.sharding.dim_moves import moved, rejoined, split_behind
@@ -230,7 +230,7 @@ def _products_ahead(wait: fx.Node, readers: Iterable[fx.Node]) -> tuple[fx.Node,
 def _scatter(collective: Collective) -> ScatterSite:
     wait = _only_wait(collective)
     chain = _from_product(collective)
-    source = collective.inputs[0] if not chain else _operand(chain[0])
+    source = collective.inputs[0] if not chain else operand_of(chain[0])
     moves = FactorTable()
     dims = start = moves.dims_of(type_of(source).shape)
     at = 0
@@ -268,12 +268,7 @@ def _from_product(collective: Collective) -> list[fx.Node]:
             lone = at.op == "call_function" and len(at.all_input_nodes) == 1
             require(lone, NoMatch, f"{at} is neither a product nor a move of its elements")
             chain.insert(0, at)
-        at = _operand(at)
-
-
-def _operand(node: fx.Node) -> fx.Node:
-    (operand,) = node.all_input_nodes
-    return operand
+        at = operand_of(at)
 
 
 def _summed(last: fx.Node) -> tuple[fx.Node, ...]:

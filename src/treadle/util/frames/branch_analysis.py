@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, final
 
-from treadle.util.frame_variables import variables
+from treadle.util.frames.frame_variables import variables
 
 _MOST = 4000
 """Instructions that are followed before it counts as not told."""

@@ -1,0 +1,1 @@
+"""Frames and code objects of CPython, as data."""
