@@ -8,7 +8,7 @@ from torch import fx
 from torch.fx.node import _side_effectful_functions
 from torch.utils.flop_counter import flop_registry
 
-from treadle.compat.operators import operator_facts
+from treadle.compat.operators import operator_facts, operator_lists
 from treadle.compat.operators.operator_facts import (
     IN_ORDER,
     MATTERS,
@@ -67,23 +67,23 @@ WRITES_UNDECLARED = {"aten::native_batch_norm"}
 
 def test_the_exceptions_are_these():
     """What overrules PyTorch's own word stands here once more."""
-    assert set(operator_facts._DRAW_NOTHING) == DRAWS_NOTHING
-    assert set(operator_facts._WRITES_UNDECLARED) == WRITES_UNDECLARED
-    assert all(operator_facts._DRAW_NOTHING.values())
+    assert set(operator_lists.DRAW_NOTHING) == DRAWS_NOTHING
+    assert set(operator_lists.WRITES_UNDECLARED) == WRITES_UNDECLARED
+    assert all(operator_lists.DRAW_NOTHING.values())
 
 
 TOLD = (
-    "_DRAW_NOTHING", "_SHAPE_ALONE", "_WRITES_UNDECLARED", "_SHARES_UNDECLARED", "_READ_OUTSIDE",
-    "_CONDITIONS", "_POINTWISE", "_REDUCTIONS", "_PRODUCTS", "_SLOW_ELEMENTS", "_NEVER_WAIT",
-    "_COUNTS_MASKS", "_REFUSES", "_DIVIDES", "_MEASURABLE", "_UNMEASURABLE", "_UNDEFINED",
-    "_CONVERSIONS", "_PRODUCTS_OF_PARTS", "_INVENTED",
+    "DRAW_NOTHING", "SHAPE_ALONE", "WRITES_UNDECLARED", "SHARES_UNDECLARED", "READ_OUTSIDE",
+    "CONDITIONS", "POINTWISE", "REDUCTIONS", "PRODUCTS", "SLOW_ELEMENTS", "NEVER_WAIT",
+    "COUNTS_MASKS", "REFUSES", "DIVIDES", "MEASURABLE", "UNMEASURABLE", "UNDEFINED",
+    "CONVERSIONS", "PRODUCTS_OF_PARTS", "INVENTED",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TOLD)
 def test_no_list_tells_of_an_operator_that_is_not_there(name):
     known = {schema.name for schema in torch._C._jit_get_all_schemas()}
-    told = set(getattr(operator_facts, name))
+    told = set(getattr(operator_lists, name))
     assert told
     if torch.__version__.startswith("2.13"):
         assert told <= known
@@ -92,7 +92,7 @@ def test_no_list_tells_of_an_operator_that_is_not_there(name):
 def test_no_list_is_left_out():
     lists = {
         name
-        for name, value in vars(operator_facts).items()
+        for name, value in vars(operator_lists).items()
         if isinstance(value, frozenset | dict) and any("::" in str(each) for each in value)
     }
     assert lists == {*TOLD}
@@ -176,7 +176,8 @@ def test_what_draws_or_writes_is_neither_repeated_nor_measured():
             assert not facts.may_recompute, op
         random = follows_seed(op, {each.name: each.default_value for each in schema.arguments})
         if random or not schema.returns or torch.Tag.dynamic_output_shape in op.tags:
-            assert not facts.measurable or "dropout_p" in str(schema) or "train" in str(schema), op
+            zeros = facts.invented == operator_lists.ZEROS
+            assert not zeros or "dropout_p" in str(schema) or "train" in str(schema), op
         assert facts.native
         assert not facts.is_unknown
         assert not facts.communicates
@@ -188,9 +189,10 @@ def test_what_draws_or_writes_is_neither_repeated_nor_measured():
      "cholesky_inverse", "_assert_async", "nonzero", "_embedding_bag", "segment_reduce",
      "repeat_interleave", "_cudnn_rnn"],
 )  # fmt: skip
-def test_what_looks_at_its_data_never_runs_on_invented_data(name):
+def test_what_looks_at_its_data_never_runs_on_zeros(name):
     packet = getattr(aten, name)
-    assert not any(facts_of(getattr(packet, each)).measurable for each in packet.overloads())
+    facts = [facts_of(getattr(packet, each)) for each in packet.overloads()]
+    assert all(each.invented != operator_lists.ZEROS for each in facts)
 
 
 def test_what_a_tag_says_of_data_waits_for_the_host():
@@ -223,14 +225,14 @@ def test_costs():
 def test_our_own_operators_are_known_as_well():
     layer = facts_of(recurrent_layer)
     assert layer.cost is CostClass.PRODUCT
-    assert layer.measurable
+    assert layer.invented == operator_lists.ZEROS
     assert layer.may_recompute
     assert not layer.native
     for op in DRAWS.values():
         facts = facts_of(op)
         assert facts.draws
         assert not facts.may_recompute
-        assert not facts.measurable
+        assert not facts.invented
     assert facts_of(expect).effects == Effect.RAISES | Effect.CONDITION
 
 
@@ -242,7 +244,7 @@ def test_a_call_without_dropout_draws_nothing():
     assert call_effects(dropout, {"p": 0.1, "train": True})
     assert call_effects(dropout, {"p": 0.1, "train": None})  # eager drops then
     assert not call_effects(dropout, {"p": 0.1, "train": False})
-    assert facts_of(attention).measurable  # of calls without dropout
+    assert facts_of(attention).invented == operator_lists.ZEROS  # of calls without dropout
     assert follows_seed(attention, {"dropout_p": 0.1})
     backward = aten._scaled_dot_product_flash_attention_backward.default
     assert follows_seed(backward, {"dropout_p": 0.1})
@@ -289,7 +291,7 @@ def test_an_operator_by_the_name_that_artifacts_give_it():
         assert facts.is_unknown
         assert facts.writes
         assert facts.waits
-        assert not facts.measurable
+        assert not facts.invented
 
 
 @torch.library.custom_op("treadle_tests::anything", mutates_args=())
@@ -323,7 +325,7 @@ def test_a_user_s_operator_may_do_anything():
         assert has_effect(node)
         assert not may_drop(node)
         assert not may_recompute(node)
-        assert not facts_of(op).measurable
+        assert not facts_of(op).invented
         assert not facts_of(op).native
     assert is_random(node)
 
@@ -332,7 +334,7 @@ def test_a_user_s_operator_is_what_its_tags_and_its_schema_say():
     pointwise = facts_of(torch.ops.treadle_tests.element.default)
     assert pointwise.may_recompute
     assert pointwise.cost is CostClass.POINTWISE
-    assert not pointwise.measurable  # it is not PyTorch's own
+    assert not pointwise.invented  # it is not PyTorch's own
     assert pointwise.waits
     writes = facts_of(torch.ops.treadle_tests.bump.default)
     assert writes.effects == Effect.WRITES | Effect.RAISES | Effect.UNKNOWN

@@ -8,6 +8,7 @@ from treadle.algebra.extents import dims_in
 from treadle.capture.failures import of_torch
 from treadle.codegen.host import call_step, spec_of
 from treadle.compat.operators.operator_facts import CostClass, facts_of, follows_seed
+from treadle.compat.operators.operator_lists import ZEROS
 from treadle.graph.core.operators import OpOverload, arguments_of
 from treadle.loop.program import Call, Program, TensorRef
 from treadle.runtime.execute.library_calls import resolve
@@ -70,9 +71,10 @@ def _may_measure(call: Call) -> bool:
     masks = any(ref.dtype in _MASKS for ref in call.refs)
     if (facts.cost is CostClass.POINTWISE and whole) or (facts.counts_masks and masks):
         return False
-    if facts.invented:  # draws are put back, those of the process' generators
-        return not any(isinstance(x, GeneratorRef) for x in arguments.values())
-    return facts.measurable and not follows_seed(op, arguments)
+    if facts.invented == ZEROS:
+        return not follows_seed(op, arguments)
+    drawn = any(isinstance(x, GeneratorRef) for x in arguments.values())
+    return bool(facts.invented) and not drawn  # draws of the process' generators are put back
 
 
 def _is_whole(dtype: torch.dtype) -> bool:

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treadle.capture.optimizers.moments import (
+    decays,
+    moved_moments,
+    read,
+    signed,
+    with_either_decay,
+)
 from treadle.capture.optimizers.registry import (
     ZEROS,
     ElementwiseUpdate,
@@ -17,19 +24,8 @@ from treadle.capture.optimizers.registry import (
     refused_gradients,
     register,
 )
-from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
+from treadle.capture.optimizers.rounding import addcdiv, lerp
 from treadle.capture.tensors.sparse_gradients import SparseRows
-
-
-def _rates(group: Group) -> dict[str, float]:
-    """What both read of a group."""
-    beta1, beta2 = group["betas"]
-    return {
-        "lr": float(group["lr"]),
-        "beta1": float(beta1),
-        "beta2": float(beta2),
-        "eps": float(group["eps"]),
-    }
 
 
 @dataclass(frozen=True)
@@ -42,15 +38,15 @@ class AdamUpdate(ElementwiseUpdate):
     """
 
     def structure(self, group: Group) -> tuple[object, ...]:
-        decays = float(group["weight_decay"]) != 0.0
-        return (group["amsgrad"], group["maximize"], decays, group["decoupled_weight_decay"])
+        decay = group["decoupled_weight_decay"]
+        return (group["amsgrad"], group["maximize"], decays(group), decay)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
         names = {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
         return names | {"max_exp_avg_sq": ZEROS} if group["amsgrad"] else names
 
     def scalars(self, group: Group) -> dict[str, float]:
-        return _rates(group) | {"weight_decay": float(group["weight_decay"])}
+        return read(group, "lr", "betas", "eps", "weight_decay")
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         step, beta1, beta2 = scalars["step"], scalars["beta1"], scalars["beta2"]
@@ -58,7 +54,7 @@ class AdamUpdate(ElementwiseUpdate):
             "beta2": beta2,
             "eps": scalars["eps"],
             "keep": 1.0 - scalars["lr"] * scalars["weight_decay"],
-            "decay": scalars["weight_decay"],
+            "weight_decay": scalars["weight_decay"],
             "rate1": 1.0 - beta1,
             "rate2": 1.0 - beta2,
             "step_size": -(scalars["lr"] / (1.0 - torch.pow(beta1, step))),
@@ -68,17 +64,8 @@ class AdamUpdate(ElementwiseUpdate):
     def update(
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
-        if group["maximize"]:
-            grad = -grad
-        value = parameter
-        if float(group["weight_decay"]) != 0.0:
-            if group["decoupled_weight_decay"]:
-                value = value * shared["keep"]
-            else:
-                grad = add(grad, value, shared["decay"])
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.copy_(lerp(mean, grad, shared["rate1"]))
-        square.copy_(addcmul(square * shared["beta2"], grad, grad, shared["rate2"]))
+        value, grad = with_either_decay(parameter, grad, shared, group)
+        mean, square = moved_moments(grad, state, shared)
         largest = square
         if group["amsgrad"]:
             largest = state["max_exp_avg_sq"]
@@ -103,7 +90,7 @@ class SparseAdamUpdate(OptimizerUpdate):
         return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
 
     def scalars(self, group: Group) -> dict[str, float]:
-        return _rates(group)
+        return read(group, "lr", "betas", "eps")
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         step, beta1, beta2 = scalars["step"], scalars["beta1"], scalars["beta2"]
@@ -125,7 +112,7 @@ class SparseAdamUpdate(OptimizerUpdate):
         self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
     ) -> None:
         at, grad = rows.summed()
-        grad = -grad if group["maximize"] else grad
+        grad = signed(grad, group)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         new_mean = lerp(mean[at], grad, shared["rate1"])
         new_square = lerp(square[at], grad * grad, shared["rate2"])
@@ -141,5 +128,5 @@ UPDATE_RULES = {
     torch.optim.AdamW: AdamUpdate(),
     torch.optim.SparseAdam: SparseAdamUpdate(),
 }
-for _kind, _form in UPDATE_RULES.items():
-    register(_kind, _form)
+for _kind, _rule in UPDATE_RULES.items():
+    register(_kind, _rule)

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treadle.capture.optimizers.moments import (
+    decays,
+    moved_moments,
+    read,
+    signed,
+    with_decay,
+    with_either_decay,
+)
 from treadle.capture.optimizers.registry import (
     ZEROS,
     ElementwiseUpdate,
@@ -22,31 +30,6 @@ from treadle.capture.optimizers.registry import (
 )
 from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
 from treadle.capture.tensors.sparse_gradients import SparseRows
-
-
-def decays(group: Group) -> bool:
-    """Whether weight decay is on, which is a part of the graph."""
-    return float(group["weight_decay"]) != 0.0
-
-
-def signed(grad: Tensor, group: Group) -> Tensor:
-    """The gradient to descend."""
-    return -grad if group["maximize"] else grad
-
-
-def with_decay(grad: Tensor, parameter: Tensor, shared: Values, group: Group) -> Tensor:
-    """``g + weight_decay * p``, where there is any."""
-    return add(grad, parameter, shared["weight_decay"]) if decays(group) else grad
-
-
-def read(group: Group, *names: str) -> dict[str, float]:
-    """Hyper-parameters under their own names; both betas where there are two."""
-    hyper_parameters = {name: float(group[name]) for name in names}
-    if "betas" in group:
-        hyper_parameters["beta1"], hyper_parameters["beta2"] = (
-            float(beta) for beta in group["betas"]
-        )
-    return hyper_parameters
 
 
 @dataclass(frozen=True)
@@ -170,7 +153,7 @@ class AdamaxUpdate(ElementwiseUpdate):
         return {"exp_avg": ZEROS, "exp_inf": ZEROS}
 
     def scalars(self, group: Group) -> dict[str, float]:
-        return read(group, "lr", "eps", "weight_decay")
+        return read(group, "lr", "eps", "weight_decay", "betas")
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         left = 1.0 - torch.pow(scalars["beta1"], scalars["step"])
@@ -208,7 +191,7 @@ class NAdamUpdate(ElementwiseUpdate):
         return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
 
     def scalars(self, group: Group) -> dict[str, float]:
-        return read(group, "lr", "eps", "weight_decay", "momentum_decay")
+        return read(group, "lr", "eps", "weight_decay", "momentum_decay", "betas")
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         step, beta1, lr = scalars["step"], scalars["beta1"], scalars["lr"]
@@ -231,14 +214,8 @@ class NAdamUpdate(ElementwiseUpdate):
     def update(
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
-        grad, value = signed(grad, group), parameter
-        if decays(group) and group["decoupled_weight_decay"]:
-            value = value * shared["keep"]
-        else:
-            grad = with_decay(grad, value, shared, group)
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.copy_(lerp(mean, grad, shared["rate1"]))
-        square.copy_(addcmul(square * shared["beta2"], grad, grad, shared["rate2"]))
+        value, grad = with_either_decay(parameter, grad, shared, group)
+        mean, square = moved_moments(grad, state, shared)
         spread = (square / shared["left"]).sqrt() + shared["eps"]
         value = addcdiv(value, grad, spread, shared["of_grad"])
         parameter.copy_(addcdiv(value, mean, spread, shared["of_mean"]))
@@ -256,7 +233,7 @@ class RAdamUpdate(ElementwiseUpdate):
         return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
 
     def scalars(self, group: Group) -> dict[str, float]:
-        return read(group, "lr", "eps", "weight_decay")
+        return read(group, "lr", "eps", "weight_decay", "betas")
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         step, beta2 = scalars["step"], scalars["beta2"]
@@ -279,14 +256,8 @@ class RAdamUpdate(ElementwiseUpdate):
     def update(
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
-        grad, value = signed(grad, group), parameter
-        if decays(group) and group["decoupled_weight_decay"]:
-            value = value * shared["keep"]
-        else:
-            grad = with_decay(grad, value, shared, group)
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.copy_(lerp(mean, grad, shared["rate1"]))
-        square.copy_(addcmul(square * shared["beta2"], grad, grad, shared["rate2"]))
+        value, grad = with_either_decay(parameter, grad, shared, group)
+        mean, square = moved_moments(grad, state, shared)
         plain = mean / shared["left"] * shared["rate"]
         adaptive = plain * (shared["rectified"] / (square.sqrt() + shared["eps"]))
         parameter.copy_(value + torch.where(shared["known"], adaptive, plain))
@@ -300,5 +271,5 @@ UPDATE_RULES: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
     torch.optim.NAdam: NAdamUpdate(),
     torch.optim.RAdam: RAdamUpdate(),
 }
-for _kind, _form in UPDATE_RULES.items():
-    register(_kind, _form)
+for _kind, _rule in UPDATE_RULES.items():
+    register(_kind, _rule)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.adaptive import decays, read, signed, with_decay
+from treadle.capture.optimizers.moments import decays, read, signed, with_decay
 from treadle.capture.optimizers.registry import (
     ZEROS,
     ElementwiseUpdate,
@@ -202,5 +202,5 @@ UPDATE_RULES: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
     torch.optim.ASGD: ASGDUpdate(),
     torch.optim.Rprop: RpropUpdate(),
 }
-for _kind, _form in UPDATE_RULES.items():
-    register(_kind, _form)
+for _kind, _rule in UPDATE_RULES.items():
+    register(_kind, _rule)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treadle.capture.optimizers.moments import decays, read, signed, with_decay
 from treadle.capture.optimizers.registry import (
     ZEROS,
     ElementwiseUpdate,
@@ -17,6 +18,11 @@ from treadle.capture.optimizers.registry import (
 )
 from treadle.capture.optimizers.rounding import add
 from treadle.capture.tensors.sparse_gradients import SparseRows, refused_sparse
+
+
+def _moves(group: Group) -> bool:
+    """Whether there is momentum, which is a part of the graph."""
+    return float(group["momentum"]) != 0.0
 
 
 @dataclass(frozen=True)
@@ -31,34 +37,29 @@ class SGDUpdate(ElementwiseUpdate):
         return {}
 
     def structure(self, group: Group) -> tuple[object, ...]:
-        decays, moves = float(group["weight_decay"]) != 0.0, float(group["momentum"]) != 0.0
-        return (decays, moves, group["nesterov"], group["maximize"])
+        return (decays(group), _moves(group), group["nesterov"], group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"momentum_buffer": ZEROS} if float(group["momentum"]) != 0.0 else {}
+        return {"momentum_buffer": ZEROS} if _moves(group) else {}
 
     def scalars(self, group: Group) -> dict[str, float]:
-        names = ("lr", "momentum", "dampening", "weight_decay")
-        return {name: float(group[name]) for name in names}
+        return read(group, "lr", "momentum", "dampening", "weight_decay")
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         shared = {
             "momentum": scalars["momentum"],
-            "decay": scalars["weight_decay"],
+            "weight_decay": scalars["weight_decay"],
             "rate": -scalars["lr"],
         }
-        if float(group["momentum"]) != 0.0:
+        if _moves(group):
             shared["fresh"] = 1.0 - scalars["dampening"] * (1.0 - scalars["first"])
         return shared
 
     def update(
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
-        if group["maximize"]:
-            grad = -grad
-        if float(group["weight_decay"]) != 0.0:
-            grad = add(grad, parameter, shared["decay"])
-        if float(group["momentum"]) != 0.0:
+        grad = with_decay(signed(grad, group), parameter, shared, group)
+        if _moves(group):
             buffer = state["momentum_buffer"]
             buffer.copy_(add(buffer * shared["momentum"], grad, shared["fresh"]))
             grad = add(grad, buffer, shared["momentum"]) if group["nesterov"] else buffer
@@ -68,18 +69,18 @@ class SGDUpdate(ElementwiseUpdate):
         self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
     ) -> None:
         """``p[i[n]] -= lr g[n]``, in the order of the rows."""
-        if float(group["weight_decay"]) != 0.0:
+        if decays(group):
             raise refused_gradients(self, "weight_decay and sparse")
-        if float(group["momentum"]) != 0.0:
+        if _moves(group):
             raise refused_sparse(
                 "steps SGD with momentum with a sparse gradient, for which PyTorch accumulates "
                 "the rows of all steps",
                 "use momentum=0, SparseAdam, or an embedding without sparse=True",
             )
-        values = -rows.values if group["maximize"] else rows.values
+        values = signed(rows.values, group)
         parameter.index_add_(0, rows.at, (values * shared["rate"]).to(parameter.dtype))
 
 
 UPDATE_RULES = {torch.optim.SGD: SGDUpdate()}
-for _kind, _form in UPDATE_RULES.items():
-    register(_kind, _form)
+for _kind, _rule in UPDATE_RULES.items():
+    register(_kind, _rule)

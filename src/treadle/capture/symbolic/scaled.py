@@ -61,15 +61,17 @@ def scaled(
 def functions_of_sizes() -> list[tuple[object, str, Callable[..., object]]]:
     """In the places of functions that take sizes one by one, of which PyTorch takes no object that
     is heard of functions."""
-    places = [(torch, name) for name in _MAKE_BY_SIZES] + [(Tensor, name) for name in _BY_SIZES]
-    return [(owner, name, _of_sizes(getattr(owner, name))) for owner, name in places]
+    return [
+        (owner, name, _of_sizes(getattr(owner, name)))
+        for owner, names in _TAKE_SIZES.items()
+        for name in names.split()
+    ]
 
 
-_MAKE_BY_SIZES = ("empty", "ones", "rand", "randn", "zeros")
-_BY_SIZES = (
-    *("expand", "new_empty", "new_ones", "new_zeros", "repeat", "reshape", "tile", "unflatten"),
-    *("view",),
-)
+_TAKE_SIZES: Mapping[object, str] = {
+    torch: "empty ones rand randn zeros",
+    Tensor: "expand new_empty new_ones new_zeros repeat reshape tile unflatten view",
+}
 
 
 def _of_sizes(original: Callable[..., object]) -> Callable[..., object]:

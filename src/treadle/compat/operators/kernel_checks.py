@@ -25,7 +25,7 @@ from treadle.compat.tracing import outside_modes
 
 aten = torch.ops.aten
 
-_MAY_REFUSE = (
+_DTYPES_UNCHECKED = (
     aten.addmm.default,
     aten.baddbmm.default,
     aten.bmm.default,
@@ -43,7 +43,7 @@ _MAY_REFUSE = (
 )
 """Operators whose fake form looks at no dtypes, that of products in PyTorch 2.11."""
 
-_NEED_ELEMENTS = (
+_ELEMENTS_UNCHECKED = (
     aten.max.default,
     aten.max.dim,
     aten.min.default,
@@ -140,8 +140,8 @@ def _squares_of_none(grad: Tensor, x: Tensor, target: Tensor, *_: object) -> obj
 
 
 KERNEL_CHECKS: Mapping[object, Callable[..., object]] = {
-    **{op: _asks(op) for op in _MAY_REFUSE},
-    **{op: _needs_elements(op) for op in _NEED_ELEMENTS},
+    **{op: _asks(op) for op in _DTYPES_UNCHECKED},
+    **{op: _needs_elements(op) for op in _ELEMENTS_UNCHECKED},
     aten.mse_loss_backward.default: _squares_of_none,
     aten._softmax.default: dim_is_there,
     aten._log_softmax.default: dim_is_there,
