@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from treadle.capture.python_state.container_parts import Sequenced
 from treadle.capture.python_state.introspect import parts_of, slots_of
-from treadle.capture.python_state.parts import OfFunction, Sequenced, Slots, Variable
+from treadle.capture.python_state.parts import OfFunction, Slots, Variable
 from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.guards import dict_fingerprint, watching
 from treadle.guards import memory_fingerprint as words

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from testing import check_numbers, trace
 from treadle.graph.analysis.alias import analyse
-from treadle.graph.rewrite.pattern import roots_of
+from treadle.graph.rewrite.pattern_programs import roots_of
 from treadle.graph.rewrite.rule_index import RuleIndex
 from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule, find
 

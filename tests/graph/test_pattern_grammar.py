@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from testing import node_of, refusal, trace
-from treadle.graph.rewrite.pattern import roots_of
+from treadle.graph.rewrite.pattern_programs import roots_of
 from treadle.graph.rewrite.rules import (
     NoMatch,
     Rule,

@@ -22,7 +22,7 @@ order that depends only on the order in which axes were made.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Union, final
@@ -54,25 +54,25 @@ class _Arithmetic:
     __slots__ = ()
 
     def __add__(self, other: "IndexLike") -> "Index":
-        return _sum(((_of(self), 1), (Index.of(other), 1)))
+        return combine(((_of(self), 1), (Index.of(other), 1)))
 
     def __radd__(self, other: int) -> "Index":
-        return _sum(((_of(self), 1),), other)
+        return combine(((_of(self), 1),), other)
 
     def __sub__(self, other: "IndexLike") -> "Index":
-        return _sum(((_of(self), 1), (Index.of(other), -1)))
+        return combine(((_of(self), 1), (Index.of(other), -1)))
 
     def __rsub__(self, other: int) -> "Index":
-        return _sum(((_of(self), -1),), other)
+        return combine(((_of(self), -1),), other)
 
     def __mul__(self, factor: int) -> "Index":
-        return _sum(((_of(self), factor),))
+        return combine(((_of(self), factor),))
 
     def __rmul__(self, factor: int) -> "Index":
-        return _sum(((_of(self), factor),))
+        return combine(((_of(self), factor),))
 
     def __neg__(self) -> "Index":
-        return _sum(((_of(self), -1),))
+        return combine(((_of(self), -1),))
 
     def __floordiv__(self, divisor: int) -> "Index":
         return _divmod(_of(self), divisor)[0]
@@ -137,9 +137,21 @@ def _fill(node: object, **derived: object) -> None:
         object.__setattr__(node, name, value)
 
 
+class _Divided(_Keyed):
+    """What an index divided by a number gives."""
+
+    __slots__ = ()
+    index: "Index"
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """Those of the index that is divided."""
+        return self.index.axes
+
+
 @final
 @dataclass(frozen=True, eq=False, slots=True)
-class FloorDiv(_Keyed):
+class FloorDiv(_Divided):
     """``index // n``. Made by ``//`` alone, which simplifies first."""
 
     index: "Index"
@@ -153,15 +165,10 @@ class FloorDiv(_Keyed):
         key = (1, size_key(self.n), self.index.key)
         _fill(self, bounds=(low // self.n, high // self.n), key=key, hash=hash(key))
 
-    @property
-    def axes(self) -> frozenset[Axis]:
-        """Those of the index that is divided."""
-        return self.index.axes
-
 
 @final
 @dataclass(frozen=True, eq=False, slots=True)
-class Mod(_Keyed):
+class Mod(_Divided):
     """``index % n``, never negative. Made by ``%`` alone, which simplifies first."""
 
     index: "Index"
@@ -173,11 +180,6 @@ class Mod(_Keyed):
     def __post_init__(self) -> None:
         key = (2, size_key(self.n), self.index.key)
         _fill(self, bounds=(0, self.n - 1), key=key, hash=hash(key))
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        """Those of the index that is divided."""
-        return self.index.axes
 
 
 class Formula:
@@ -296,7 +298,7 @@ def _of(value: _Arithmetic) -> Index:
 def linear(indices: Sequence[IndexLike], strides: Sequence[int], offset: int = 0) -> Index:
     """``offset + sum(index * stride)``."""
     pairs = zip(indices, strides, strict=True)
-    return _sum([(Index.of(index), stride) for index, stride in pairs], offset)
+    return combine([(Index.of(index), stride) for index, stride in pairs], offset)
 
 
 def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
@@ -316,94 +318,7 @@ def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
     return tuple(reversed(found))
 
 
-def numbers_in(index: Index) -> Iterator[int]:
-    """The numbers of an index, also of those inside: constants, factors, what parts are divided by,
-    and the bounds of values."""
-    yield index.const
-    for atom, factor in index.terms:
-        yield factor
-        match atom:
-            case FloorDiv() | Mod():
-                yield atom.n
-                yield from numbers_in(atom.index)
-            case Value():
-                yield from atom.bounds
-            case Axis():
-                pass
-
-
-def index_text(
-    index: Index, name: Callable[[Axis | Value], str], number: Callable[[int], str]
-) -> str:
-    """``8*i + j``: rows before columns, as people write offsets; equal factors keep their order."""
-    terms = sorted(index.terms, key=lambda term: -sample_of(term[1]))
-    parts = [_product_text(_atom_text(atom, name, number), c, number) for atom, c in terms]
-    if not is_zero(index.const) or not parts:
-        parts.append(number(index.const))
-    signed = (f"- {part[1:]}" if part.startswith("-") else f"+ {part}" for part in parts[1:])
-    return " ".join((parts[0], *signed))
-
-
-def _atom_text(
-    atom: Atom, name: Callable[[Axis | Value], str], number: Callable[[int], str]
-) -> str:
-    if isinstance(atom, Axis | Value):
-        return name(atom)
-    sign = "//" if isinstance(atom, FloorDiv) else "%"
-    inner = index_text(atom.index, name, number)
-    operand = f"({inner})" if " " in inner or "*" in inner else inner
-    return f"({operand}{sign}{number(atom.n)})"
-
-
-def _product_text(atom: str, coefficient: int, number: Callable[[int], str]) -> str:
-    if isinstance(coefficient, Size):
-        return f"{number(coefficient)}*{atom}"
-    if coefficient in (1, -1):
-        return atom if coefficient == 1 else f"-{atom}"
-    return f"{coefficient}*{atom}"
-
-
-def replace_axes(
-    index: Index, mapping: Mapping[Axis, IndexLike], on_value: Callable[[Value], Index]
-) -> Index:
-    """``index`` with axes replaced, simplified anew. ``on_value`` does the same to a value."""
-    if index.axes.isdisjoint(mapping):
-        return index
-
-    def atom_of(atom: Atom) -> Index:
-        match atom:
-            case Axis():
-                return Index.of(mapping.get(atom, atom))
-            case FloorDiv():
-                return replace_axes(atom.index, mapping, on_value) // atom.n
-            case Mod():
-                return replace_axes(atom.index, mapping, on_value) % atom.n
-            case Value():
-                return on_value(atom)
-
-    return _sum([(atom_of(atom), c) for atom, c in index.terms], index.const)
-
-
-def replace_values(index: Index, on_value: Callable[[Value], Index]) -> Index:
-    """``index`` with each ``Value`` replaced by an index."""
-    if not index.values:
-        return index
-
-    def atom_of(atom: Atom) -> Index:
-        match atom:
-            case Axis():
-                return Index.of(atom)
-            case FloorDiv():
-                return replace_values(atom.index, on_value) // atom.n
-            case Mod():
-                return replace_values(atom.index, on_value) % atom.n
-            case Value():
-                return on_value(atom)
-
-    return _sum([(atom_of(atom), c) for atom, c in index.terms], index.const)
-
-
-def _sum(parts: Sequence[tuple[Index, int]], const: int = 0) -> Index:
+def combine(parts: Sequence[tuple[Index, int]], const: int = 0) -> Index:
     """``const + sum(index * factor)``, like terms collected, quotients and remainders rejoined."""
     total: dict[Atom, int] = {}
     for index, factor in parts:
@@ -436,7 +351,7 @@ def _rejoin(mod: Mod, total: dict[Atom, int], const: int) -> Index | None:
     atom, wanted = quotient.terms[0][0], factor * mod.n
     if same(total.get(atom, 0), wanted):
         whole = mod.index - mod.n * quotient.const
-        return _sum([*_without(total, mod, atom), (whole, factor)], const)
+        return combine([*_without(total, mod, atom), (whole, factor)], const)
     for other, coefficient in total.items():
         if not same(coefficient, wanted):
             continue
@@ -445,10 +360,10 @@ def _rejoin(mod: Mod, total: dict[Atom, int], const: int) -> Index | None:
             and same(other.n, mod.n)
             and other.index % mod.n == _term(mod)
         ):
-            return _sum([*_without(total, mod, other), (other.index, factor)], const)
+            return combine([*_without(total, mod, other), (other.index, factor)], const)
         if isinstance(other, Mod) and same(other.index.coefficient(atom), 1):
             joined = (mod.index + (other.index - quotient) * mod.n) % (mod.n * other.n)
-            return _sum([*_without(total, mod, other), (joined, factor)], const)
+            return combine([*_without(total, mod, other), (joined, factor)], const)
     return None
 
 
@@ -462,7 +377,7 @@ def _term(atom: Atom, coefficient: int = 1) -> Index:
 
 @lru_cache(maxsize=1 << 14)
 def _divmod(index: Index, n: int) -> tuple[Index, Index]:
-    """``(index // n, index % n)``, made together so that ``_sum`` can rejoin them.
+    """``(index // n, index % n)``, made together so that ``combine`` can rejoin them.
 
     ``index = n*whole + part`` first; then ``part`` alone is divided.
     """
@@ -489,8 +404,8 @@ def _split(index: Index, n: int) -> tuple[Index, Index]:
             part.append((atom, left))
     above, below = split_off(index.const, n)
     return (
-        _sum([(_term(*term), 1) for term in whole], above),
-        _sum([(_term(*term), 1) for term in part], below),
+        combine([(_term(*term), 1) for term in whole], above),
+        combine([(_term(*term), 1) for term in part], below),
     )
 
 
@@ -542,11 +457,11 @@ def _by_divisor(part: Index, n: int, g: int) -> tuple[Index, Index] | None:
     """
     coarse = [(_term(atom, c // g), 1) for atom, c in part.terms if divides(g, c)]
     above, below = split_off(part.const, g)
-    fine = _sum([(_term(atom, c), 1) for atom, c in part.terms if not divides(g, c)], below)
+    fine = combine([(_term(atom, c), 1) for atom, c in part.terms if not divides(g, c)], below)
     shift = _multiple(fine.bounds, g)
     if shift is None:
         return None
-    quotient, remainder = _divmod(_sum(coarse, above + shift), n // g)
+    quotient, remainder = _divmod(combine(coarse, above + shift), n // g)
     return quotient, remainder * g + fine - shift * g
 
 
@@ -565,7 +480,7 @@ def _reduce_mods(part: Index, n: int) -> Index:
     """``c*(f % a)`` is ``c*f`` modulo ``n`` where ``n`` divides ``c*a``."""
     if not any(isinstance(atom, Mod) and divides(n, c * atom.n) for atom, c in part.terms):
         return part
-    return _sum(
+    return combine(
         [
             (atom.index, c)
             if isinstance(atom, Mod) and divides(n, c * atom.n)

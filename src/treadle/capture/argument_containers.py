@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, final
 
 from treadle.capture.python_state.changes import Change, RunPlaces, holds, refused
+from treadle.capture.python_state.container_parts import Sequenced
 from treadle.capture.python_state.containers.container_changes import reference_to
 from treadle.capture.python_state.flatten import Container, FlatArguments, nodes_in, replaced
 from treadle.capture.python_state.introspect import parts_of
-from treadle.capture.python_state.parts import MISSING, Part, Reading, Sequenced
+from treadle.capture.python_state.parts import MISSING, Part, Reading
 from treadle.capture.python_state.plain_values import is_plain, is_same_value
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 

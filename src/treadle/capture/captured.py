@@ -9,17 +9,10 @@ from torch import Tensor
 from treadle.algebra.guards import GuardSet
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.eager import EagerStep
+from treadle.capture.optimizers.param_groups import ParamGroup, ParamGroups
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_guard import ReadsGuard
-from treadle.capture.sources import (
-    Inputs,
-    ParamGroup,
-    ParamGroups,
-    Pending,
-    RunTimeNumber,
-    Scalars,
-    Source,
-)
+from treadle.capture.sources import Inputs, Pending, RunTimeNumber, Scalars, Source
 from treadle.capture.stored.reads import StoredReads
 from treadle.capture.symbolic.branches.decisions import Path
 from treadle.capture.symbolic.computations import NumberDecision

@@ -14,21 +14,12 @@ from treadle.capture.distributed.communication import refuse_accumulator_hooks
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.distributed.row_shards import Divisions
 from treadle.capture.eager import in_graph
+from treadle.capture.optimizers.param_groups import ParamGroups, param_groups_of
 from treadle.capture.optimizers.registry import update_rule
 from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.capture.python_state.flatten import FlatArguments, flatten, flatten_with_paths
 from treadle.capture.refuse import device_of
-from treadle.capture.sources import (
-    Batch,
-    BufferSlot,
-    Grad,
-    Parameter,
-    ParamGroups,
-    Scalar,
-    Source,
-    State,
-    param_groups_of,
-)
+from treadle.capture.sources import Batch, BufferSlot, Grad, Parameter, Scalar, Source, State
 from treadle.capture.tensors.sparse_gradients import is_sparse
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.pytree import TreeSpec

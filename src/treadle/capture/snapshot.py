@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.python_state.parts import Entries
+from treadle.capture.python_state.container_parts import Entries
 from treadle.capture.python_state.reads.object_graph import Location, Node, Watched
 from treadle.capture.symbolic.host_draws import put_states, states
 from treadle.compat.distributed.sharded_tensors import layout_of

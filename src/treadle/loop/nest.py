@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from treadle.algebra.extents import Size, dims_in, largest, same, surely_less
-from treadle.algebra.index import Axis, FloorDiv, Index, Mod, numbers_in
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod
+from treadle.algebra.index_walks import numbers_in
 from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind, values_of
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treadle.algebra.index import Axis, Index, Value, index_text
+from treadle.algebra.index import Axis, Index, Value
+from treadle.algebra.index_walks import index_text
 from treadle.algebra.strides import is_contiguous
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.kernel import Definition, Kernel, Store

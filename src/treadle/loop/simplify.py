@@ -20,7 +20,8 @@ from itertools import pairwise
 import torch
 
 from treadle.algebra.extents import Size, same, surely_less
-from treadle.algebra.index import Axis, Index, Value, replace_values
+from treadle.algebra.index import Axis, Index, Value
+from treadle.algebra.index_walks import replace_values
 from treadle.loop.expr import (
     COMPARE,
     Apply,

@@ -6,15 +6,8 @@ the formulas whose values stand in an index.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from treadle.algebra.index import (
-    Axis,
-    Index,
-    IndexLike,
-    Key,
-    Value,
-    replace_axes,
-    replace_values,
-)
+from treadle.algebra.index import Axis, Index, IndexLike, Key, Value
+from treadle.algebra.index_walks import replace_axes, replace_values
 from treadle.loop.expr import (
     Apply,
     Const,

@@ -53,18 +53,11 @@ from treadle.algebra.extents import (
     same,
     surely_less,
 )
-from treadle.algebra.index import (
-    ZERO,
-    Atom,
-    Axis,
-    Index,
-    linear,
-    replace_axes,
-    replace_values,
-)
+from treadle.algebra.index import ZERO, Atom, Axis, Index, linear
 from treadle.algebra.index import (
     Value as IndexValue,
 )
+from treadle.algebra.index_walks import replace_axes, replace_values
 from treadle.algebra.polynomial import Polynomial
 from treadle.algebra.proofs import Prover
 from treadle.compat.operators.schemas import OpOverload

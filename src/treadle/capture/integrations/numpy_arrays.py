@@ -9,7 +9,8 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from treadle.capture.integrations.integration import GeneratorState, Integration, SharedGenerator
-from treadle.capture.python_state.parts import Computed, Items, Part
+from treadle.capture.python_state.computed_parts import Computed, Items
+from treadle.capture.python_state.parts import Part
 from treadle.util.package import folder_of
 
 Array = NDArray[np.generic]

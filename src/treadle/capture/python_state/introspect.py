@@ -45,23 +45,23 @@ from weakref import ReferenceType
 from torch import Generator, Tag, Tensor, finfo, iinfo
 
 from treadle.capture.integrations.registry import SHARED_GENERATORS, all_of, table_of
+from treadle.capture.python_state.computed_parts import (
+    Computed,
+    ContextVariable,
+    Items,
+    Referent,
+    Registered,
+)
+from treadle.capture.python_state.container_parts import Entries, Members, Sequenced
 from treadle.capture.python_state.parts import (
     Accessors,
     Attributes,
     ClassAttributes,
-    Computed,
-    ContextVariable,
-    Entries,
     FixedAttributes,
-    Items,
-    Members,
     OfFunction,
     OwnAttributes,
     Part,
     Reading,
-    Referent,
-    Registered,
-    Sequenced,
     Slots,
     Variable,
 )

@@ -1,16 +1,15 @@
-"""The namespaces and containers in which a Python object keeps its values: how each is read, set
-and put back. ``introspect`` says which of them an object has.
+"""The namespaces in which a Python object keeps its values: how each is read, set and put back.
+
+Containers of entries are parts as well (``container_parts``), and so is what calls give
+(``computed_parts``). ``introspect`` says which of them an object has.
 """
 
-import contextvars
 import gc
 import operator
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable
 from typing import Any, cast, final
 
-from treadle.capture.python_state.plain_values import is_plain, is_same_value, plain_fact
+from treadle.capture.python_state.plain_values import is_same_value
 from treadle.guards.memory_fingerprint import has_space
 
 MISSING: Any = object()
@@ -135,129 +134,6 @@ class OwnAttributes(Attributes):
 
     def dictionary(self) -> Reading | None:
         return None
-
-
-@final
-class Entries(Part):
-    """Those of a dict, also of one with a class of its own."""
-
-    __slots__ = ("_kind", "values")
-    entries = True
-
-    def __init__(self, label: str, values: dict[Any, Any]) -> None:
-        super().__init__(label)
-        self.values: Reading = values
-        self._kind: type[Reading] = OrderedDict if isinstance(values, OrderedDict) else dict
-        """Whose methods are used: an ``OrderedDict`` holds an order beside that of the dict."""
-
-    def now(self) -> Reading:
-        kind = self._kind
-        return dict(zip(kind.keys(self.values), kind.values(self.values), strict=True))
-
-    def get(self, name: object) -> object:
-        return dict.get(self.values, name, MISSING)
-
-    def put(self, name: object, value: object) -> None:
-        if value is not MISSING:
-            self._kind.__setitem__(self.values, name, value)
-        elif dict.__contains__(self.values, name):
-            self._kind.__delitem__(self.values, name)
-
-    def restore(self, before: Reading) -> None:
-        now = self.now()
-        if list(now) != list(before):
-            self._kind.clear(self.values)
-            for name, value in before.items():
-                self._kind.__setitem__(self.values, name, value)
-            return
-        super().restore(before)
-
-    def dictionary(self) -> Reading | None:
-        """None where entries may change places, which the dict's version does not count."""
-        moves = self._kind is OrderedDict and len(self.values) > 1
-        return None if moves else self.values
-
-
-_Sequence = list[object] | tuple[object, ...] | deque[object]
-
-
-@final
-class Sequenced(Part):
-    """Entries of a list or deque; those of a tuple, which stay."""
-
-    __slots__ = ("values",)
-    entries = True
-
-    def __init__(self, label: str, values: _Sequence) -> None:
-        super().__init__(label)
-        self.values = values
-
-    @property
-    def settable(self) -> bool:  # type: ignore[override]
-        """Not the entries of a tuple."""
-        return not isinstance(self.values, tuple)
-
-    def now(self) -> Reading:
-        values = self.values
-        if isinstance(values, list):
-            return dict(enumerate(list.__iter__(values)))
-        if isinstance(values, tuple):
-            return dict(enumerate(tuple.__iter__(values)))
-        return dict(enumerate(deque.__iter__(values)))
-
-    def put(self, name: Any, value: object) -> None:
-        values: Any = self.values
-        values[name] = value
-
-    def restore(self, before: Reading) -> None:
-        values = self.values
-        if isinstance(values, tuple) or list(map(id, before.values())) == list(
-            map(id, self.now().values())
-        ):
-            return
-        values.clear()
-        values.extend(before.values())
-
-
-@final
-class Members(Part):
-    """Those of a set, by what they are."""
-
-    __slots__ = ("values",)
-    entries = True
-    settable = False
-
-    def __init__(self, label: str, values: set[object] | frozenset[object]) -> None:
-        super().__init__(label)
-        self.values = values
-
-    def now(self) -> Reading:
-        """In an order that every process has, as far as members have names."""
-        values = self.values
-        members = set.__iter__(values) if isinstance(values, set) else frozenset.__iter__(values)
-        return {member(value): value for value in sorted(members, key=_name_of_member)}
-
-    def is_same(self, one: Reading, other: Reading) -> bool:
-        return one.keys() == other.keys()
-
-    def restore(self, before: Reading) -> None:
-        if isinstance(self.values, set) and self.now().keys() != before.keys():
-            self.values.clear()
-            self.values.update(before.values())
-
-
-def _name_of_member(value: object) -> tuple[str, str]:
-    """By which members of a set are ordered: hashes differ from process to process."""
-    if is_plain(value):
-        return type(value).__name__, repr(value)
-    if isinstance(value, type | types.FunctionType):
-        return value.__module__, value.__qualname__
-    return "", ""
-
-
-def member(value: object) -> object:
-    """Under which name a snapshot has a member of a set."""
-    return plain_fact(value) if is_plain(value) else (None, id(value))
 
 
 @final
@@ -413,114 +289,3 @@ class Accessors(Part):
 
     def restore(self, before: Reading) -> None:
         return
-
-
-class Computed(Part):
-    """Contents that can be compared and not listed: of arrays, and of objects that can be
-    pickled."""
-
-    __slots__ = ("_back", "_read")
-    settable = False
-
-    def __init__(
-        self, label: str, read: Callable[[], object], back: Callable[[Any], None] | None = None
-    ) -> None:
-        super().__init__(label)
-        self._read = read
-        self._back = back
-
-    def now(self) -> Reading:
-        return {"": self._read()}
-
-    def is_same(self, one: Reading, other: Reading) -> bool:
-        return bool(one[""] == other[""])
-
-    def where(self, name: object) -> str:
-        return self.label
-
-    def restore(self, before: Reading) -> None:
-        if self._back is not None and self._read() != before[""]:
-            self._back(before[""])
-
-
-@final
-class Registered(Computed):
-    """The virtual subclasses of an abstract class. They change with a token of the process."""
-
-    __slots__ = ()
-
-
-@final
-class Referent(Part):
-    """One object that is got by a call of C code: what a weak reference refers to."""
-
-    __slots__ = ("_read",)
-    settable = False
-
-    def __init__(self, label: str, read: Callable[[], object]) -> None:
-        super().__init__(label)
-        self._read = read
-
-    def now(self) -> Reading:
-        return {"": self._read()}
-
-    def where(self, name: object) -> str:
-        return self.label
-
-    def restore(self, before: Reading) -> None:
-        return
-
-
-@final
-class ContextVariable(Part):
-    """What a context variable holds, or its default."""
-
-    __slots__ = ("variable",)
-    settable = False
-
-    def __init__(self, label: str, variable: contextvars.ContextVar[object]) -> None:
-        super().__init__(label)
-        self.variable = variable
-
-    def now(self) -> Reading:
-        try:
-            return {"": self.variable.get()}
-        except LookupError:
-            return {"": MISSING}
-
-    def where(self, name: object) -> str:
-        return self.label
-
-    def restore(self, before: Reading) -> None:
-        if before[""] is not MISSING and self.now()[""] is not before[""]:
-            self.variable.set(before[""])
-
-
-@final
-class Items(Part):
-    """Objects in an array, or in what C code made. ``back`` puts one where it was."""
-
-    __slots__ = ("_back", "_read")
-    settable = False
-    entries = True
-
-    def __init__(
-        self,
-        label: str,
-        read: Callable[[], Reading],
-        back: Callable[[Any, object], None] | None = None,
-    ) -> None:
-        super().__init__(label)
-        self._read = read
-        self._back = back
-
-    def now(self) -> Reading:
-        return self._read()
-
-    def restore(self, before: Reading) -> None:
-        now = self.now()
-        if self._back is None or len(now) != len(before):
-            return
-        for at, value in before.items():
-            if now.get(at, MISSING) is not value:
-                self._back(at, value)

@@ -11,9 +11,10 @@ from treadle.capture.captured import (
     OptimizerEffects,
     StepDependencies,
 )
+from treadle.capture.optimizers.param_groups import ParamGroups
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_guard import ReadsGuard
-from treadle.capture.sources import Inputs, ParamGroups, Pending, Scalars, Source
+from treadle.capture.sources import Inputs, Pending, Scalars, Source
 from treadle.capture.stored.codec import Decoder, Encoder, UserObjects
 from treadle.capture.stored.names import NotStored
 from treadle.capture.stored.origin import StepObjects

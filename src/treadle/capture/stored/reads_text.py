@@ -33,9 +33,11 @@ from torch import Tensor
 
 from treadle.capture.python_state.classes import class_module
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
+from treadle.capture.python_state.computed_parts import Computed
+from treadle.capture.python_state.container_parts import Members
 from treadle.capture.python_state.introspect import Identity, is_heap
 from treadle.capture.python_state.ownership import is_machinery, owner_of
-from treadle.capture.python_state.parts import MISSING, Computed, Members, Reading
+from treadle.capture.python_state.parts import MISSING, Reading
 from treadle.capture.python_state.plain_values import is_plain
 from treadle.capture.python_state.reads.object_graph import (
     Contents,

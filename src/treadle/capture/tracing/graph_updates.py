@@ -19,12 +19,13 @@ from torch.optim import Optimizer
 from treadle.capture.distributed.row_shards import RowShards
 from treadle.capture.integrations.grad_scaler import selected
 from treadle.capture.optimizers.hyper_parameters import HyperParameters
+from treadle.capture.optimizers.param_groups import ParamGroup
 from treadle.capture.optimizers.registry import Group, OptimizerUpdate, Values, update_rule
 from treadle.capture.optimizers.updates import UpdatesOfGroup
 from treadle.capture.python_state.code.frames import CodeOwner
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.ownership import owner_of
-from treadle.capture.sources import ParamGroup, Scalar, Source, State
+from treadle.capture.sources import Scalar, Source, State
 from treadle.capture.symbolic.numbers import Uses
 from treadle.capture.tensors.sparse_gradients import SparseGradients, SparseRows, is_sparse
 from treadle.capture.tracing.input_bindings import InputBindings

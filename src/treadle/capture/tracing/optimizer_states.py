@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 
 from treadle.capture.eager import why_eager
 from treadle.capture.optimizers.optimizer_state import StateLocation, TracedState, refused_state
+from treadle.capture.optimizers.param_groups import ParamGroup
 from treadle.capture.optimizers.registry import update_rule
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
-from treadle.capture.sources import ParamGroup
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers
 from treadle.capture.symbolic.numbers import Uses
 from treadle.capture.tracing.graph_updates import GraphUpdates

@@ -11,7 +11,7 @@ from treadle.capture.python_state.containers.container_changes import Reference
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.flatten import flatten, replaced
-from treadle.capture.python_state.parts import is_plain
+from treadle.capture.python_state.plain_values import is_plain
 from treadle.capture.refuse import refuse_unfinished
 from treadle.capture.symbolic.deferred import DeferredNumbers, is_known_later
 from treadle.capture.symbolic.numbers import as_key, is_stand_in

@@ -14,9 +14,10 @@ from treadle.capture.argument_containers import ServedCall
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.input_sources import Dims
 from treadle.capture.optimizers.own_steps import OwnSteps
+from treadle.capture.optimizers.param_groups import ParamGroups
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.reads.object_graph import Location
-from treadle.capture.sources import Parameter, ParamGroups, Source
+from treadle.capture.sources import Parameter, Source
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compat.pytree import TreeSpec

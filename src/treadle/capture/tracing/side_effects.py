@@ -24,7 +24,8 @@ from treadle.capture.python_state.containers.outputs import OutputCall, OutputLo
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.flatten import flatten, unflatten
-from treadle.capture.python_state.parts import MISSING, is_plain
+from treadle.capture.python_state.parts import MISSING
+from treadle.capture.python_state.plain_values import is_plain
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers, counted, direct_place

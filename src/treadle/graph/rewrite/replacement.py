@@ -21,7 +21,8 @@ from treadle.graph.core.types import (
 )
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.matching import PatternMatch
-from treadle.graph.rewrite.pattern import Program, result_of, returned_by, traced
+from treadle.graph.rewrite.pattern_programs import result_of, returned_by, traced
+from treadle.graph.rewrite.pattern_words import Program
 from treadle.graph.rewrite.torch_programs import TorchReplacement
 from treadle.util.errors import VerifyError, require
 from treadle.util.refusals import NoMatch, attempt

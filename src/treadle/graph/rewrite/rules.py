@@ -24,9 +24,10 @@ from treadle.graph.rewrite.matching import (
 )
 from treadle.graph.rewrite.node_rewrite import NodeRewrite
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.graph.rewrite.pattern import (
+from treadle.graph.rewrite.pattern import Roots
+from treadle.graph.rewrite.pattern_programs import pattern_of, returned_by, roots_of
+from treadle.graph.rewrite.pattern_words import (
     Program,
-    Roots,
     any_of,
     anything,
     call_of,
@@ -35,9 +36,6 @@ from treadle.graph.rewrite.pattern import (
     list_of,
     named,
     number,
-    pattern_of,
-    returned_by,
-    roots_of,
     shared,
     through,
     users,

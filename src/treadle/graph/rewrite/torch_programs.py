@@ -20,7 +20,8 @@ from treadle.compat.tracing import traced
 from treadle.graph.core.operators import operand_of
 from treadle.graph.rewrite.inline import traced_program
 from treadle.graph.rewrite.matching import PatternMatch, unify
-from treadle.graph.rewrite.pattern import Anything, Pattern, PatternVariable, Roots, compiled
+from treadle.graph.rewrite.pattern import Anything, Pattern, PatternVariable, Roots
+from treadle.graph.rewrite.pattern_programs import compiled
 from treadle.util.errors import VerifyError, require
 
 aten = torch.ops.aten

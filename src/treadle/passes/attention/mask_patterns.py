@@ -37,7 +37,8 @@ from treadle.algebra.conditions import (
     where_leaves,
 )
 from treadle.algebra.extents import same, size_key
-from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value, index_text
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
+from treadle.algebra.index_walks import index_text
 from treadle.algebra.proofs import Prover
 from treadle.graph.analysis.dynamic import layout_of
 from treadle.graph.core.node_info import value_of

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
 from dataclasses import dataclass, field
 from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 
-from treadle.capture.python_state.parts import MISSING, member
+from treadle.capture.python_state.container_parts import member
+from treadle.capture.python_state.parts import MISSING
 from treadle.capture.stored.names import NOT_STORED
 
 T = TypeVar("T")

@@ -13,17 +13,11 @@ from treadle.capture.integrations.registry import all_of
 from treadle.capture.python_state.attribute_watch import WATCHED
 from treadle.capture.python_state.changes import Change, Kept, holds, is_cache, is_log, refused
 from treadle.capture.python_state.code.frames import CodeOwner, ExecutionRecord
+from treadle.capture.python_state.container_parts import Sequenced
 from treadle.capture.python_state.containers.container_changes import ChangedContainer
 from treadle.capture.python_state.containers.container_recorders import RECORDED, Contents
 from treadle.capture.python_state.ownership import owner_of, stays
-from treadle.capture.python_state.parts import (
-    MISSING,
-    Attributes,
-    ClassAttributes,
-    Part,
-    Reading,
-    Sequenced,
-)
+from treadle.capture.python_state.parts import MISSING, Attributes, ClassAttributes, Part, Reading
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.numbers import is_stand_in
 

@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from treadle.capture.integrations.registry import all_of
-from treadle.capture.python_state.parts import Computed
+from treadle.capture.python_state.computed_parts import Computed
 from treadle.capture.python_state.reads.identity_guards import IdentityGuards
 from treadle.capture.python_state.reads.object_graph import Node, Space, Watched
 from treadle.capture.python_state.reads.object_match import AlikePart, tensors_within

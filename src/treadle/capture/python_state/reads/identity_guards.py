@@ -9,16 +9,15 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import final
 
+from treadle.capture.python_state.computed_parts import Registered
+from treadle.capture.python_state.container_parts import Members, Sequenced
 from treadle.capture.python_state.introspect import attributes_of, is_heap
 from treadle.capture.python_state.parts import (
     Accessors,
     FixedAttributes,
-    Members,
     OfFunction,
     OwnAttributes,
     Part,
-    Registered,
-    Sequenced,
     Slots,
     Variable,
 )

@@ -11,17 +11,10 @@ import torch
 from torch import Tensor
 
 from treadle.capture.explain_errors import here, refused_nested
+from treadle.capture.python_state.computed_parts import Computed
+from treadle.capture.python_state.container_parts import Members, Sequenced
 from treadle.capture.python_state.introspect import parts_of
-from treadle.capture.python_state.parts import (
-    MISSING,
-    OF_DECLARATION,
-    Attributes,
-    Computed,
-    Members,
-    Part,
-    Reading,
-    Sequenced,
-)
+from treadle.capture.python_state.parts import MISSING, OF_DECLARATION, Attributes, Part, Reading
 from treadle.capture.python_state.plain_values import PlainFact, is_plain
 from treadle.compat.distributed.sharded_tensors import layout_of
 from treadle.compat.fake import PLAIN_CLASSES, users_class

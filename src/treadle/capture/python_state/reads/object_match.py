@@ -10,8 +10,9 @@ from typing import cast, final
 from torch import Tensor
 from torch.optim import Optimizer
 
+from treadle.capture.python_state.container_parts import Members, Sequenced
 from treadle.capture.python_state.introspect import ARRAYS, parts_of
-from treadle.capture.python_state.parts import MISSING, Members, Part, Reading, Sequenced
+from treadle.capture.python_state.parts import MISSING, Part, Reading
 from treadle.capture.python_state.plain_values import (
     NUMBERS,
     is_plain,

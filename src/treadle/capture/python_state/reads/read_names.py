@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from treadle.capture.integrations.registry import SHARED_OBJECTS, table_of
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
+from treadle.capture.python_state.computed_parts import Computed
 from treadle.capture.python_state.introspect import is_heap
-from treadle.capture.python_state.parts import Computed, OfFunction, Part
+from treadle.capture.python_state.parts import OfFunction, Part
 from treadle.capture.python_state.plain_values import is_plain
 from treadle.capture.python_state.reads.object_graph import (
     ClassNames,

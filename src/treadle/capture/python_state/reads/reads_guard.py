@@ -7,7 +7,7 @@ and equal contents, recursively.
 from collections.abc import Iterator
 from typing import final
 
-from treadle.capture.python_state.parts import Computed
+from treadle.capture.python_state.computed_parts import Computed
 from treadle.capture.python_state.reads.guarded_parts import GuardedParts
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.object_match import Match

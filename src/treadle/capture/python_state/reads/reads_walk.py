@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from treadle.capture.python_state.code.frames import CodeOwner
+from treadle.capture.python_state.computed_parts import Computed, Referent
+from treadle.capture.python_state.container_parts import Members
 from treadle.capture.python_state.introspect import ObjectLayout, is_heap, parts_of
-from treadle.capture.python_state.parts import Computed, Members, Part, Referent
+from treadle.capture.python_state.parts import Part
 from treadle.capture.python_state.plain_values import is_plain, plain_fact
 from treadle.capture.python_state.reads.object_graph import (
     Contents,

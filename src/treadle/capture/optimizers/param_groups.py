@@ -1,0 +1,146 @@
+"""Parameters that an optimizer steps together: their scalars and step counters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.optimizers.counters import SharedCounters
+from treadle.capture.optimizers.registry import update_rule
+from treadle.capture.stored.names import NOT_STORED
+from treadle.compat.hooks import note_stepped
+from treadle.guards.watching import Watches
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ParamGroup:
+    """Parameters of one group of one optimizer whose step counters agree."""
+
+    optimizer: Optimizer
+    at: int  # index of the group
+    parameters: tuple[nn.Parameter, ...]
+    label: str
+    active: list[nn.Parameter]  # those that have gradients, once the step has been traced
+    taken: dict[nn.Parameter, int] = field(default_factory=dict[nn.Parameter, int])
+    """How many steps a parameter takes in one call."""
+    known: list[SharedCounters] = field(default_factory=list[SharedCounters], metadata=NOT_STORED)
+    """Where the counters were found last; nothing if that is not worth knowing."""
+
+    @property
+    def group(self) -> dict[str, object]:
+        """The optimizer's group as it is now."""
+        return self.optimizer.param_groups[self.at]
+
+    def scalar_names(self, group: Mapping[str, object] | None = None) -> tuple[str, ...]:
+        """The names of its scalars: hyper-parameters, then step counters; ``first`` where the form
+        has no counters. ``group``: in the place of the optimizer's."""
+        form = update_rule(self.optimizer)
+        scalars = form.scalars(self.group if group is None else group)
+        return (*scalars, *(form.counters or ("first",)))
+
+    def state_names(self, parameter: nn.Parameter) -> frozenset[str]:
+        """Under which names the form keeps state of a parameter."""
+        form = update_rule(self.optimizer)
+        return frozenset((*form.counters, *form.states(parameter, self.group)))
+
+    def values(self, nth: int = 0) -> dict[str, float]:
+        """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
+        ``first``: is there no state yet?"""
+        form = update_rule(self.optimizer)
+        scalars = form.scalars(self.group)
+        if form.counters:
+            return scalars | self._counters(nth)
+        state = self.optimizer.state.get(self.active[0], {})
+        return scalars | {"first": float(nth == 0 and state.get("momentum_buffer") is None)}
+
+    def _counters(self, nth: int) -> dict[str, float]:
+        """The counters for the ``nth`` step of a call."""
+        form = update_rule(self.optimizer)
+        state = self.optimizer.state.get(self.active[0], {})
+        now = {
+            name: float(state.get(name, start)) + (name == "step")
+            for name, start in form.counters.items()
+        }
+        for _ in range(nth):
+            now = form.advanced(now, self.group)
+            now = {name: value + (name == "step") for name, value in now.items()}
+        return now
+
+    def agrees(self) -> bool:
+        """Whether the counters of the parameters that step are still one number, as the graph has
+        it. Freezing one for some steps, or a checkpoint of another run, parts them."""
+        if self.known and self.known[0].hold():
+            return self.known[0].agree()
+        agrees = self._agree()
+        names = tuple(update_rule(self.optimizer).counters)
+        counters = SharedCounters.of(self.optimizer, self.active, names) if agrees else None
+        self.known[:] = [] if counters is None else [counters]
+        return agrees
+
+    def join(self, watches: Watches) -> bool:
+        """That counters which agree do so still; whether it is known where they are."""
+        for key in self.known:
+            key.join(watches)
+        return bool(self.known)
+
+    def _agree(self) -> bool:
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self.active]
+        names = tuple(update_rule(self.optimizer).counters)
+        for name in names or ("momentum_buffer",):
+            entries = [state.get(name) for state in states]
+            if len({entry is None for entry in entries}) > 1:
+                return False
+            values = (
+                [torch.as_tensor(entry) for entry in entries if entry is not None] if names else []
+            )
+            if values and not bool((torch.stack(values) == values[0]).all()):
+                return False
+        return True
+
+    def advance(self, *, found: bool = False) -> None:
+        """The counters of every parameter after a step. ``found``: where they were known to be, at
+        the beginning of this call."""
+        form = update_rule(self.optimizer)
+        note_stepped(self.optimizer)
+        if not form.counters:
+            return
+        after = {
+            nth: form.advanced(self._counters(nth), self.group)
+            for nth in {count - 1 for count in self.taken.values()}
+        }
+        if len(after) == 1 and self.known and (found or self.known[0].hold()):
+            self.known[0].write(next(iter(after.values())))
+            return
+        for parameter in self.active:
+            state = self.optimizer.state.get(parameter, {})
+            for name, value in after[self.taken[parameter] - 1].items():
+                if isinstance(state.get(name), Tensor):
+                    state[name].fill_(value)
+                elif name in state:
+                    state[name] = int(value)
+
+
+ParamGroups = list[ParamGroup]
+
+
+def param_groups_of(optimizers: Mapping[str, Optimizer]) -> ParamGroups:
+    """Every group, split where its parameters' counters differ."""
+    groups: ParamGroups = []
+    for name, optimizer in optimizers.items():
+        for at, group in enumerate(optimizer.param_groups):
+            by_count: dict[tuple[float, bool], list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                count = float(state.get("step", 0.0))
+                first = state.get("momentum_buffer") is None
+                by_count.setdefault((count, first), []).append(parameter)
+            label = f"{name}.{type(optimizer).__name__.lower()}".lstrip(".")
+            groups += [
+                ParamGroup(optimizer, at, tuple(members), label, members)
+                for members in by_count.values()
+            ]
+    return groups
