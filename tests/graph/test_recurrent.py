@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import treadle.runtime.kernels.recurrent as kernels
 from treadle.graph.custom_ops.recurrent import onednn_lstm, recurrent_layer
+from treadle.runtime.kernels.recurrent_onednn import onednn_forward
 from treadle.util.errors import CaptureError
 
 LAYERS = {
@@ -67,7 +67,7 @@ def test_a_layer_equals_eager(name, time, rows, reverse):
 def test_onednn_s_lstm_is_eager_s(name, keeps, reverse):
     layer, x, (h, c) = sample(name, torch.float32, 6, 3)
     weights = list(layer._flat_weights)
-    kept = kernels.onednn_forward(x, h, c, weights, reverse, True)[3].numel() if keeps else 0
+    kept = onednn_forward(x, h, c, weights, reverse, True)[3].numel() if keeps else 0
     got = onednn_lstm(x, h, c, weights, reverse, True, kept)[:2]
     want = eager(layer, x, [h, c], reverse)
     factors = [torch.randn_like(each) for each in want]

@@ -2,11 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from treadle.algebra.extents import (
-    Size,
-    is_zero,
-    sample_of,
-)
+from treadle.algebra.extents import Size, is_zero, sample_of
 from treadle.algebra.index import Atom, Axis, FloorDiv, Index, IndexLike, Mod, Value, combine
 
 

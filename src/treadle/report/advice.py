@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from treadle.report.step_report import StepReport, Use
+from treadle.report.host_steps import Use
+from treadle.report.step_report import StepReport
 from treadle.util.sizes import format_bytes
 
 _LITTLE = 0.02

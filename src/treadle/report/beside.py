@@ -6,7 +6,8 @@ from html import escape
 
 from treadle.passes.memory.decisions import Row
 from treadle.report.explain import milliseconds
-from treadle.report.step_report import StepReport, Use
+from treadle.report.host_steps import Use
+from treadle.report.step_report import StepReport
 from treadle.report.summary import Summary, summary_of
 from treadle.util.sizes import format_bytes
 

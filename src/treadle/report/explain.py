@@ -10,8 +10,9 @@ from treadle.passes.memory.decisions import layer_of, shown
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
 from treadle.report.communication import communication_text
+from treadle.report.host_steps import Use
 from treadle.report.stages import ORDER
-from treadle.report.step_report import StepReport, Use, VariantMemory
+from treadle.report.step_report import StepReport, VariantMemory
 from treadle.schedule.timeline import AliveAtPeak
 from treadle.util.sizes import format_bytes
 

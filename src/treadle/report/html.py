@@ -7,7 +7,8 @@ from treadle.passes.memory.decisions import layer_of
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
 from treadle.report.explain import counted, during, held_rows, milliseconds
-from treadle.report.step_report import StepReport, Use
+from treadle.report.host_steps import Use
+from treadle.report.step_report import StepReport
 from treadle.util.sizes import format_bytes
 
 

@@ -2,26 +2,33 @@
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
 from treadle.graph.core.node_info import info
 from treadle.graph.core.signature import Role, StepGraph
 from treadle.options import Options
-from treadle.passes.memory.decisions import Decision, Row, layer_of, rows
+from treadle.passes.memory.decisions import Decision, Row, rows
+from treadle.report.host_steps import (
+    HostStep,
+    PhaseSummary,
+    Use,
+    calls_of,
+    kernels_of,
+    phases_of,
+    total,
+)
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes
 from treadle.runtime.execute.bindings import spec_bytes
-from treadle.runtime.store.artifact import Artifact, Launch
+from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
 from treadle.util.package import VERSION
 
-T = TypeVar("T")
-_PHASES = ("forward", "backward", "optimizer")
 _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float16, torch.bfloat16)}
 
 
@@ -91,76 +98,6 @@ class RoleInputs:
     role: Role
     count: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostStep:
-    """One launch of a generated kernel, or one kernel of PyTorch's (``function`` is empty).
-
-    ``name`` is the operator's for a kernel of PyTorch's, and ``reason`` says why it is a fallback,
-    if it is one. ``floor_seconds``: ``max(bytes / bandwidth, flops / rate)`` of the device that
-    plans are estimated for, less where bytes stay in a cache; ``seconds``: measured, if
-    ``Step.profile`` has run. ``at``: its positions in the timeline. ``body``: the name of the
-    function of a loop that it stands in.
-    """
-
-    name: str
-    function: str
-    reason: str
-    info: KernelInfo
-    where: str
-    loops: int
-    bytes_moved: int
-    flops: float
-    floor_seconds: float
-    seconds: float | None
-    at: tuple[int, ...]
-    body: str = ""
-
-    @property
-    def phase(self) -> str:
-        """The phase it belongs to; ``other`` where nothing says."""
-        return self.info.phase or "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Host steps that are told together: the launches of one generated function, or the calls of
-    one operator for one line. ``inside``: in each round of a loop."""
-
-    name: str
-    reason: str
-    launches: int
-    loops: int
-    operations: tuple[str, ...]
-    phase: str
-    module: str
-    where: str
-    bytes_moved: int
-    flops: float
-    floor_seconds: float
-    seconds: float | None
-    source: str = ""
-    inside: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseSummary:
-    """One phase of a step: ``"forward"``, ``"backward"``, ``"optimizer"``, or ``"other"``.
-
-    ``operations`` of the captured graph became ``launches`` of generated kernels, ``library_calls``
-    and ``fallbacks``. ``floor_seconds``: the time that their bytes and products need at the rates
-    of the device (the real time is less if data stays in a cache); ``seconds``: measured, ``None``
-    before ``Step.profile``.
-    """
-
-    name: str
-    operations: int
-    launches: int
-    library_calls: int
-    fallbacks: int
-    floor_seconds: float
-    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,22 +181,22 @@ class StepReport:
     @cached_property
     def kernels(self) -> tuple[Use, ...]:
         """The launches of each generated function."""
-        return _kernels(self._all_steps, self.build.artifact)
+        return kernels_of(self._all_steps, self.build.artifact)
 
     @cached_property
     def calls(self) -> tuple[Use, ...]:
         """The library calls that were chosen."""
-        return _calls(step for step in self._all_steps if not step.function and not step.reason)
+        return calls_of(step for step in self._all_steps if not step.function and not step.reason)
 
     @cached_property
     def fallbacks(self) -> tuple[Use, ...]:
         """Those that were not."""
-        return _calls(step for step in self._all_steps if not step.function and step.reason)
+        return calls_of(step for step in self._all_steps if not step.function and step.reason)
 
     @cached_property
     def phases(self) -> tuple[PhaseSummary, ...]:
         """In the order in which they run."""
-        return _phases(self._all_steps, self.operations)
+        return phases_of(self._all_steps, self.operations)
 
     @property
     def versions(self) -> tuple[tuple[str, str], ...]:
@@ -291,7 +228,7 @@ class StepReport:
     @property
     def profiled_seconds(self) -> float | None:
         """The measured time of all host steps; ``None`` where they were not timed."""
-        return _total(step.seconds for step in self.host_steps)
+        return total(step.seconds for step in self.host_steps)
 
 
 def report_of(seen: Observed) -> StepReport:
@@ -346,24 +283,15 @@ def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
     infos = iter(notes.calls)
     host_steps: list[HostStep] = []
     for step, measured in zip(steps, seconds, strict=True):
+        noted = _noted(step, notes.kernels, infos)
         if isinstance(step, Launch):
-            info = next((notes.kernels[k] for k in step.kernels if k in notes.kernels), _NOTHING)
-            name, function, reason = step.function, step.function, ""
             at = tuple(places[kernel] for kernel in step.kernels if kernel in places)
-            moved, loops = step.bytes_moved, len(step.buffers)
         else:
-            info = next(infos, _NOTHING)
-            name, function, reason = step.op, "", step.reason
             at = tuple([place] if (place := next(calls, None)) is not None else [])
-            moved, loops = info.bytes_moved, 0
-        rate = device.rate(_DTYPES.get(info.dtype, torch.float32))
-        floor = max(moved / device.bandwidth, info.flops / rate)
-        where = info.where or step.origin
-        host_steps.append(
-            HostStep(
-                name, function, reason, info, where, loops, moved, info.flops, floor, measured, at
-            )
-        )
+        rate = device.rate(_DTYPES.get(noted.info.dtype, torch.float32))
+        floor = max(noted.bytes_moved / device.bandwidth, noted.flops / rate)
+        where = noted.info.where or step.origin
+        host_steps.append(replace(noted, where=where, floor_seconds=floor, seconds=measured, at=at))
     return tuple(host_steps)
 
 
@@ -381,109 +309,36 @@ def _rounds(
     return tuple(steps)
 
 
-def _round(body: Artifact, name: str, loop: HostStep, notes: BodyNotes) -> list[HostStep]:
+def _round(body: Artifact, body_name: str, loop: HostStep, notes: BodyNotes) -> list[HostStep]:
     """The steps of a function of a loop, which have the place of the loop in the user's code."""
     calls = iter(notes.calls)
     steps: list[HostStep] = []
     for step in body.steps:
-        if isinstance(step, Launch):
-            known = next((notes.kernels[k] for k in step.kernels if k in notes.kernels), _NOTHING)
-            said, function, reason = step.function, step.function, ""
-            moved, loops = step.bytes_moved, len(step.buffers)
-        else:
-            known, said, function, reason = next(calls, _NOTHING), step.op, "", step.reason
-            moved, loops = known.bytes_moved, 0
-        told = replace(known, phase=loop.phase, module=loop.info.module, where=loop.where)
-        steps.append(
-            HostStep(
-                f"{said} (each round)", function, reason, told, loop.where, loops, moved,
-                known.flops, 0.0, None, (), name,
-            )
-        )  # fmt: skip
+        noted = _noted(step, notes.kernels, calls)
+        info = replace(noted.info, phase=loop.phase, module=loop.info.module, where=loop.where)
+        name = f"{noted.name} (each round)"
+        steps.append(replace(noted, name=name, info=info, where=loop.where, body=body_name))
     return steps
 
 
-_NOTHING = KernelInfo((), "", "", "")
-
-
-def _total(seconds: Iterable[float | None]) -> float | None:
-    known = [part for part in seconds if part is not None]
-    return sum(known) if known else None
-
-
-def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    groups: dict[Hashable, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
-
-
-def _use(steps: Sequence[HostStep], source: str = "") -> Use:
-    first = steps[0]
-    modules = dict.fromkeys(layer_of(step.info.module) for step in steps if step.info.module)
-    return Use(
-        name=first.name,
-        reason=first.reason,
-        launches=len(steps),
-        loops=sum(step.loops for step in steps),
-        operations=first.info.operations,
-        phase=first.phase,
-        module=", ".join(modules),
-        where=first.where,
-        bytes_moved=sum(step.bytes_moved for step in steps),
-        flops=sum(step.flops for step in steps),
-        floor_seconds=sum(step.floor_seconds for step in steps),
-        seconds=_total(step.seconds for step in steps),
-        source=source,
-        inside=bool(first.body),
+def _noted(
+    step: Launch | CallStep, kernels: Mapping[str, KernelInfo], calls: Iterator[KernelInfo]
+) -> HostStep:
+    """What notes say of a step; ``calls``: those of the library calls that are still to come."""
+    if isinstance(step, Launch):
+        info = next((kernels[name] for name in step.kernels if name in kernels), _NOTHING)
+        name, function, reason = step.function, step.function, ""
+        moved, loops = step.bytes_moved, len(step.buffers)
+    else:
+        info = next(calls, _NOTHING)
+        name, function, reason = step.op, "", step.reason
+        moved, loops = info.bytes_moved, 0
+    return HostStep(
+        name, function, reason, info, info.where, loops, moved, info.flops, 0.0, None, ()
     )
 
 
-def _by_time(uses: Iterable[Use]) -> tuple[Use, ...]:
-    return tuple(sorted(uses, key=lambda use: (-(use.seconds or 0.0), -use.floor_seconds)))
-
-
-def _kernels(steps: Sequence[HostStep], artifact: Artifact) -> tuple[Use, ...]:
-    texts = _texts(artifact)
-    kernel_steps = (step for step in steps if step.function)
-    groups = _grouped(kernel_steps, lambda step: (step.body, step.function))
-    return _by_time(_use(group, texts[group[0].body, group[0].function]) for group in groups)
-
-
-def _texts(artifact: Artifact, body: str = "") -> dict[tuple[str, str], str]:
-    """The text of each generated function, by its name and that of the loop's function it is of."""
-    texts = {
-        (body, name): source.function(name).strip()
-        for source in artifact.sources
-        for name in source.functions
-    }
-    for name, loop_body in artifact.bodies.items():
-        texts |= _texts(loop_body, name)
-    return texts
-
-
-def _calls(steps: Iterable[HostStep]) -> tuple[Use, ...]:
-    groups = _grouped(steps, lambda step: (step.name, step.reason, step.phase, step.where))
-    return _by_time(map(_use, groups))
-
-
-def _phases(steps: Sequence[HostStep], operations: Mapping[str, int]) -> tuple[PhaseSummary, ...]:
-    summaries: list[PhaseSummary] = []
-    for name in dict.fromkeys((*_PHASES, *(step.phase for step in steps))):
-        own = [step for step in steps if step.phase == name]
-        if own or operations.get(name):
-            calls = [step for step in own if not step.function]
-            phase = PhaseSummary(
-                name,
-                operations=operations.get(name, 0),
-                launches=len(own) - len(calls),
-                library_calls=sum(not call.reason for call in calls),
-                fallbacks=sum(bool(call.reason) for call in calls),
-                floor_seconds=sum(step.floor_seconds for step in own),
-                seconds=_total(step.seconds for step in own),
-            )
-            summaries.append(phase)
-    return tuple(summaries)
+_NOTHING = KernelInfo((), "", "", "")
 
 
 def _versions(build: BuildRecord) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from treadle.report.advice import advice
-from treadle.report.step_report import PhaseSummary, StepReport, VariantMemory
+from treadle.report.host_steps import PhaseSummary
+from treadle.report.step_report import StepReport, VariantMemory
 
 
 @dataclass(frozen=True, slots=True)

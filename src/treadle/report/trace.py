@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from treadle.report.chart import series
 from treadle.report.communication import communication_events
-from treadle.report.step_report import HostStep, StepReport
+from treadle.report.host_steps import HostStep
+from treadle.report.step_report import StepReport
 from treadle.report.trace_events import Event, TraceProcess
 
 _PROCESS = TraceProcess(1)

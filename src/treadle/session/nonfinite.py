@@ -23,7 +23,7 @@ from treadle.graph.analysis.execute import values_of
 from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.signature import StepGraph
-from treadle.report.step_report import HostStep
+from treadle.report.host_steps import HostStep
 
 Kind = Literal["NaN", "inf"]
 

@@ -34,7 +34,8 @@ from treadle.graph.custom_ops.recurrent import (
     onednn_lstm,
     recurrent_layer,
 )
-from treadle.runtime.kernels.recurrent import cudnn_reserve, onednn_forward
+from treadle.runtime.kernels.recurrent_cudnn import cudnn_reserve
+from treadle.runtime.kernels.recurrent_onednn import onednn_forward
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 

@@ -18,14 +18,7 @@ from enum import Enum
 from functools import _lru_cache_wrapper as _LruCached
 from inspect import getattr_static
 from itertools import zip_longest
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    GenericAlias,
-    ModuleType,
-    UnionType,
-)
+from types import BuiltinFunctionType, CodeType, FunctionType, GenericAlias, ModuleType, UnionType
 from typing import cast, final
 
 import torch

@@ -12,7 +12,7 @@ Time comes first: ``x`` is [T, B, I], ``y`` [T, B, P]. ``weights`` of a layer ar
 ``w_hh`` [G*H, P], then ``b_ih`` and ``b_hh`` [G*H] if it has biases, then ``w_hr`` [P, H] if it
 projects (otherwise P is H). What a vendor's kernel keeps for its backward is opaque; its bytes are
 an argument, and with 0 there are none: backward runs the forward again. The kernels themselves are
-in ``runtime/kernels/recurrent.py``.
+in ``runtime/kernels/recurrent.py``, ``recurrent_onednn.py`` and ``recurrent_cudnn.py``.
 """
 
 from collections.abc import Sequence

@@ -12,13 +12,7 @@ from treadle.graph.analysis.joined_bytes import JoinedBytes, Replaced
 from treadle.graph.core.arguments import Argument, map_nodes
 from treadle.graph.core.node_info import value_of
 from treadle.graph.core.operators import is_mutable, is_random, may_drop
-from treadle.graph.core.types import (
-    TensorType,
-    is_tensor,
-    show_type,
-    tensors_in,
-    type_of_tensor,
-)
+from treadle.graph.core.types import TensorType, is_tensor, show_type, tensors_in, type_of_tensor
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.matching import PatternMatch
 from treadle.graph.rewrite.pattern_programs import result_of, returned_by, traced
