@@ -322,6 +322,7 @@ def test_the_cache_can_be_seen_and_cleared(script, capsys):
     [
         (["demo", "--steps", "0"], "not a whole number of at least 1"),
         (["demo", "--steps", "1e3"], "not a whole number of at least 1"),
+        (["plan", "--points", "1", "x.py:make"], "not a whole number of at least 2"),
         (["plan", "x.py:make", "--memory", "1.5"], "not a ratio between 0.0 and 1.0"),
         (["plan", "x.py:make", "--memory", "12 bananas"], "is not a size in bytes"),
         (["explain", "x.py:make", "--memory", "0"], "is not a size in bytes"),

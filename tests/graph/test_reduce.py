@@ -67,7 +67,7 @@ def test_one_operation_is_left():
     assert show(found) == dedent(text).strip()
     counts = [count_of(smaller) for _, smaller, _ in said]
     assert counts == sorted(counts, reverse=True)
-    assert str(counts[-1]) == "1 operations, 1 inputs, 1 results"
+    assert str(counts[-1]) == "1 operation, 1 input, 1 result"
     assert said[0][0] == "operations"
     assert 1 < said[-1][2] < 20
     assert all(calls(aten.cumsum.default)(smaller) for _, smaller, _ in said)

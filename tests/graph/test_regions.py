@@ -198,5 +198,5 @@ def test_small_regions_are_refused():
 
 def test_the_text_of_a_region():
     first, *_ = regions(step_of(), "exp")
-    assert first.text.startswith("# region 0: eager, 1 operations\n# exp: TR-312: none\n")
+    assert first.text.startswith("# region 0: eager, 1 operation\n# exp: TR-312: none\n")
     assert "exp" in first.text.splitlines()[3]

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from treadle.tools.exit_status import STANDARD_OUTPUT, Exit
 from treadle.tools.why import meaning_of
@@ -14,6 +15,7 @@ from treadle.util.package import VERSION
 from treadle.util.sizes import FRONTIER_POINTS, parse_bytes
 
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
 usage, or a missing file or function; 3 treadle refuses the step or cannot run it (see treadle
 why CODE); 4 your own code raised an error; 70 a bug in treadle; 130 interrupted"""
@@ -40,76 +42,106 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"treadle {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    demo = commands.add_parser(
+    for add in (
+        _add_demo, _add_plan, _add_verify, _add_explain, _add_report, _add_bench, _add_reduce,
+        _add_why, _add_doctor, _add_cache,
+    ):  # fmt: skip
+        add(commands)
+    return parser
+
+
+def _add_demo(commands: Commands) -> None:
+    parser = commands.add_parser(
         "demo", help="train a small GPT in eager, compiled, and in less memory"
     )
-    demo.add_argument(
+    parser.add_argument(
         "--steps", type=_positive, default=None, help="training steps of each variant (100)"
     )
-    demo.add_argument("--quick", action="store_true", help="60 steps")
-    _add_json(demo)
-    demo.set_defaults(command="demo")
-    planner = _with_target(
+    parser.add_argument("--quick", action="store_true", help="60 steps")
+    _add_json(parser)
+    parser.set_defaults(command="demo")
+
+
+def _add_plan(commands: Commands) -> None:
+    parser = _with_target(
         commands, "plan", "predict whether a step fits in memory, and its frontier; runs nothing"
     )
-    planner.add_argument(
+    parser.add_argument(
         "--device",
         type=_device,
         default=None,
         help="cpu, h200, h100, a100 or rtx4090; need not be present",
     )
-    points = f"number of budgets on the frontier ({FRONTIER_POINTS})"
-    planner.add_argument("--points", type=_positive, default=FRONTIER_POINTS, help=points)
-    planner.add_argument(
+    parser.add_argument(
+        "--points",
+        type=_frontier_points,
+        default=FRONTIER_POINTS,
+        help=f"number of budgets on the frontier ({FRONTIER_POINTS})",
+    )
+    parser.add_argument(
         "--exact", action="store_true", help="solve for the smallest peak of each; for small steps"
     )
-    planner.add_argument(
+    parser.add_argument(
         "--fake", action="store_true", help="create the model without allocating memory"
     )
-    _add_json(planner)
-    planner.set_defaults(command="plan")
-    verify = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
-    verify.add_argument("--steps", type=_positive, default=3, help="steps to train and compare (3)")
-    _add_json(verify)
-    verify.set_defaults(command="verify")
-    explain = _with_target(
+    _add_json(parser)
+
+
+def _add_verify(commands: Commands) -> None:
+    parser = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
+    parser.add_argument("--steps", type=_positive, default=3, help="steps to train and compare (3)")
+    _add_json(parser)
+
+
+def _add_explain(commands: Commands) -> None:
+    parser = _with_target(
         commands, "explain", "show what a step compiles to, with its kernels timed"
     )
-    _add_json(explain)
-    explain.add_argument(
+    _add_json(parser)
+    parser.add_argument(
         "--stages", action="store_true", help="only compile it, and show the stages of the compile"
     )
-    explain.set_defaults(command="explain")
-    report = _with_target(
+
+
+def _add_report(commands: Commands) -> None:
+    parser = _with_target(
         commands, "report", "write a report of the compiled step as one HTML file"
     )
-    _add_output(report, Path("report.html"), "write the page to this file (report.html)")
-    report.set_defaults(command="report")
-    bench = _with_target(
+    _add_output(parser, Path("report.html"), "write the page to this file (report.html)")
+
+
+def _add_bench(commands: Commands) -> None:
+    parser = _with_target(
         commands, "bench", "measure time and peak of a step, eager and compiled, in turns"
     )
-    bench.add_argument(
+    parser.add_argument(
         "--steps", type=_positive, default=20, help="timed steps of each variant (20)"
     )
-    bench.add_argument(
+    parser.add_argument(
         "--against", default="eager", metavar="NAMES", help="eager, or eager,torch.compile"
     )
-    _add_json(bench)
-    bench.set_defaults(command="bench")
-    _add_reduce(commands)
-    why = commands.add_parser("why", help="explain an error code, with its remedy")
-    why.add_argument("code", metavar="CODE", help="such as TR-102")
-    why.set_defaults(command="why")
-    doctor = commands.add_parser(
+    _add_json(parser)
+
+
+def _add_why(commands: Commands) -> None:
+    parser = commands.add_parser("why", help="explain an error code, with its remedy")
+    parser.add_argument("code", metavar="CODE", help="such as TR-102")
+    parser.set_defaults(command="why")
+
+
+def _add_doctor(commands: Commands) -> None:
+    parser = commands.add_parser(
         "doctor", help="show what this machine has and what treadle will use"
     )
-    _add_json(doctor)
-    doctor.set_defaults(command="doctor")
-    cache = commands.add_parser("cache", help="show where compiled code is stored, and its size")
-    cache.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
-    _add_json(cache)
-    cache.set_defaults(command="cache")
-    return parser
+    _add_json(parser)
+    parser.set_defaults(command="doctor")
+
+
+def _add_cache(commands: Commands) -> None:
+    parser = commands.add_parser("cache", help="show where compiled code is stored, and its size")
+    parser.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
+    _add_json(parser)
+    parser.set_defaults(command="cache")
 
 
 def _tell_why(parser: argparse.ArgumentParser, code: str) -> int:
@@ -121,7 +153,7 @@ def _tell_why(parser: argparse.ArgumentParser, code: str) -> int:
     return Exit.DONE
 
 
-def _add_reduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_reduce(commands: Commands) -> None:
     words = "reduce a failing graph to the smallest graph that still fails"
     parser = commands.add_parser(
         "reduce",
@@ -151,9 +183,8 @@ def _add_reduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.set_defaults(command="reduce")
 
 
-def _with_target(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str
-) -> argparse.ArgumentParser:
+def _with_target(commands: Commands, name: str, words: str) -> argparse.ArgumentParser:
+    """A command that compiles the step of a file."""
     parser = commands.add_parser(
         name,
         help=words,
@@ -162,6 +193,7 @@ def _with_target(
     )
     parser.add_argument("target", metavar="FILE:FUNCTION", help=TARGET)
     _add_memory(parser)
+    parser.set_defaults(command=name)
     return parser
 
 
@@ -223,8 +255,17 @@ def _no_argument(error: TreadleError) -> argparse.ArgumentTypeError:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return _whole(text, 1)
+
+
+def _frontier_points(text: str) -> int:
+    """A frontier has two ends."""
+    return _whole(text, 2)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 

@@ -28,11 +28,12 @@ from treadle.report.made_up import is_harmless, made_up_inputs
 from treadle.runtime.store.cache import Cache
 from treadle.targets.registry import target_for
 from treadle.tools.entry_point import load_module
-from treadle.util.errors import TreadleError
+from treadle.util.errors import TreadleError, counted
 from treadle.util.expected import NotExpected
 from treadle.util.files import check_output, write_output
 
 _SEED = 0
+_DIFFERS = "different results"
 _ROUNDINGS = 8
 """So many of a dtype's own are no failure, whatever the tolerance is."""
 
@@ -45,7 +46,7 @@ class Failure:
     words: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.words}"
+        return self.words if self.kind == _DIFFERS else f"{self.kind}: {self.words}"
 
 
 class Trial:
@@ -103,7 +104,7 @@ class Trial:
         for at, output in enumerate(step.signature.outputs):
             words = self._other(ours[at], theirs.values[at], theirs.filled[at])
             if words:
-                return Failure("different results", f"{output.name} {words}")
+                return Failure(_DIFFERS, f"{output.name} {words}")
         return None
 
     def _other(self, mine: Tensor | None, other: Tensor | None, filled: Tensor | None) -> str:
@@ -271,7 +272,8 @@ def _search(
         return True
 
     def heard(move: str, candidate: StepGraph, tries: int) -> None:
-        _say(progress, f"treadle: {move}: {count_of(candidate)} after {tries} tries")
+        needed = counted(tries, "try", "tries")
+        _say(progress, f"treadle: {move}: {count_of(candidate)} after {needed}")
         _write(job, candidate, step, failures[show(candidate, exact=True)])
 
     smallest = reduced(step, fails, heard)

@@ -17,7 +17,7 @@ from treadle.runtime.store.cache import Cache
 from treadle.tools.commands import compiled, observed, write_report
 from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
 from treadle.tools.exit_status import STANDARD_OUTPUT, Exit
-from treadle.util.errors import BUGS, TreadleError
+from treadle.util.errors import BUGS, TreadleError, counted
 from treadle.util.files import check_output, write_output
 from treadle.util.package import VERSION
 from treadle.util.sizes import format_bytes
@@ -113,7 +113,8 @@ def _verify(parsed: argparse.Namespace, console: Console) -> int:
             _write_json(parsed, {"steps": number, "difference": asdict(found)})
             return 1
         step(*job.batch)
-    _say(console, f"{parsed.steps} steps: every result, parameter, buffer and state equals eager's")
+    steps = counted(parsed.steps, "step")
+    _say(console, f"{steps}: every result, parameter, buffer and state equals eager's")
     _write_json(parsed, {"steps": parsed.steps, "difference": None})
     return 0
 

@@ -159,6 +159,11 @@ def with_article(name: str) -> str:
     return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
 
 
+def counted(count: int, noun: str, several: str = "") -> str:
+    """``"1 input"``, ``"2 inputs"``; ``several``: the plural, if it has not an ``s`` more."""
+    return f"{count} {noun if count == 1 else several or f'{noun}s'}"
+
+
 def not_installed(error: ModuleNotFoundError) -> TreadleError:
     """TR-010, which is an ``ImportError``, for a library that was not found."""
     library = str(error.name).partition(".")[0]

@@ -27,7 +27,7 @@ from treadle.graph.core.signature import Input, Output, Role, Signature, StepGra
 from treadle.graph.core.types import type_of
 from treadle.graph.text.parsing import parse
 from treadle.graph.text.printing import show
-from treadle.util.errors import ParseError, VerifyError
+from treadle.util.errors import ParseError, VerifyError, counted
 
 Heard = Callable[[str, StepGraph, int], None]
 """Hears of each smaller step: the move that found it, the step, and how many were tried."""
@@ -47,7 +47,8 @@ class Count:
     elements: int  # of the inputs
 
     def __str__(self) -> str:
-        return f"{self.operations} operations, {self.inputs} inputs, {self.results} results"
+        parts = ((self.operations, "operation"), (self.inputs, "input"), (self.results, "result"))
+        return ", ".join(counted(count, noun) for count, noun in parts)
 
 
 def count_of(step: StepGraph) -> Count:

@@ -26,7 +26,7 @@ from treadle.graph.core.operators import is_in_order, is_item
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.core.verify import require_unpacked
 from treadle.graph.text.printing import show
-from treadle.util.errors import VerifyError
+from treadle.util.errors import VerifyError, counted
 
 NATIVE = "native"
 """The compiler of a region that becomes generated kernels and library calls."""
@@ -95,7 +95,7 @@ class Region:
     @property
     def text(self) -> str:
         """The separate graph as text, with a heading."""
-        head = f"# region {self.number}: {self.compiler}, {self.operations} operations"
+        head = f"# region {self.number}: {self.compiler}, {counted(self.operations, 'operation')}"
         head += f", in each round of {self.inside}" if self.inside else ""
         reasons = [f"# {name}: {reason}" for name, reason in self.reasons.items()]
         return "\n".join([head, *reasons, show(self.step())])
