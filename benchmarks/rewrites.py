@@ -29,8 +29,8 @@ from treadle.passes.cleanup.constructors import CountConstants
 from treadle.passes.cleanup.known_values import FoldConstants
 from treadle.passes.products.batching import BatchProducts
 from treadle.passes.products.joined_products import JoinProducts
-from treadle.passes.products.joining import JoinPieces
 from treadle.passes.products.narrow_weights import FoldWeightCast, ScaleInProduct
+from treadle.passes.products.split_cat import SimplifySplitCat
 from treadle.passes.products.sums import (
     DECOMPOSE_OUTER,
     DECOMPOSE_VECTORS,
@@ -211,8 +211,8 @@ CASES = (
             (8, 4096, 4096),
         )
     ),
-    Case("split of a cat", JoinPieces(), ((512, 256), (512, 256)), cut_cat),
-    Case("cat of a cat", JoinPieces(), ((512, 256), (512, 256)), nested_cat),
+    Case("split of a cat", SimplifySplitCat(), ((512, 256), (512, 256)), cut_cat),
+    Case("cat of a cat", SimplifySplitCat(), ((512, 256), (512, 256)), nested_cat),
     Case("table of sines", FoldConstants(), ((512, 256),), table_of_sines),
     Case("running sum of ones", CountConstants(), ((512, 512),), running_sum),
     *(

@@ -107,6 +107,19 @@ def test_folders_hold_twenty_files_at_most():
     assert {name: count for name, count in counts.items() if count > 20} == {}
 
 
+LONGER = {
+    "algebra/index.py", "api.py", "capture/python_state/containers/container_recorders.py",
+    "capture/symbolic/deferred.py", "capture/symbolic/numbers.py", "graph/analysis/dynamic.py",
+    "lower/operators/pointwise.py", "options.py", "schedule/fuse.py", "session/variants/guards.py",
+}  # fmt: skip
+"""One subject each, and no seam to part it at."""
+
+
+def test_files_have_450_lines_at_most():
+    longer = {name_of(path) for path in MODULES if path.read_text().count("\n") > 450}
+    assert longer == LONGER
+
+
 def test_a_room_within_a_room_says_what_it_is_for():
     for path in MODULES:
         if path.name == "__init__.py" and len(path.relative_to(PACKAGE).parts) > 2:

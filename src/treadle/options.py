@@ -24,7 +24,7 @@ OPTIONAL_PASSES = (
     "RemoveNoOps",
     "RemoveCommonSubexpressions",
     "RemoveDeadCode",
-    "JoinPieces",
+    "SimplifySplitCat",
     "CountConstants",
     "FoldConstants",
     "outer-product",
@@ -42,6 +42,8 @@ OPTIONAL_PASSES = (
 )
 """What ``skip`` may name: passes by their class, and rules by their name. A step computes the same
 without them."""
+_RENAMED: Mapping[str, str] = {"JoinPieces": "SimplifySplitCat"}
+"""What was called otherwise in 0.1.0."""
 LOGS = ("compile", "recompiles", "fallbacks")
 """What ``logs`` may name: loggers below ``treadle``."""
 _DECIDES_NOTHING: Mapping[str, bool] = {"decides": False}
@@ -64,7 +66,8 @@ def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _known_passes(skip: object) -> tuple[str, ...]:
-    names = tuple(skip) if isinstance(skip, list | tuple) else (skip,)
+    given = tuple(skip) if isinstance(skip, list | tuple) else (skip,)
+    names = tuple(_RENAMED.get(str(name), name) for name in given)
     unknown = [name for name in names if name not in OPTIONAL_PASSES]
     if unknown:
         raise TreadleError(

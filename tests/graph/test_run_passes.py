@@ -12,10 +12,10 @@ from treadle.compiler import cleaning
 from treadle.graph.rewrite.pass_observers import CheckNumbers, DumpPasses
 from treadle.graph.rewrite.passes import Contract, GraphPass, Observer, run_passes
 from treadle.graph.rewrite.rules import Rewrite
-from treadle.options import OPTIONAL_PASSES
+from treadle.options import OPTIONAL_PASSES, Options
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.cleanup.dce import RemoveDeadCode
-from treadle.util.errors import VerifyError
+from treadle.util.errors import TreadleError, VerifyError
 
 X = torch.randn(3)
 
@@ -187,6 +187,12 @@ def test_what_can_be_left_out_is_there():
         for rule in each.rules
     }
     assert set(OPTIONAL_PASSES) <= names | rules
+
+
+def test_a_pass_may_be_skipped_by_the_name_it_had():
+    assert Options(skip=("JoinPieces",)) == Options(skip=("SimplifySplitCat",))
+    with pytest.raises(TreadleError, match="cannot be skipped"):
+        Options(skip=(["JoinPieces"],))
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,7 @@ KEEP_KERNELS = frozenset({
     "Rewrite", "RemoveDeadCode", "RemoveNoOps", "RemoveCommonSubexpressions", "SettleCheckpoints",
     "RecomputeMarked", "HoistCollectives", "MergeEqualCollectives", "SinkWaits",
     "BucketCollectives", "GatherAgain", "ScatterReductions", "CountConstants", "DrawInMemoryOrder",
-    "UseCounterBasedRng", "JoinPieces", "ExpandRegistered", "OverlapCommunication",
+    "UseCounterBasedRng", "SimplifySplitCat", "ExpandRegistered", "OverlapCommunication",
     "PipelineProducts", "ReadMasksAsBytes", "Recompute", "UpdateEarly", "RunEagerly",
     "ContractRegions", "SplitUpdates", "FoldConstants",
 })  # fmt: skip

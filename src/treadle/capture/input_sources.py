@@ -130,11 +130,11 @@ def _of_optimizers(
 ) -> Iterator[SourcedInput]:
     """State and scalars."""
     for at, param_group in enumerate(param_groups):
-        form, group = update_rule(param_group.optimizer), param_group.group
+        rule, group = update_rule(param_group.optimizer), param_group.group
         for parameter in param_group.parameters:
-            for key, start in form.states(parameter, group).items():
+            for key, start in rule.states(parameter, group).items():
                 label = f"{param_group.label}.{key}[{names[id(parameter)]}]"
-                shards = divisions.of(parameter, form)
+                shards = divisions.of(parameter, rule)
                 source = State(param_group.optimizer, parameter, key, start, shards)
                 parts = _parts(parameter) if shards is None else (True, not shards.is_even)
                 yield Input(Role.STATE, label, *parts), source

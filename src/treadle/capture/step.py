@@ -123,8 +123,8 @@ def capture(
     the step about values of tensors of which both ways go on; others are guessed. What fails after
     a guess is not raised: it is ``failed`` of a step that is captured up to there.
 
-    Optimizers without a form step by their own code, which is captured; where it cannot be, after
-    the graph.
+    Optimizers without an update rule step by their own code, which is captured; where it cannot
+    be, after the graph.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.

@@ -27,8 +27,8 @@ from treadle.passes.dropout import ExpandDropout
 from treadle.passes.expand_registered import expansion
 from treadle.passes.products.batching import BatchProducts
 from treadle.passes.products.joined_products import JoinProducts
-from treadle.passes.products.joining import JoinPieces
 from treadle.passes.products.narrow_weights import FoldWeightCast, ScaleInProduct
+from treadle.passes.products.split_cat import SimplifySplitCat
 from treadle.passes.products.sums import (
     DECOMPOSE_OUTER,
     DECOMPOSE_VECTORS,
@@ -43,7 +43,7 @@ CLEAN: tuple[GraphPass, ...] = (
     ScatterReductions(),  # first: a rank that has all rows of a value, or none, has no slice later
     ExpandDropout(),  # early: what a dropout is made of is cleaned like the rest
     RemoveNoOps(),  # early: it makes equal what only a no-op told apart
-    JoinPieces(),  # after no-ops: a copy between two pieces hides that they are neighbours
+    SimplifySplitCat(),  # after no-ops: a copy between two pieces hides that they are neighbours
     CountConstants(),  # before what is dead: the constant that was summed
     RemoveCommonSubexpressions(),  # before what is dead: of two equal values one is left
     RemoveDeadCode(),  # after those that leave nodes without users

@@ -85,10 +85,10 @@ class Divisions:
         if self._group is not None:
             self._mesh = DeviceMesh.from_group(group_named(self._group.name), device.type)
 
-    def of(self, parameter: nn.Parameter, form: OptimizerUpdate) -> RowShards | None:
+    def of(self, parameter: nn.Parameter, rule: OptimizerUpdate) -> RowShards | None:
         """``None`` where each rank does all of an update: the parameter has no rows, is in parts
         already, or what becomes of an element depends on others."""
-        if self._group is None or self._mesh is None or not form.elementwise:
+        if self._group is None or self._mesh is None or not rule.elementwise:
             return None
         if is_sharded(parameter) or parameter.dim() == 0 or parameter.is_complex():
             return None

@@ -31,7 +31,7 @@ from treadle.util.errors import CaptureError
 
 Values = dict[str, Any]
 _PROBES = (0.0, 0.375, 0.625)
-"""In the place of an entry that a form is to hand on as it is."""
+"""In the place of an entry that a rule is to hand on as it is."""
 
 
 def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Uses) -> object:
@@ -122,58 +122,58 @@ class SetGroup:
     set: Values
     uses: Uses
 
-    def values(self, form: OptimizerUpdate) -> Values:
+    def values(self, rule: OptimizerUpdate) -> Values:
         """As values of this run, and what they decide of the graph from now on: TR-139 where the
         update would be another one than that of the group before the run in its state."""
         values = {key: _plain(value) for key, value in {**self.before, **self.set}.items()}
-        self._refuse_unfit(form, values)
+        self._refuse_unfit(rule, values)
         for key in self._handed_on():
-            probed = [form.structure({**values, key: probe}) for probe in _PROBES]
+            probed = [rule.structure({**values, key: probe}) for probe in _PROBES]
             if any(structure != probed[0] for structure in probed):
                 raise sets_hyper_parameter(self.optimizer, key)
             values[key] = _PROBES[1]
         for parameter in self.optimizer.param_groups[self.at]["params"][:1]:
             kept, now = (
-                form.states(parameter, group_values).keys()
+                rule.states(parameter, group_values).keys()
                 for group_values in (self.before, values)
             )
             if kept != now:
                 raise sets_hyper_parameter(self.optimizer, ", ".join(self.set))
-        self._refuse_counted(form, values)
-        self._decide(form, values)
+        self._refuse_counted(rule, values)
+        self._decide(rule, values)
         return values
 
-    def _refuse_unfit(self, form: OptimizerUpdate, values: Values) -> None:
+    def _refuse_unfit(self, rule: OptimizerUpdate, values: Values) -> None:
         """TR-132 for what no update can be computed with, such as a text."""
         known = {**values, **dict.fromkeys(self._handed_on(), _PROBES[1])}
         try:
-            form.structure(known)
-            form.scalars(known)
+            rule.structure(known)
+            rule.scalars(known)
         except (TypeError, ValueError) as error:
             shown = ", ".join(f"{key}={values[key]!r}" for key in self.set)
             text = f"{type(self.optimizer).__name__} cannot step with {shown}: {error}"
             raise of_torch(TypeError(text), here()) from error
 
-    def _refuse_counted(self, form: OptimizerUpdate, values: Values) -> None:
+    def _refuse_counted(self, rule: OptimizerUpdate, values: Values) -> None:
         """Counters advance by the group as it is at the beginning of a call, or at its end."""
         asked = _RecordedGroup(values)
-        form.advanced({name: counter + 1.0 for name, counter in form.counters.items()}, asked)
+        rule.advanced({name: counter + 1.0 for name, counter in rule.counters.items()}, asked)
         for key in sorted(asked.keys_asked & self.set.keys()):
             raise sets_hyper_parameter(self.optimizer, key)
 
-    def _decide(self, form: OptimizerUpdate, values: Values) -> None:
+    def _decide(self, rule: OptimizerUpdate, values: Values) -> None:
         """The structure is the same at every call that the graph serves."""
         numbers = [n for value in self.set.values() for n in _items(value) if is_number(n)]
         roots = frozenset[object]().union(*(number.roots for number in numbers))
         if roots:
             keys = tuple((name, *map(id, _items(value))) for name, value in self.set.items())
-            key = self.uses.decisions.key_of("structure", id(form), self.at, keys)
-            outcome = form.structure(values)
-            compute = functools.partial(self._structure, form)
+            key = self.uses.decisions.key_of("structure", id(rule), self.at, keys)
+            outcome = rule.structure(values)
+            compute = functools.partial(self._structure, rule)
             self.uses.decisions.add(key, compute, outcome, roots)
 
-    def _structure(self, form: OptimizerUpdate) -> tuple[object, ...]:
-        return form.structure(self._at_call())
+    def _structure(self, rule: OptimizerUpdate) -> tuple[object, ...]:
+        return rule.structure(self._at_call())
 
     def _handed_on(self) -> list[str]:
         return [key for key, value in self.set.items() if is_deferred(value) or _is_tensor(value)]
@@ -185,13 +185,13 @@ class SetGroup:
         return known | dict.fromkeys(self._handed_on(), _PROBES[1])
 
     def scalars(
-        self, form: OptimizerUpdate, device: torch.device, traced_for: Callable[[Tensor], Tensor]
+        self, rule: OptimizerUpdate, device: torch.device, traced_for: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """What the form computes of them, as inputs of the graph."""
+        """What the rule computes of them, as inputs of the graph."""
         group = {key: _plain(entry) for key, entry in {**self.before, **self.set}.items()}
         inputs: dict[str, Tensor] = {}
         for key in self._handed_on():
-            seen = [form.scalars({**group, key: probe}) for probe in _PROBES]
+            seen = [rule.scalars({**group, key: probe}) for probe in _PROBES]
             others = [{**named, key: None} for named in seen]
             if [e.get(key) for e in seen] != [*_PROBES] or any(e != others[0] for e in others):
                 raise sets_hyper_parameter(self.optimizer, key)
@@ -201,16 +201,16 @@ class SetGroup:
                 raise sets_hyper_parameter(self.optimizer, key)
             inputs[key] = value.detach().reshape(()).to(device=device, dtype=torch.float64)
             group[key] = _PROBES[1]
-        for name, value in form.scalars(group).items():
+        for name, value in rule.scalars(group).items():
             if name not in inputs:
-                compute = functools.partial(self._scalar, form, name)
+                compute = functools.partial(self._scalar, rule, name)
                 key = self.uses.decisions.key_of("scalar", id(self), name)
                 number = Number(value, compute, frozenset(), self.uses, scales=True, key=key)
                 inputs[name] = number.entry(device)
         return inputs
 
-    def _scalar(self, form: OptimizerUpdate, name: str) -> float:
-        return form.scalars(self._at_call())[name]
+    def _scalar(self, rule: OptimizerUpdate, name: str) -> float:
+        return rule.scalars(self._at_call())[name]
 
 
 class _RecordedGroup(dict[str, object]):

@@ -72,8 +72,8 @@ class TracedState(MutableMapping[object, object]):
     """In the place of ``optimizer.state``, which ``real`` is and our own code asks.
 
     ``parameters``: by the id of a parameter and of what stands for it, in the order of the groups,
-    the two of them. ``entries``: what the optimizer's form has for a parameter now; nothing, if it
-    has no state, or no form. ``names``: of all that the form keeps."""
+    the two of them. ``entries``: what the optimizer's rule has for a parameter now; nothing, if it
+    has no state, or no rule. ``names``: of all that the rule keeps."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class TracedState(MutableMapping[object, object]):
         return key if known is None else known[0]
 
     def _found(self, key: object) -> Entries:
-        """The entries of a parameter, with those of the form as they are now."""
+        """The entries of a parameter, with those of the update rule as they are now."""
         parameter = self._key(key)
         if id(parameter) not in self._known:
             names = self._names(parameter)
@@ -271,22 +271,22 @@ class SharedNumbers:
 
 @final
 class TracedEntries(Entries):
-    """The state of one parameter. Of what the form keeps (``fixed``) the tensors may be read and
-    written to, not replaced."""
+    """The state of one parameter. The tensors of what the update rule keeps (``fixed``) may be read
+    and written to, not replaced."""
 
     def __init__(self, own: Entries, fixed: frozenset[str]) -> None:
         super().__init__(own)
         self._fixed = fixed
-        self.asked = False  # for an entry that is not the form's
+        self.asked = False  # for an entry that is not the rule's
 
     def renew(self, entries: Mapping[str, object]) -> None:
-        """The form's are these now."""
+        """The rule's are these now."""
         for key in self._fixed & super().keys():
             super().__delitem__(key)
         super().update(entries.items())
 
     def own(self) -> Entries:
-        """Without the form's."""
+        """Without the rule's."""
         return {key: value for key, value in super().items() if key not in self._fixed}
 
     def _allow(self, keys: Iterable[object]) -> None:

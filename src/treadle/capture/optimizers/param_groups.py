@@ -36,37 +36,37 @@ class ParamGroup:
         return self.optimizer.param_groups[self.at]
 
     def scalar_names(self, group: Mapping[str, object] | None = None) -> tuple[str, ...]:
-        """The names of its scalars: hyper-parameters, then step counters; ``first`` where the form
+        """The names of its scalars: hyper-parameters, then step counters; ``first`` where the rule
         has no counters. ``group``: in the place of the optimizer's."""
-        form = update_rule(self.optimizer)
-        scalars = form.scalars(self.group if group is None else group)
-        return (*scalars, *(form.counters or ("first",)))
+        rule = update_rule(self.optimizer)
+        scalars = rule.scalars(self.group if group is None else group)
+        return (*scalars, *(rule.counters or ("first",)))
 
     def state_names(self, parameter: nn.Parameter) -> frozenset[str]:
-        """Under which names the form keeps state of a parameter."""
-        form = update_rule(self.optimizer)
-        return frozenset((*form.counters, *form.states(parameter, self.group)))
+        """Under which names the rule keeps state of a parameter."""
+        rule = update_rule(self.optimizer)
+        return frozenset((*rule.counters, *rule.states(parameter, self.group)))
 
     def values(self, nth: int = 0) -> dict[str, float]:
         """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
         ``first``: is there no state yet?"""
-        form = update_rule(self.optimizer)
-        scalars = form.scalars(self.group)
-        if form.counters:
+        rule = update_rule(self.optimizer)
+        scalars = rule.scalars(self.group)
+        if rule.counters:
             return scalars | self._counters(nth)
         state = self.optimizer.state.get(self.active[0], {})
         return scalars | {"first": float(nth == 0 and state.get("momentum_buffer") is None)}
 
     def _counters(self, nth: int) -> dict[str, float]:
         """The counters for the ``nth`` step of a call."""
-        form = update_rule(self.optimizer)
+        rule = update_rule(self.optimizer)
         state = self.optimizer.state.get(self.active[0], {})
         now = {
             name: float(state.get(name, start)) + (name == "step")
-            for name, start in form.counters.items()
+            for name, start in rule.counters.items()
         }
         for _ in range(nth):
-            now = form.advanced(now, self.group)
+            now = rule.advanced(now, self.group)
             now = {name: value + (name == "step") for name, value in now.items()}
         return now
 
@@ -104,12 +104,12 @@ class ParamGroup:
     def advance(self, *, found: bool = False) -> None:
         """The counters of every parameter after a step. ``found``: where they were known to be, at
         the beginning of this call."""
-        form = update_rule(self.optimizer)
+        rule = update_rule(self.optimizer)
         note_stepped(self.optimizer)
-        if not form.counters:
+        if not rule.counters:
             return
         after = {
-            nth: form.advanced(self._counters(nth), self.group)
+            nth: rule.advanced(self._counters(nth), self.group)
             for nth in {count - 1 for count in self.taken.values()}
         }
         if len(after) == 1 and self.known and (found or self.known[0].hold()):

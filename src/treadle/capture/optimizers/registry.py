@@ -89,9 +89,9 @@ class ElementwiseUpdate(OptimizerUpdate):
         return True
 
 
-def refused_gradients(form: OptimizerUpdate, layout: str) -> CaptureError:
+def refused_gradients(rule: OptimizerUpdate, layout: str) -> CaptureError:
     """TR-132 for gradients that the optimizer does not accept in PyTorch either."""
-    kinds = [kind.__name__ for kind, rule in _UPDATE_RULES.items() if rule is form]
+    kinds = [kind.__name__ for kind, known in _UPDATE_RULES.items() if known is rule]
     text = f"{' and '.join(kinds)} cannot step with {layout} gradients"
     return of_torch(RuntimeError(text), here())
 
@@ -99,11 +99,11 @@ def refused_gradients(form: OptimizerUpdate, layout: str) -> CaptureError:
 _UPDATE_RULES: dict[type[Optimizer], OptimizerUpdate] = {}
 
 
-def register(kind: type[Optimizer], form: OptimizerUpdate) -> None:
+def register(kind: type[Optimizer], rule: OptimizerUpdate) -> None:
     """Serve exactly ``kind`` (not its subclasses, which may override ``step``)."""
     if kind in _UPDATE_RULES:
         raise ValueError(f"{kind.__name__} has two update rules")
-    _UPDATE_RULES[kind] = form
+    _UPDATE_RULES[kind] = rule
 
 
 def update_rules() -> dict[type[Optimizer], OptimizerUpdate]:
@@ -148,22 +148,22 @@ def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., 
     return inspect.unwrap(step) is inspect.unwrap(base.step)
 
 
-def register_optimizer(kind: type[Optimizer], form: OptimizerUpdate) -> None:
-    """Register the update rule ``form`` for optimizers of class ``kind``, so that steps with them
+def register_optimizer(kind: type[Optimizer], rule: OptimizerUpdate) -> None:
+    """Register the update ``rule`` for optimizers of class ``kind``, so that steps with them
     are captured.
 
-    ``form`` declares the state tensors, the hyper-parameters that are read at each call, and how a
+    ``rule`` declares the state tensors, the hyper-parameters that are read at each call, and how a
     parameter and its state change, in tensor operations. It serves ``kind`` and its subclasses that
     do not override ``step``. ``CaptureError`` TR-105 if ``kind`` is not an optimizer class or has
     an update rule already.
     """
-    pair: tuple[Any, Any] = kind, form  # users' code is not always typed
+    pair: tuple[Any, Any] = kind, rule  # users' code is not always typed
     fits = isinstance(pair[0], type) and issubclass(pair[0], Optimizer)
     if not fits or not isinstance(pair[1], OptimizerUpdate) or kind in _UPDATE_RULES:
         raise CaptureError(
-            f"{kind!r} is not an optimizer class or has an update rule already, or {form!r} is "
+            f"{kind!r} is not an optimizer class or has an update rule already, or {rule!r} is "
             "not an update rule",
             code="TR-105",
             remedy="register each class once, with an instance of treadle.OptimizerUpdate",
         )
-    _UPDATE_RULES[kind] = form
+    _UPDATE_RULES[kind] = rule

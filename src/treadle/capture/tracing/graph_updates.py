@@ -3,7 +3,7 @@
 ::
 
     optimizer.step()     for each group, for each parameter that has a gradient:
-                         form.update(parameter, gradient, state, scalars)      all traced
+                         rule.update(parameter, gradient, state, scalars)      all traced
 """
 
 import contextlib
@@ -78,14 +78,14 @@ class GraphUpdates:
         return id(parameter) in self._shards
 
     def run(self, optimizer: Optimizer) -> None:
-        """A step of an optimizer that has a form."""
+        """A step of an optimizer that has an update rule."""
         param_groups = [
             group for group in self._request.param_groups if group.optimizer is optimizer
         ]
         means = self._reduce_gradients(param_groups)
-        form = update_rule(optimizer)
+        rule = update_rule(optimizer)
         step = self._step
-        if self.external is not None and owner_of(type(form)) is CodeOwner.OURS:
+        if self.external is not None and owner_of(type(rule)) is CodeOwner.OURS:
             step = self.external.unseen(without_functions(step))  # it takes traced tensors alone
         for param_group in param_groups:
             with self._recorder.sync.unlooked():
@@ -93,7 +93,7 @@ class GraphUpdates:
             if with_grad:
                 self._recorder.provenance.note_line()
                 with self._unnoted():
-                    step(form, param_group, with_grad, means)
+                    step(rule, param_group, with_grad, means)
 
     @contextlib.contextmanager
     def _unnoted(self) -> Iterator[None]:
@@ -130,7 +130,7 @@ class GraphUpdates:
 
     def _step(
         self,
-        form: OptimizerUpdate,
+        rule: OptimizerUpdate,
         param_group: ParamGroup,
         with_grad: Sequence[nn.Parameter],
         means: Mapping[int, Tensor],
@@ -143,7 +143,7 @@ class GraphUpdates:
         taken = {p: param_group.taken.get(p, 0) for p in with_grad}  # before this step
         before = self.group_of(param_group)
         changed = self.hyper.at_update(param_group.optimizer, param_group.at, before)
-        group = changed.values(form) if changed.set else before
+        group = changed.values(rule) if changed.set else before
         for nth in sorted({*taken.values()}):
             scalars = {
                 name: self.scalar(param_group, name, nth)
@@ -151,28 +151,28 @@ class GraphUpdates:
             }
             if changed.set:
                 device = next(iter(scalars.values())).device
-                scalars |= changed.scalars(form, device, self._recorder.inside)
-            rule = _GroupUpdate(form, group, form.prepare(scalars, group))
+                scalars |= changed.scalars(rule, device, self._recorder.inside)
+            of_group = _GroupUpdate(rule, group, rule.prepare(scalars, group))
             some = [p for p in with_grad if taken[p] == nth]
             self._update(
-                rule, some, means, self._recorder.scaling.skips.get(id(param_group.optimizer))
+                of_group, some, means, self._recorder.scaling.skips.get(id(param_group.optimizer))
             )
             param_group.taken.update(dict.fromkeys(some, nth + 1))
 
     def _update(
         self,
-        rule: "_GroupUpdate",
+        of_group: "_GroupUpdate",
         parameters: Sequence[nn.Parameter],
         means: Mapping[int, Tensor],
         skips: Tensor | None,
     ) -> None:
         """``skips``: whether a scaler skips the update, which is decided in the graph."""
-        updates = UpdatesOfGroup() if owner_of(type(rule.form)) is CodeOwner.OURS else None
+        updates = UpdatesOfGroup() if owner_of(type(of_group.rule)) is CodeOwner.OURS else None
         for parameter in parameters:
-            names = rule.form.states(parameter, rule.group)
+            names = of_group.rule.states(parameter, of_group.group)
             state = {key: self._bindings.states[id(parameter), key] for key in names}
             with self._rows_of(parameter, means) as (leaf, grad):
-                update = functools.partial(rule.update, leaf, grad, state)
+                update = functools.partial(of_group.update, leaf, grad, state)
                 if skips is not None:
                     update = functools.partial(
                         selected, skips, update, (leaf.detach(), *state.values())
@@ -237,9 +237,9 @@ class GraphUpdates:
 @final
 @dataclass(frozen=True, slots=True)
 class _GroupUpdate:
-    """A form with the options of a group, and with what all parameters of the group share."""
+    """An update rule with the options of a group, and what all parameters of the group share."""
 
-    form: OptimizerUpdate
+    rule: OptimizerUpdate
     group: Group
     shared: Values
 
@@ -247,12 +247,12 @@ class _GroupUpdate:
         """New values of one parameter and its state, in their places."""
         value = leaf.detach()
         if isinstance(grad, SparseRows):
-            self.form.update_rows(value, grad, state, self.shared, self.group)
+            self.rule.update_rows(value, grad, state, self.shared, self.group)
             return
         if value.is_complex():  # real and imaginary parts are numbers of their own
             value, grad = torch.view_as_real(value), torch.view_as_real(grad)
             state = {key: _real_parts(entry) for key, entry in state.items()}
-        self.form.update(value, grad, state, self.shared, self.group)
+        self.rule.update(value, grad, state, self.shared, self.group)
 
 
 def _real_parts(value: Tensor) -> Tensor:

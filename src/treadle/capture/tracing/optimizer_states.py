@@ -78,7 +78,7 @@ class OptimizerStates:
 
     def _now(self, parameter: nn.Parameter, param_group: ParamGroup) -> dict[str, Tensor]:
         """The state of a parameter at this point of the step."""
-        optimizer, form = param_group.optimizer, update_rule(param_group.optimizer)
+        optimizer, rule = param_group.optimizer, update_rule(param_group.optimizer)
         taken = param_group.taken.get(parameter, 0)
         if not taken:
             self._looked_at[id(optimizer)] = optimizer
@@ -90,14 +90,14 @@ class OptimizerStates:
                 "reads optimizer.state of parameters that are sharded between ranks"
             )
         skips = id(optimizer) in self._recorder.scaling.skips
-        if skips or form.counters.keys() - {"step"}:
+        if skips or rule.counters.keys() - {"step"}:
             raise refused_state(f"reads the counters of {type(optimizer).__name__}")
         tensors: dict[str, Tensor] = {}
-        if form.counters:
+        if rule.counters:
             step = self._updates.scalar(param_group, "step", max(taken - 1, 0))
             kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
             tensors["step"] = (step if taken else step - 1).to(kind)
-        names = form.states(parameter, self._updates.group_of(param_group))
+        names = rule.states(parameter, self._updates.group_of(param_group))
         return tensors | {key: self._bindings.states[id(parameter), key] for key in names}
 
     def changes(self, numbers: ChangingNumbers) -> Iterator[tuple[StateLocation, object]]:

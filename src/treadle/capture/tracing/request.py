@@ -31,11 +31,11 @@ class TraceRequest:
     """What all runs of one trace have in common.
 
     ``leaves`` and ``spec``: of the arguments. ``call``: where those of later calls are found.
-    ``own_steps``: of optimizers without a form those whose own code is captured. ``update=False``:
-    gradients only. Optimizers do not step, and what the last backward left in ``.grad`` stays
-    there, whatever clips or clears it afterwards. ``plans``: there are no values. ``path``: the
-    answers to its first decisions on values of tensors. ``dims``: the shapes of those leaves that
-    have sizes which later calls change; ``symbols``: what stands for these in the trace.
+    ``own_steps``: of optimizers without an update rule those whose own code is captured.
+    ``update=False``: gradients only. Optimizers do not step, and what the last backward left in
+    ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no values.
+    ``path``: the answers to its first decisions on values of tensors. ``dims``: the shapes of those
+    leaves that have sizes which later calls change; ``symbols``: what stands for these.
     """
 
     function: Callable[..., object]

@@ -122,9 +122,9 @@ NO_OPS = (
     _equals("view-of-all", _is_view),
     _equals("written-over", _written_over),
     _equals("no-padding", lambda x, pad: aten.constant_pad_nd.default(x, pad, ...), _pads_nothing),
-    Rule("cat-of-pieces", lambda xs, dim: aten.cat.default(xs, dim), lowering(_pieces_of)),
+    Rule("cat-of-slices", lambda xs, dim: aten.cat.default(xs, dim), lowering(_pieces_of)),
     Rule(
-        "stack-of-pieces",
+        "stack-of-selects",
         lambda xs, dim: aten.stack.default(xs, dim),
         lowering(lambda build, xs, dim: stacked_source(xs, dim)),
     ),

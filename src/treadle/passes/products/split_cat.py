@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class JoinPieces(GraphPass):
+class SimplifySplitCat(GraphPass):
     """Read pieces of a cat from its operands, and join what was cut.
 
     before:  c = cat([a, b], 1); p = split(c, [2, 3], 1); y = relu(p[1])

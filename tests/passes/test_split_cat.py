@@ -11,12 +11,12 @@ from treadle.graph.rewrite.passes import run_passes
 from treadle.graph.rewrite.rules import explain
 from treadle.passes.cleanup.dce import RemoveDeadCode
 from treadle.passes.cleanup.noops import RemoveNoOps
-from treadle.passes.products.joining import JoinPieces, cuts_of
+from treadle.passes.products.split_cat import SimplifySplitCat, cuts_of
 from treadle.util.refusals import attempt
 
 aten = torch.ops.aten
 X, Y = torch.randn(4, 6), torch.randn(4, 3)
-CLEANING = (RemoveNoOps(), JoinPieces(), RemoveDeadCode())
+CLEANING = (RemoveNoOps(), SimplifySplitCat(), RemoveDeadCode())
 
 
 def targets(step):
@@ -99,7 +99,7 @@ def test_the_pieces_of_a_cat_are_its_operands():
         return a.exp(), b[:, 1:].relu()
 
     step = check_pass(
-        JoinPieces(),
+        SimplifySplitCat(),
         program,
         (X, Y),
         after="""
@@ -112,12 +112,12 @@ def test_the_pieces_of_a_cat_are_its_operands():
             return [exp, relu]
         """,
     )
-    assert JoinPieces().run(step) == 0
+    assert SimplifySplitCat().run(step) == 0
 
 
 def test_a_part_of_an_operand():
     check_pass(
-        JoinPieces(),
+        SimplifySplitCat(),
         lambda x, y: torch.cat([x, y], 1)[:, 7:9].exp(),
         (X, Y),
         after="""
@@ -133,7 +133,7 @@ def test_a_part_of_an_operand():
 
 def test_a_cat_of_a_cat_and_of_a_slice_of_it_is_one_cat():
     check_pass(
-        JoinPieces(),
+        SimplifySplitCat(),
         lambda x, y: torch.cat([(c := torch.cat([x, y], 1)), c[:, 1:4]], 1),
         (X, Y),
         after="""
@@ -148,7 +148,7 @@ def test_a_cat_of_a_cat_and_of_a_slice_of_it_is_one_cat():
 
 def test_neighbours_are_one_piece():
     check_pass(
-        JoinPieces(),
+        SimplifySplitCat(),
         lambda x, y: torch.cat([x[:, :2], x[:, 2:5], y, y], 1),
         (X, Y),
         after="""
@@ -165,7 +165,7 @@ def test_neighbours_are_one_piece():
 
 def test_what_is_selected_from_a_stack_is_its_operand():
     check_pass(
-        JoinPieces(),
+        SimplifySplitCat(),
         lambda x: torch.stack([x, x.exp()], 1)[:, 1].relu(),
         (X,),
         after="""
@@ -221,7 +221,7 @@ def test_stays_and_says_why(name):
     cat = node_of(step, aten.cat.default)
     assert reason in attempt(cuts_of, cat).message
     before = len(step.graph.nodes)
-    JoinPieces().run(step)
+    SimplifySplitCat().run(step)
     assert len(step.graph.nodes) == before
     check_numbers(step, program, (X, Y))
 
@@ -234,7 +234,7 @@ def test_regions_stay_apart():
     assert (
         "is in another region than cat" in attempt(cuts_of, node_of(step, aten.cat.default)).message
     )
-    assert JoinPieces().run(step) == 0
+    assert SimplifySplitCat().run(step) == 0
 
 
 def test_each_is_an_option():
@@ -244,9 +244,9 @@ def test_each_is_an_option():
         return cut, nested, torch.cat([x[:, :2], x[:, 2:5]], 1)
 
     every = {"cuts": False, "nested": False, "runs": False}
-    assert JoinPieces(**every).run(trace(program, X, Y)) == 0
+    assert SimplifySplitCat(**every).run(trace(program, X, Y)) == 0
     for option in every:
-        only = JoinPieces(**{**every, option: True})
+        only = SimplifySplitCat(**{**every, option: True})
         step = trace(program, X, Y)
         assert only.run(step) == 1
         check_numbers(step, program, (X, Y))
@@ -254,7 +254,7 @@ def test_each_is_an_option():
 
 def test_an_inner_cat_that_others_read_stays():
     step = trace(lambda x, y: (torch.cat([c := torch.cat([x, y], 1), y], 1), c.sum()), X, Y)
-    assert JoinPieces().run(step) == 0
+    assert SimplifySplitCat().run(step) == 0
 
 
 def test_a_cat_with_another_layout_stays():
@@ -267,7 +267,7 @@ def test_a_cat_with_another_layout_stays():
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     step = trace(program, x)
     strides = [each.meta["val"].stride() for each in step.returned]
-    JoinPieces().run(step)
+    SimplifySplitCat().run(step)
     assert [each.meta["val"].stride() for each in step.returned] == strides
     check_numbers(step, program, (x,))
 
@@ -317,4 +317,4 @@ def test_any_cuts_of_any_cat(case, dim, other):
     step = trace(program, X)
     run_passes(step, CLEANING)
     check_numbers(step, program, (X,))
-    assert JoinPieces().run(step) == 0
+    assert SimplifySplitCat().run(step) == 0
