@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import treadle
+from contract.contract_help import training
 from treadle import Options
 
 
@@ -31,15 +32,9 @@ def step_with(*callbacks, **options):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def train_step(x, scale=1.0):
-        loss = (model(x) * scale).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    step = training(lambda x: model(x).square().mean(), optimizer)
     chosen = Options(callbacks=callbacks, **options)
-    return treadle.compile(train_step, model=model, optimizer=optimizer, options=chosen)
+    return treadle.compile(step, model=model, optimizer=optimizer, options=chosen)
 
 
 def test_callbacks_hear_in_order_what_happened():
@@ -51,7 +46,7 @@ def test_callbacks_hear_in_order_what_happened():
     kinds = [kind for kind, _ in noted.heard]
     assert kinds == ["compile", "call", "call", "recompile", "compile", "call"]
     assert [words for kind, words in noted.heard if kind == "recompile"] == step.recompiles
-    assert {words for kind, words in noted.heard if kind != "recompile"} == {"train_step"}
+    assert {words for kind, words in noted.heard if kind != "recompile"} == {"step"}
 
 
 def test_what_compiles_without_a_call_is_heard_without_one():
@@ -84,7 +79,7 @@ def test_a_failed_call_is_not_told_and_later_ones_are():
         step(torch.ones(2, 4))
     assert [kind for kind, _ in noted.heard] == ["compile", "call"]
     step(torch.ones(2, 3))
-    assert noted.heard[-1] == ("call", "train_step")
+    assert noted.heard[-1] == ("call", "step")
 
 
 def test_what_a_callback_raises_comes_out_of_the_call_that_ran():
@@ -133,20 +128,20 @@ def test_a_writer_gets_the_numbers_and_the_texts():
     step(torch.ones(3, 3))
     step.to_tensorboard(board, 7)
     summary = step.summary()
-    promised = board.scalars["train_step/peak_predicted_bytes"]
+    promised = board.scalars["step/peak_predicted_bytes"]
     assert promised == (summary.peak_predicted_bytes, 7)
-    assert board.scalars["train_step/recompiles"] == (1, 7)
-    assert "train_step/peak_measured_bytes" not in board.scalars
-    assert "train_step/seconds" not in board.scalars
-    assert step.recompiles[0] in board.texts["train_step/recompiles"][0]
-    told = [line.removeprefix("    ") for line in board.texts["train_step/explain"][0].split("\n")]
+    assert board.scalars["step/recompiles"] == (1, 7)
+    assert "step/peak_measured_bytes" not in board.scalars
+    assert "step/seconds" not in board.scalars
+    assert step.recompiles[0] in board.texts["step/recompiles"][0]
+    told = [line.removeprefix("    ") for line in board.texts["step/explain"][0].split("\n")]
     assert told == step.explain().splitlines()
     step.profile(torch.ones(3, 3))
     step.measure(torch.ones(3, 3))
     step.to_tensorboard(board, 8)
     measured = step.summary().peak_measured_bytes
-    assert board.scalars["train_step/peak_measured_bytes"] == (measured, 8)
-    assert board.scalars["train_step/seconds"][0] > 0
+    assert board.scalars["step/peak_measured_bytes"] == (measured, 8)
+    assert board.scalars["step/seconds"][0] > 0
 
 
 def test_a_folder_is_read_back(tmp_path):
@@ -157,9 +152,9 @@ def test_a_folder_is_read_back(tmp_path):
     step(torch.ones(2, 3))
     step.to_tensorboard(tmp_path / "runs", 3)
     events = EventAccumulator(str(tmp_path / "runs")).Reload()
-    (event,) = events.Scalars("train_step/peak_predicted_bytes")
+    (event,) = events.Scalars("step/peak_predicted_bytes")
     assert (event.step, event.value) == (3, step.summary().peak_predicted_bytes)
-    assert "train_step/explain/text_summary" in events.Tags()["tensors"]
+    assert "step/explain/text_summary" in events.Tags()["tensors"]
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import treadle
 import treadle.backend
+from contract.contract_help import beside_eager, training
 from treadle.compiler import cleaning
 from treadle.options import OPTIONAL_PASSES, from_environment
 from treadle.passes import registered
@@ -75,30 +76,16 @@ class Net(nn.Module):
         return self.second(soft_clip(F.relu(self.first(x)), 0.7))
 
 
-def training():
+def clipped():
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return model, optimizer, train
+    return training(lambda x: model(x).square().mean(), optimizer), model, optimizer
 
 
 def compare(steps=3, **options):
-    (model, optimizer, train), (twin, _, eager) = training(), training()
-    step = treadle.compile(train, model=model, optimizer=optimizer, **options)
-    for _ in range(steps):
-        x = torch.randn(11, 7)
-        torch.testing.assert_close(step(x), eager(x), rtol=1e-5, atol=1e-6)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-    return step
+    batches = [(torch.randn(11, 7),) for _ in range(steps)]
+    return beside_eager(clipped, batches.__getitem__, steps=steps, rtol=1e-5, atol=1e-6, **options)
 
 
 def test_an_operation_of_ones_own_is_a_call_until_it_has_a_lowering():
@@ -117,10 +104,12 @@ def test_with_dynamic_sizes_budgets_and_plans():
     treadle.register_lowering(FORWARD, clip)
     treadle.register_lowering(BACKWARD, clip_back)
     compare(memory=0.5, strict=True)
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     shapes = treadle.dynamic({"x": ("rows", None)}, rows=(2, 40))
-    step = treadle.compile(train, model=model, optimizer=optimizer, shapes=shapes, strict=True)
-    _, _, eager = training()
+    step = treadle.compile(
+        lambda x: train(x), model=model, optimizer=optimizer, shapes=shapes, strict=True
+    )
+    eager, _, _ = clipped()
     for rows in (11, 2, 40):
         x = torch.randn(rows, 7)
         torch.testing.assert_close(step(x), eager(x), rtol=1e-5, atol=1e-6)
@@ -130,7 +119,7 @@ def test_with_dynamic_sizes_budgets_and_plans():
 def test_in_the_backend():
     treadle.register_lowering(FORWARD, clip)
     treadle.register_lowering(BACKWARD, clip_back)
-    model, twin = training()[0], training()[0]
+    model, twin = clipped()[1], clipped()[1]
     compiled = torch.compile(model, backend=treadle.backend.treadle, options={"strict": True})
     x = torch.randn(11, 7)
     compiled(x).sum().backward()
@@ -174,11 +163,11 @@ class SumsInsteadOfMeans(treadle.GraphPass):
 
 
 def test_a_pass_runs_in_every_compile_and_is_part_of_the_key():
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     x = torch.randn(11, 7)
     before = treadle.compile(train, model=model, optimizer=optimizer)(x)
     treadle.register_pass(SumsInsteadOfMeans())
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     step = treadle.compile(train, model=model, optimizer=optimizer)
     torch.testing.assert_close(step(x), before * 55)  # the mean of 11 x 5 became a sum
     assert "= mean(" not in step.graph("captured")
@@ -227,11 +216,11 @@ def test_what_cannot_be_registered():
 @pytest.mark.parametrize("stage", ["extend", "clean", "plan memory"])
 @pytest.mark.parametrize("options", [{}, {"memory": 0.3}])
 def test_a_pass_runs_at_the_stage_it_is_registered_for(stage, options):
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     x = torch.randn(11, 7)
     before = treadle.compile(train, model=model, optimizer=optimizer, **options)(x)
     treadle.register_pass(SumsInsteadOfMeans(), stage=stage)
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     step = treadle.compile(train, model=model, optimizer=optimizer, **options)
     torch.testing.assert_close(step(x), before * 55)
     stages = ["captured", "clean", "planned"]
@@ -254,16 +243,16 @@ def test_what_late_passes_make_is_never_found_in_the_cache():
 
     factor = [1.0]
     treadle.register_pass(Scales(), stage="clean")
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     x = torch.randn(11, 7)
     first = treadle.compile(train, model=model, optimizer=optimizer)(x)
     factor[0] = 2.0
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     step = treadle.compile(train, model=model, optimizer=optimizer)
     torch.testing.assert_close(step(x), first * 55)
     assert not step.compiled.from_cache
     registered._passes.clear()
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     torch.testing.assert_close(treadle.compile(train, model=model, optimizer=optimizer)(x), first)
 
 
@@ -276,7 +265,7 @@ def test_there_are_three_stages_for_passes():
 def test_late_passes_in_the_backend():
     treadle.register_pass(treadle.Rewrite((TWICE,)), stage="clean")
     treadle.register_pass(treadle.Rewrite((TWICE,)), stage="plan memory")
-    model, twin = training()[0], training()[0]
+    model, twin = clipped()[1], clipped()[1]
     compiled = torch.compile(model, backend=treadle.backend.treadle)
     x = torch.randn(11, 7)
     compiled(torch.neg(-x)).sum().backward()
@@ -309,7 +298,7 @@ def test_only_what_is_optional_can_be_left_out():
 def test_what_is_left_out_is_part_of_the_key():
     keys = set()
     for skip in ((), ("RemoveNoOps",), ["RemoveNoOps"], ("RemoveDeadCode",)):
-        model, optimizer, train = training()
+        train, model, optimizer = clipped()
         options = treadle.Options(skip=skip)
         step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
         keys.add(step.prepare(torch.randn(11, 7)).key)
@@ -332,13 +321,13 @@ def test_names_to_leave_out_from_the_environment(monkeypatch):
 
 
 def test_a_saved_step_remembers_what_was_left_out(tmp_path):
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     options = treadle.Options(skip=("RemoveNoOps",))
     step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
     x = torch.randn(11, 7)
     step(x)
     step.save(tmp_path / "step")
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     loaded = treadle.load(tmp_path / "step", train, model=model, optimizer=optimizer)
     loaded(x)
     assert loaded.options.skip == ("RemoveNoOps",)
@@ -348,13 +337,13 @@ def test_a_saved_step_remembers_what_was_left_out(tmp_path):
 
 def test_a_saved_step_of_a_late_pass_is_compiled_again(tmp_path):
     treadle.register_pass(SumsInsteadOfMeans(), stage="clean")
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     step = treadle.compile(train, model=model, optimizer=optimizer)
     x = torch.randn(11, 7)
     summed = step(x)
     step.save(tmp_path / "step")
     registered._passes.clear()
-    model, optimizer, train = training()
+    train, model, optimizer = clipped()
     loaded = treadle.load(tmp_path / "step", train, model=model, optimizer=optimizer)
     torch.testing.assert_close(loaded(x) * 55, summed)
     assert "what users registered changed" in " ".join(loaded.recompiles)

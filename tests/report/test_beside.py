@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import treadle
+from contract.contract_help import training
 
 
 def made(**options):
@@ -11,14 +12,8 @@ def made(**options):
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def train_step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return treadle.compile(train_step, model=model, optimizer=optimizer, **options)
+    step = training(lambda x: model(x).square().mean(), optimizer)
+    return treadle.compile(step, model=model, optimizer=optimizer, **options)
 
 
 def test_two_budgets_are_compared():
@@ -60,7 +55,7 @@ def test_a_notebook_shows_a_table():
     step(torch.randn(32, 64))
     html = step._repr_html_()
     assert "<table>" in html
-    assert "train_step" in html
+    assert "step()" in html
     assert "<pre>next\n" in html
     assert step.explain().splitlines()[0] in html
     assert "<lambda>" not in made_of_lambda()._repr_html_()
