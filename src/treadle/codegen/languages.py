@@ -22,5 +22,5 @@ def add_language(name: str, printer: MakePrinter) -> None:
 
 
 def printer_of(name: str, buffers: Mapping[str, Buffer], *, contract: bool) -> Printer:
-    """What prints the kernels of one plan over these buffers."""
+    """The printer for the kernels of one plan over these buffers."""
     return _PRINTERS[name](buffers, contract)

@@ -1,4 +1,4 @@
-"""What a language is to the compiler: something that prints scheduled kernels, and nothing else."""
+"""A language, as the compiler sees it: something that prints scheduled kernels."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol

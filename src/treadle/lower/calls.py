@@ -129,8 +129,8 @@ def _data_dependent_result(
 
 
 def _with_own_storage(context: LoweringContext, args: Args) -> Args:
-    """The arguments of a call that counts in the storage of ``x``: that of a copy made by PyTorch,
-    since buffers here share one."""
+    """The arguments of a call whose offset counts from the start of the storage of ``x``: that of a
+    copy made by PyTorch, since buffers here share one storage."""
     x, source, size, stride, *rest = args
     offset = rest[0] if rest else None
     assert isinstance(x, TensorRef | Array), context.node
@@ -150,7 +150,7 @@ def _with_own_storage(context: LoweringContext, args: Args) -> Args:
 
 
 def _own_draw(context: LoweringContext) -> ZeroOneDraw | None:
-    """What our own operator is to draw, on CPUs, where it gives PyTorch's numbers."""
+    """The draw, if an operator of treadle's own gives PyTorch's numbers for it, as on CPUs."""
     draw = zero_one_draw(context.node)
     if draw is None or draw.generator is not None or not is_dense(draw.size, draw.stride):
         return None
@@ -175,7 +175,7 @@ def _as_eager(context: LoweringContext, value: LoweredArgument, like: Argument) 
 
 
 def _no_numbers(context: LoweringContext) -> TensorRef:
-    """The tensor that a draw looks like, without bytes of its own: its numbers are not read."""
+    """An operand of which a draw takes the shape alone: a tensor without bytes of its own."""
     one = context.builder.constant(f"{context.name}_like", torch.zeros((), dtype=context.dtype))
     return replace(one, shape=context.shape, strides=(0,) * len(context.shape))
 

@@ -127,7 +127,7 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How much of a program there was."""
+    """A state of a program under construction, to which it can be reset."""
 
     steps: int
     buffers: int
@@ -136,7 +136,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Builder:
-    """The program so far. ``is_placed``: devices in the graph are meant, not just traced on;
+    """The program so far. ``is_placed``: the step was traced on the devices that it runs on;
     ``layouts``: what is not laid out as in eager; ``library``: no formulas, only library calls,
     for machines that cannot compile; ``target``: what the device can do; ``symbols``: the dims of a
     graph with dynamic shapes."""
@@ -154,7 +154,7 @@ class Builder:
 
     @property
     def guards(self) -> GuardSet:
-        """For which sizes the program is right."""
+        """The conditions on sizes under which the program is right."""
         return GuardSet() if self.symbols is None else self.symbols.guards
 
     def mark(self) -> "Mark":

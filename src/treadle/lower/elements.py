@@ -52,7 +52,7 @@ from treadle.util.nested import map_leaves as map_arguments
 aten = torch.ops.aten
 
 At = tuple[Index, ...]
-_DEPTH = 60  # operations between a value and what it is made of
+_DEPTH = 60  # operations between a value and the inputs of its formula
 _DIGIT = 1 << 128
 """The place along each dim of an operand is one digit of the index that it is loaded at."""
 

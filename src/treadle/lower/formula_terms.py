@@ -44,7 +44,7 @@ from treadle.loop.expr import formula_of as expr_of
 from treadle.loop.interpret import apply_function
 from treadle.util.errors import require
 
-_LEAVES = 24  # of one term, and inequalities of one condition: more would be cases without end
+_LEAVES = 24  # cases of one term, and inequalities of one condition: more would take too long
 _INEQUALITIES = 200
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _EXACT_UP_TO: Mapping[torch.dtype, int] = {
@@ -105,7 +105,7 @@ class FormulaTerms:
         return replace_values(index, self._looked_up)
 
     def _looked_up(self, value: IndexValue) -> Index:
-        """A place that a formula computes: all it may be is proved to be within its bounds."""
+        """An index that a formula computes; it must be proved to lie within its bounds."""
         term = self.term(expr_of(value))
         require(isinstance(term, Index), NoMatch, "a place that is looked up has cases")
         assert isinstance(term, Index)
@@ -117,7 +117,7 @@ class FormulaTerms:
         return self._operand_at(load.buffer, self._index(load.index))
 
     def _where(self, condition: Expr, yes: Expr, no: "Expr | IndexExpr") -> IndexExpr:
-        """What may never be chosen need not be known."""
+        """``yes`` where ``condition``, else ``no``; a branch that is never taken is not read."""
         holds = _as_condition(self.term(condition))
         if holds is False:
             return self.term(no) if isinstance(no, Expr) else no

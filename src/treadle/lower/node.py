@@ -122,7 +122,7 @@ def _lowered(
 
 
 def _barred(context: LoweringContext, args: Args, kwargs: Kwargs) -> str:
-    """Why no formula may be made of a node, whatever rules there are; empty if one may. Views are
+    """Why no formula may be made of a node, even if it has a rule; empty if one may. Views are
     views all the same."""
     if context.builder.library:
         return ReasonCode.NO_CODEGEN.because("no kernels are generated here")
@@ -313,7 +313,7 @@ def _moved(context: LoweringContext, source: LoweredArgument) -> TensorRef | Non
 
 
 def origin_of(node: fx.Node) -> Origin:
-    """Who to name when this node is reported."""
+    """The source line and the name under which reports show the node."""
     known = info(node)
     return Origin((node.name,), known.where, known.module, known.phase, known.chunk)
 

@@ -71,7 +71,7 @@ class _Lowered:
 
 
 class _Unknown(Exception):
-    """An argument that two nodes cannot be compared by."""
+    """An argument of a kind that cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _results(node: fx.Node) -> Hashable:
 
 
 def _eager(val: Value) -> Hashable:
-    """What is to be known of a value of the trace."""
+    """What a key needs of a value of the trace."""
     match val:
         case torch.Tensor():
             return val.dtype, layout_of(val), offset_of(val), val.device

@@ -38,7 +38,7 @@ _FOLLOW = frozenset({
 
 @dataclass(frozen=True)
 class ConvolveChannelsLast(GraphPass):
-    """Convolutions in 16 bits get channels-last operands, and what lies between them stays so.
+    """Give convolutions in 16 bits channels-last operands, and keep the values between them so.
 
     before:  y = convolution(x, w); z = relu(y); v = view(z, [8, 4096])     x: bf16[8, 64, 8, 8]
     after:   a = clone(x, channels_last); b = clone(w, channels_last)
@@ -149,7 +149,7 @@ class _Layouts:
     first: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
 
     def spread(self, convolutions: Set[fx.Node]) -> int:
-        """How many images and copies of operands are channels-last that were not."""
+        """Spread the layout; gives how many images and copies of operands became channels-last."""
         for node in list(self.graph.nodes):
             laid = self.was.keys() | self.made_again
             reads = _Reads.of(node, convolutions, laid)
@@ -176,7 +176,7 @@ class _Layouts:
         return self.first[operand]
 
     def _update(self, node: fx.Node) -> None:
-        """The value of ``node`` after what it reads has moved."""
+        """Compute the value of ``node`` anew, after the layout of its operands has changed."""
         old, new = value_of(node), compute(node)
         if not isinstance(old, torch.Tensor):
             set_value(node, type(old)(map(_moved, old, new)))

@@ -21,7 +21,7 @@ from treadle.passes.memory.rematerialise import rematerialise
 
 @dataclass(frozen=True)
 class SettleCheckpoints(GraphPass):
-    """Turn wishes into rules, or drop them.
+    """Turn requests into rules, or drop them.
 
     ::
 
@@ -51,7 +51,7 @@ class SettleCheckpoints(GraphPass):
 
 
 def _drop_marks(step: StepGraph) -> int:
-    """The graph computes again what was asked for: nothing is left to ask."""
+    """Remove the requests: the graph recomputes what was requested."""
     marks = ("must_recompute", "prefer_recompute")
     first = (node for node in step.graph.nodes if info(node).region is None)
     done = [node for node in first if info(node).asked in marks]
@@ -61,7 +61,7 @@ def _drop_marks(step: StepGraph) -> int:
 
 
 def _forget(step: StepGraph) -> int:
-    """Regions that only a wish keeps apart; a node is computed again if its first self must be."""
+    """Remove regions that only a request keeps apart; what must be is recomputed all the same."""
     first: dict[Hashable, fx.Node] = {}
     alike: dict[fx.Node, fx.Node] = {}
     forgotten = 0

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class UseCounterBasedRng(GraphPass):
-    """Let the mask of each draw be computed wherever it is read, from a key and the position.
+    """Compute the mask of each draw wherever it is read, from a key and the position.
 
     before:  m = bernoulli(x, 0.9)
     after:   keys = randint(...)[1]                  once a step, for all draws

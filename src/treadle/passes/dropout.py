@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ExpandDropout(GraphPass):
-    """Let fusion and the memory planner see the draw inside a fused dropout.
+    """Split a fused dropout into its draw and its products, which can be fused and planned.
 
     before:  d = native_dropout(x, 0.1, True); y = d[0]; mask = d[1]
     after:   m = bernoulli(x, 0.9); y = mul(mul(x, m), 1.11...); mask = bool(m)

@@ -17,7 +17,7 @@ from treadle.util.errors import LoweringError
 
 @dataclass(frozen=True)
 class ExpandRegistered(GraphPass):
-    """Each operation with a registered meaning becomes that.
+    """Replace each operation that has a registered lowering by it.
 
     before:  y = mine.scale(x, 2.0)
     after:   y = mul(x, 2.0)              register_lowering(torch.ops.mine.scale.default, ...)
@@ -73,7 +73,7 @@ def _kind(value: Any) -> tuple[object, ...]:
 
 
 def _fault(call: fx.Node, node: fx.Node) -> str:
-    """What keeps a node out of a meaning, in words."""
+    """Why a node may not be in a registered lowering, in words."""
     if call.op == "get_attr":
         return "makes a tensor from numbers (use torch.full)"
     if call.op == "call_function" and (is_mutable(call) or is_random(call)):

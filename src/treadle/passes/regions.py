@@ -40,7 +40,7 @@ from treadle.util.reasons import ReasonCode
 
 
 def rule_of(node: fx.Node, rules: tuple[RegionRule, ...]) -> RegionRule | None:
-    """The first rule that speaks of the node."""
+    """The first rule that matches the node."""
     if node.op != "call_function" or isinstance(node.target, DataDependentOp):
         return None
     names = {operation_name(node.target), str(node.target)}
@@ -53,7 +53,7 @@ def rule_of(node: fx.Node, rules: tuple[RegionRule, ...]) -> RegionRule | None:
 
 @dataclass(frozen=True)
 class RunEagerly(GraphPass):
-    """Note which operations a rule wants as PyTorch's kernels.
+    """Mark the operations that a rule leaves to PyTorch's kernels.
 
     before:  y = gelu(x)                      RegionRule("eager", operations="gelu*")
     after:   y = gelu(x)  # eager 'TR-315: ...'

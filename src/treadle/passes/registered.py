@@ -71,7 +71,7 @@ def registered(stage: str) -> tuple[GraphPass, ...]:
 
 
 def registered_meaning(op: object) -> Meaning | None:
-    """What an operation was registered to be, if it was."""
+    """The lowering that was registered for an operation; ``None`` if there is none."""
     return _meanings.get(op) if isinstance(op, OpOverload) else None
 
 

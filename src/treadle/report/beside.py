@@ -40,7 +40,7 @@ class Comparison:
 
 
 def compared(first: StepReport, second: StepReport) -> Comparison:
-    """What ``second`` does otherwise than ``first``."""
+    """The differences between ``first`` and ``second``."""
     return Comparison(summary_of(first), summary_of(second), tuple(_decided(first, second)))
 
 

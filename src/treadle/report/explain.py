@@ -91,7 +91,7 @@ def _phases(report: StepReport) -> str:
 
 
 def _share_and_times(report: StepReport, seconds: float | None, floor: float) -> str:
-    """``23.1 %   12.50 ms  estimate    3.10 ms``; without a measurement shares are of estimates."""
+    """``23.1 %   12.50 ms  estimate    3.10 ms``; without a measurement, shares of estimates."""
     total = report.profiled_seconds
     if total is None:
         share = 100 * floor / max(report.floor_seconds, 1e-12)
@@ -101,7 +101,7 @@ def _share_and_times(report: StepReport, seconds: float | None, floor: float) ->
 
 
 def milliseconds(seconds: float) -> str:
-    """0.00153 -> ``"1.530 ms"``; below a microsecond the zero says nothing."""
+    """``0.00153`` -> ``"1.530 ms"``; ``"< 0.001 ms"`` below a microsecond."""
     return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-6 or not seconds else "< 0.001 ms"
 
 
@@ -146,7 +146,7 @@ def _rounds(uses: Sequence[Use]) -> list[str]:
 
 
 def _use(report: StepReport, use: Use) -> list[str]:
-    """What it costs and is made of; below it where that stands."""
+    """Its costs and its operations; in the next line their place in the source."""
     times = _share_and_times(report, use.seconds, use.floor_seconds)
     rate = f" {use.bytes_moved / use.seconds / 1e9:.1f} GB/s" if use.seconds else ""
     operations = counted(use.operations, _OPERATIONS) if use.source else ""

@@ -47,13 +47,13 @@ _HELD = 16
 
 
 def _total(report: StepReport) -> float:
-    """What shares are of: the measured time, or the floors."""
+    """The whole that shares refer to: the measured time, or the estimates."""
     measured = report.profiled_seconds
     return max(report.floor_seconds if measured is None else measured, 1e-12)
 
 
 def _uses(report: StepReport) -> list[Use]:
-    """Kernels and calls together, what takes longest first."""
+    """Kernels and calls together, the longest first."""
     uses = [*report.kernels, *report.calls, *report.fallbacks]
     measured = report.profiled_seconds is not None
     return sorted(uses, key=lambda use: -((use.seconds or 0.0) if measured else use.floor_seconds))

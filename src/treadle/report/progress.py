@@ -70,12 +70,12 @@ class ProgressLine(Watcher):
                 self._write(f"treadle: {self._stage} ... {time.monotonic() - start:.0f} s")
 
     def _write(self, text: str) -> None:
-        """A line that wraps could not be taken back."""
+        """Cut to one line of the terminal: a line that wraps could not be erased."""
         self._stream.write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
         self._stream.flush()
 
     def _hide(self) -> None:
-        """Only the one that shows a line holds the terminal."""
+        """Erase the line, if this one is shown, and free the terminal."""
         if self._shown:
             self._shown = False
             self._write("")

@@ -82,7 +82,7 @@ class Watcher(Observer):
         """A stage of ``ORDER`` begins."""
 
     def ends(self, stage: str, seconds: float) -> None:
-        """It is over, or has failed; ``seconds``: how long it took."""
+        """The stage has ended, or has failed, after so many ``seconds``."""
 
     def locates(self, lines: "SourceLines") -> None:
         """The source lines that products refer to from now on."""
@@ -102,7 +102,7 @@ class Watcher(Observer):
 
 
 class Watchers(Watcher):
-    """Several watchers as one."""
+    """Several watchers as one: each hears everything."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = watchers

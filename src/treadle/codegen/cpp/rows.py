@@ -213,7 +213,7 @@ class RowLoops(CppBody):
         return [*lines, *self._finished(folds, long)]
 
     def _long(self, folds: Mapping[str, Accumulator], cols: int) -> list[str]:
-        """Sums of so many columns that pieces of them are added up first."""
+        """Sums of so many columns that partial sums of pieces are added up first."""
         return [
             name
             for name, fold in folds.items()

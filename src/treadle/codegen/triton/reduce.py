@@ -161,6 +161,6 @@ def finish(writer: TritonWriter, reduce: Reduce, partial: Partial) -> str:
 
 def _extreme(reduce: Reduce) -> str:
     """The pairwise function of a max or min; for floats NaN wins. One instruction where that of two
-    values has four: which of 0.0 and -0.0 a reduction finds is nobody's promise.
+    values has four: which of 0.0 and -0.0 a reduction finds is not specified.
     """
     return "_top" if reduce.kind is ReduceKind.MAX else "_bottom"

@@ -30,7 +30,7 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
-    """Normalised over all dims but the channel, and the running statistics moved along."""
+    """Normalised over all dims but the channel; in training the running statistics are updated."""
     if not training:
         results = _with_statistics(context, x, weight, bias, running_mean, running_var, eps)
         return *results, running_mean, running_var
@@ -59,7 +59,7 @@ def batch_norm_no_stats(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
-    """Of the batch's own statistics; no running ones are kept."""
+    """Normalised by the statistics of the batch; there are no running ones."""
     average, _, _, rstd = _channel_statistics(context, x, eps)
     return _normalised(context, x, weight, bias, average, rstd)
 
@@ -75,7 +75,7 @@ def batch_norm_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
-    """Of the running statistics, which stay."""
+    """Normalised by the running statistics, which do not change."""
     return _with_statistics(context, x, weight, bias, running_mean, running_var, eps)
 
 
@@ -91,7 +91,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
-    """Without running statistics to move: those of the batch, or the given ones."""
+    """Normalised by the statistics of the batch, or by the given ones, which do not change."""
     if not training and running_mean is not None and running_var is not None:
         return _with_statistics(context, x, weight, bias, running_mean, running_var, eps)
     if running_mean is not None or running_var is not None:

@@ -51,7 +51,7 @@ def full(context: LoweringContext, _like: object, value: Operand, **_kwargs: obj
 def new_full(
     context: LoweringContext, _like: object, _size: object, value: Operand, **_kwargs: object
 ) -> Array:
-    """``value`` everywhere."""
+    """``out[i] = value``."""
     return _filled(context, value)
 
 
@@ -74,13 +74,13 @@ def scalar_tensor(context: LoweringContext, value: Number, **_kwargs: object) ->
     aten._efficientzerotensor.default,
 )
 def zeros(context: LoweringContext, *_args: object, **_kwargs: object) -> Array:
-    """``out[i] = 0``; what nobody wrote may as well be zero."""
+    """``out[i] = 0``; memory that is not initialised is zero as well."""
     return _filled(context, 0)
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def ones(context: LoweringContext, *_args: object, **_kwargs: object) -> Array:
-    """1 everywhere."""
+    """``out[i] = 1``."""
     return _filled(context, 1)
 
 

@@ -27,13 +27,13 @@ _ASIN = (
     0.16666666666666669,
 )  # fmt: skip
 _HALF_PI_LOW = 6.123233995736766e-17
-"""What float64 leaves of pi / 2."""
+"""``pi / 2`` minus its float64."""
 _LARGE = 1e8
 """From here on ``x * x + 1`` is ``x * x``."""
 
 
 def _half_pi(like: ScalarExpr) -> tuple[float, float]:
-    """pi / 2 in the dtype of a term, and what that leaves."""
+    """pi / 2 in the dtype of a term, and the rest that the dtype cannot hold."""
     high = torch.tensor(pi / 2, dtype=like.expr.dtype).double().item()
     return high, pi / 2 - high + _HALF_PI_LOW
 
@@ -112,7 +112,7 @@ def _atan_of(above: ScalarExpr, below: ScalarExpr) -> ScalarExpr:
 
 
 def atan(x: ScalarExpr) -> ScalarExpr:
-    """``_atan_of`` its size."""
+    """``_atan_of(|x|, 1)``, with the sign of ``x``."""
     size = x.fn("abs")
     high, _ = _half_pi(x)
     finite = size.fn("gt", 1e18).choose(high, _atan_of(size, size * 0 + 1))

@@ -24,7 +24,7 @@ def _looked_up(indices: Value, at: Sequence[Coordinate], extent: int, negative: 
     """``indices[at]`` as an index below ``extent``; negative ones count from the end."""
     wanted = ScalarExpr(cast(element(indices, at), torch.int64))
     if isinstance(wanted.expr, Position) and wanted.expr.index.bounds[0] >= 0:
-        return wanted.expr.index  # known places, such as a range
+        return wanted.expr.index  # indices that the graph has as formulas, such as a range
     if negative:
         wanted = wanted.fn("lt", 0).choose(wanted + extent, wanted)
     return value_index(wanted.expr, 0, max(extent - 1, 0))

@@ -47,7 +47,7 @@ def normalised(
     weight: Value | None,
     bias: Value | None,
 ) -> Value:
-    """``(x - average) * rstd * weight + bias``, of the last two what there is."""
+    """``(x - average) * rstd * weight + bias``, with the weight and the bias that are given."""
     affine = [parameter for parameter in (weight, bias) if parameter is not None]
 
     def formula(

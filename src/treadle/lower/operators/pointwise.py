@@ -121,7 +121,7 @@ def _filled(like: ScalarExpr, value: Number) -> ScalarExpr:
     aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.lift_fresh.default
 )
 def same(context: LoweringContext, x: Value) -> Value:
-    """The value itself: a functional graph never tells a copy from its source."""
+    """The value itself: in a functional graph a copy cannot be told from its source."""
     return x
 
 
@@ -146,7 +146,7 @@ def copy(context: LoweringContext, x: Value, source: Value, non_blocking: bool =
 
 @lowers(aten._conj.default, aten._neg_view.default)
 def unsupported_bit(context: LoweringContext, x: Value) -> Value:
-    """Refused: what reads them would have to know."""
+    """Refused: readers of a lazy conjugate or negative would have to resolve it."""
     raise Unsupported("lazily conjugated and negated views have no formula")
 
 
@@ -158,7 +158,7 @@ def logical_not(context: LoweringContext, x: Value) -> Array:
 
 @lowers(aten.bitwise_not.default)
 def bitwise_not(context: LoweringContext, x: Value) -> Array:
-    """Every bit turned; of booleans the other one."""
+    """Every bit inverted; ``not x`` for booleans."""
     return pointwise(context, named("not" if context.dtype is torch.bool else "bitnot"), x)
 
 
@@ -188,7 +188,7 @@ def isfinite(context: LoweringContext, x: Value) -> Array:
 
 
 def is_negative(x: ScalarExpr) -> ScalarExpr:
-    """The sign bit, but for NaN: ``-0.0`` is told by ``1 / -0.0 < 0``."""
+    """The sign bit, except of NaN: ``-0.0`` is recognised by ``1 / -0.0 < 0``."""
     return x.fn("lt", 0).fn("or", x.fn("eq", 0).fn("and", x.fn("reciprocal").fn("lt", 0)))
 
 
@@ -231,7 +231,7 @@ def logaddexp2(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
 def _register_ignoring_nan(op: OpOverload, name: str) -> None:
     @lowers(op)
     def rule(context: LoweringContext, x: Value, y: Value) -> Array:
-        """The one that is a number, if one is not."""
+        """If one of the two is NaN, the other one."""
         if not context.dtype.is_floating_point:
             return (maximum if name == "maximum" else minimum)(context, x, y)
 
@@ -338,13 +338,13 @@ def floor_divide(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
 
 @elementwise(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
-    """What is left of a quotient rounded down: the sign is that of ``y``."""
+    """``x - floor(x / y) * y``, with the sign of ``y``."""
     return x.fn("mod", y)
 
 
 @elementwise(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
-    """What is left of a quotient rounded to zero: the sign is that of ``x``."""
+    """``x - trunc(x / y) * y``, with the sign of ``x``."""
     return x.fn("fmod", y)
 
 

@@ -133,7 +133,7 @@ def _float32(value: float) -> float:
 def _nearest(
     extent: int, out: int, scale: float | None, align: bool, dtype: torch.dtype, *, exact: bool
 ) -> SparseMap:
-    """Output ``j`` is ``x[floor(j * n / m)]``, or of its centre: in float32, as eager counts."""
+    """Output ``j`` is ``x[floor(j * n / m)]``, or of its centre: in float32, as in eager."""
     ratio = _float32(1.0 / scale if scale else extent / out)
     places = torch.arange(out, dtype=torch.float32)
     found = ((places + 0.5 if exact else places) * ratio).floor().long().clamp(0, extent - 1)

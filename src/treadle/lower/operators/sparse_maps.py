@@ -54,7 +54,7 @@ class SparseMap:
 
     @staticmethod
     def of(extent: int, rows: Sequence[Row]) -> "SparseMap":
-        """The band with the straight line under the first places that leaves it narrowest."""
+        """The map of these rows: the line below their first places that needs the least width."""
         lines = {Fraction(extent, max(len(rows), 1)), Fraction(1)}
         middle = [min(row) for row in rows if row][len(rows) // 3 :][:2]
         if len(middle) == 2:
@@ -92,7 +92,7 @@ class SparseMap:
 
     @property
     def constant(self) -> float | None:
-        """The one weight of every place inside, if there is one and no place inside is skipped."""
+        """The weight of all places inside, if they have the same one and none is skipped."""
         weights = {weight for row in self.rows for weight in row.values()}
         starts = [(self.slope * j + self.shift) // self.unit for j in range(len(self.rows))]
         holes = any(
@@ -182,7 +182,7 @@ class _Taps:
         return inside.choose(ScalarExpr(read), 0).expr
 
     def _weight(self, sparse_map: SparseMap, axis: Axis, k: Index) -> ScalarExpr:
-        """The entry of the band, from a small table."""
+        """The entry of the matrix, from a small table."""
         table = torch.tensor(sparse_map.table(), dtype=self.wide)
         ref = self.context.builder.constant(f"{self.context.name}_weights", table)
         return ScalarExpr(element(ref, (axis, k)))

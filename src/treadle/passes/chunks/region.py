@@ -126,7 +126,7 @@ class _Finder:
         )
 
     def _visit(self, node: fx.Node) -> None:
-        """Say of one node what it is. A narrow value may also be needed as a whole."""
+        """Classify one node. A narrow value may also be needed as a whole."""
         operands = node.all_input_nodes
         late = [operand for operand in operands if operand in self.late]
         rows = [operand for operand in operands if operand in self.members]
@@ -209,7 +209,7 @@ class _Finder:
             self.adopted.add(operand)
 
     def _is_wide(self, node: fx.Node) -> bool:
-        """Whether a row is of the order of a row of the root."""
+        """Whether a row is about as long as a row of the root."""
         lead = self.members[node].rows.lead
         if self.members[node].rows.transposed:
             return True
@@ -249,7 +249,7 @@ class _Finder:
         return bool(readers)
 
     def _renewed_for(self, needed: set[fx.Node]) -> dict[fx.Node, Renewed]:
-        """Of what needs no numbers, what members are made of or what reads them."""
+        """Of the nodes that need shapes alone, those that members are computed from or read."""
         sources = {
             source for source in self.renewed if not needed.isdisjoint(source.all_input_nodes)
         }
@@ -269,12 +269,12 @@ class _Finder:
         return {node: renewal for node, renewal in self.renewed.items() if node in sources}
 
     def _require_quiet(self, nodes: Iterable[fx.Node]) -> None:
-        """What moves behind the chunks has no effect that has its place in an order."""
+        """Nothing that moves behind the chunks may have an effect whose order matters."""
         for node in nodes:
             moved = node in self.late and node.op == "call_function" and effects_of(node)
             require(not moved, NoMatch, f"{node} has effects, and would move")
 
-    # What else a node may be.
+    # Other kinds of nodes.
 
     def _renew(self, node: fx.Node) -> bool:
         """Whether the node needs a shape alone."""
@@ -407,7 +407,7 @@ def _root(node: fx.Node, grid: Grid) -> Member:
 
 
 def leaves_of(template: object) -> Iterator[object]:
-    """What a template is made of, calls inside it opened."""
+    """The leaves of a template, including those of calls inside it."""
     for leaf in leaves(template):
         if isinstance(leaf, MadeRows):
             yield from leaves_of((leaf.args, dict(leaf.kwargs)))

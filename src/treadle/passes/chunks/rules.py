@@ -251,7 +251,7 @@ def _view(site: RowContext) -> Member:
 
 @_for(aten.unsqueeze.default, aten.squeeze.dim)
 def _thin_dim(site: RowContext) -> Member:
-    """One of size 1 comes or goes: among the dims of rows that changes nothing of a chunk."""
+    """A dim of size 1 is added or removed: among the dims of rows, a chunk stays the same."""
     source = site.args["self"]
     old, new, part = len(site.shape(source)), len(site.shape()), site.aligned(source)
     at, lead = site.args["dim"] % max(old, new), site.lead + new - old
@@ -264,7 +264,7 @@ def _thin_dim(site: RowContext) -> Member:
 
 @_for(*EXPANDS)
 def _expand(site: RowContext) -> Member:
-    """More elements behind the rows; or the same for all rows, of a value that has none."""
+    """Expanded behind the rows; or along the rows, for a value that has none."""
     shape = site.shape()
     part = site.broadcast(site.args["self"], len(shape))
     return site.member(MadeRows(site.node.target, (part, site.sizes(shape))))
@@ -371,11 +371,11 @@ _NUMBERS: Mapping[object, int] = {
     aten.new_ones.default: 1,
     aten.new_zeros.default: 0,
 }
-"""What is made of the shape of an operand alone, and of which number."""
+"""Operations that fill the shape of an operand, with the number that they fill it with."""
 
 
 def number_of(node: fx.Node) -> int | None:
-    """Which number the node holds everywhere, whatever its operand holds."""
+    """The number that the node is filled with, whatever its operand is."""
     return _NUMBERS.get(node.target)
 
 

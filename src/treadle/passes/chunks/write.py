@@ -125,7 +125,7 @@ class _Writer:
         for exit_ in self.region.exits:
             sums[exit_.node] = self._added(exit_, box, sums.get(exit_.node))
 
-    # What nodes are in a chunk.
+    # The nodes of one chunk.
 
     def _form(self, member: Member, box: Box) -> fx.Node:
         match member.form:
@@ -217,10 +217,10 @@ class _Writer:
             )
         return self._flat(root, value, [count * new, *trailing])
 
-    # What is made of all chunks.
+    # The results of all chunks.
 
     def _added(self, exit_: Exit, box: Box, before: fx.Node | None) -> fx.Node:
-        """What this chunk adds to what those before it gave."""
+        """The sums so far, with what this chunk adds."""
         match exit_:
             case Total(node=node, partial=partial):
                 value = self._value(node, partial, box)
@@ -252,7 +252,7 @@ class _Writer:
         return self._flat(member.node, whole, list(tensor_of(member.node).shape))
 
     def _finished(self, exit_: Exit, total: fx.Node) -> fx.Node:
-        """What was added up, as the node gave it."""
+        """A finished sum, in the dtype and shape of the node that it replaces."""
         root = exit_.node
         match exit_:
             case Total(divisor=int(count)):
@@ -266,7 +266,7 @@ class _Writer:
             total = self._call(root, aten._to_copy.default, total, dtype=dtype)
         return self._flat(root, total, list(tensor_of(root).shape))
 
-    # What needs no numbers of the region, and what is left over.
+    # Nodes that need no numbers of the region, and nodes that nothing reads any more.
 
     def _renew(self) -> None:
         for node, renewal in self.region.renewed:

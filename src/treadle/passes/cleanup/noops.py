@@ -51,7 +51,7 @@ def _is_view(x: object) -> object:
 
 
 def _viewed_before(build: ReplacementBuilder, x: object, size: Sequence[int]) -> object:
-    """What a view of a view shows again: ``view(view(x))`` of the shape of ``x``."""
+    """``view(view(x))`` of the shape of ``x`` is ``x``."""
     while isinstance(x, fx.Node) and x.target in RESHAPES:
         source: fx.Node = arguments(x)["self"]
         shape = build.type_of(source).shape
@@ -63,14 +63,14 @@ def _viewed_before(build: ReplacementBuilder, x: object, size: Sequence[int]) ->
 
 
 def _pieces_of(build: ReplacementBuilder, xs: Sequence[fx.Node], dim: int) -> fx.Node:
-    """The one operand of a cat, or what all in their order are the pieces of."""
+    """The only operand of a cat, or the value whose pieces all its operands are, in order."""
     if len(xs) == 1:
         return xs[0]
     return joined_source(xs, dim)
 
 
 def _written_over(x: object) -> object:
-    """All of a value replaced: the source has the size of the whole only then."""
+    """A write to all of a value: only then the source has the size of the whole."""
     return any_of(aten.slice_scatter.default, aten.copy.default)(anything, x, ...)
 
 
@@ -139,7 +139,7 @@ NO_OPS = (
     _equals("plus-zero", lambda x, zero, alpha: _ADD(x, number(zero), alpha=alpha), _adds_zero),
     _equals("zero-plus", lambda x, zero, alpha: _ADD(number(zero), x, alpha=alpha), _adds_zero),
 )
-"""What is no work, and the conditions for it besides an equal type."""
+"""Calls that return an operand, each with its conditions besides an equal type."""
 
 
 def _tensor(x: object) -> TensorType:

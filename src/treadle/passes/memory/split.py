@@ -121,12 +121,12 @@ def reordered(
 
 
 def _needed(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """These and all that they are computed from."""
+    """These nodes and everything that they are computed from."""
     return {*reached(nodes, lambda node: node.all_input_nodes)}
 
 
 def _after(graph: fx.Graph, tangents: Collection[fx.Node]) -> set[fx.Node]:
-    """All that depends on a tangent."""
+    """Everything that depends on a tangent."""
     later: set[fx.Node] = set(tangents)
     for node in graph.nodes:
         if node.op != "output" and not later.isdisjoint(node.all_input_nodes):

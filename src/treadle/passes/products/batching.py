@@ -89,7 +89,7 @@ class BatchProducts(GraphPass):
 
 
 class _Waiting:
-    """What depends on any of some nodes. Their readers are followed up to where it is asked."""
+    """Some nodes, of which others may depend: operands are followed back to the first of them."""
 
     def __init__(self, first: fx.Node) -> None:
         self._sources = {first}

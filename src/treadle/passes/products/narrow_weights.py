@@ -40,7 +40,7 @@ _LANES = 64
 _HALVES = (torch.bfloat16, torch.float16)
 _BYTES = (torch.int8, torch.uint8)
 _FREE = MOVES | {*JOINS, aten.slice.Tensor}
-"""What only says where a formula reads."""
+"""Operations that change only where a formula reads."""
 
 
 def _require_host(x: TensorType) -> None:

@@ -99,7 +99,7 @@ def _uncut(node: fx.Node) -> list[fx.Node]:
 
 
 def _erase(reader: fx.Node, *, until: fx.Node) -> None:
-    """The reader goes, and the split that it was the last result of."""
+    """Erase the reader, and the split whose last result it was."""
     node = reader
     while node is not until and not node.users:
         above = node.args[0]
@@ -176,7 +176,7 @@ def _from_stack(stack: fx.Node, reader: fx.Node) -> _Cut:
 
 
 def _require_same_bytes(node: fx.Node, cut: _Cut) -> None:
-    """The operand stands for its piece: for every view of it, for whoever gets it."""
+    """The operand may replace its piece only if it has the same bytes for every view and reader."""
     reader, source = cut.reader, cut.source
     regions = {info(end).region for end in (node, reader)}
     require(len(regions) == 1, NoMatch, f"{reader} is in another region than {node}")
@@ -260,6 +260,6 @@ def _one(run: Sequence[fx.Node], node: fx.Node) -> fx.Node:
         return run[0]
     whole = Piece(first.source, first.dim, first.start, last.stop)
     if whole.is_whole:
-        return whole.source  # what is left may be a cat of one, which is for noops.py to judge
+        return whole.source  # a cat of one operand may be left, which noops.py handles
     args = (whole.source, whole.dim, whole.start, whole.stop)
     return ReplacementBuilder(node).call(aten.slice.Tensor, *args)

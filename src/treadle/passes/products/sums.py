@@ -82,7 +82,7 @@ def _require_equal_views(add: fx.Node, left: Sequence[fx.Node], right: Sequence[
 
 
 def _view_of(node: fx.Node) -> object:
-    """The operation of a view; of what is new none need be."""
+    """The operation of a view, which is ``view`` for ``_unsafe_view``: a copy is not needed."""
     return aten.view.default if node.target is aten._unsafe_view.default else node.target
 
 

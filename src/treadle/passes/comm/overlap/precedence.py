@@ -66,7 +66,7 @@ class _Needs:
 
 
 def precedence_of(work: Work) -> Precedence:
-    """What has to come before what in a step."""
+    """Which nodes of a step have to come before which others."""
     nodes, makers = work.facts.nodes, _makers(work)
     first = [i for i, node in enumerate(nodes) if node.op == "placeholder"]
     late, needs = _by_data(work, makers)
@@ -180,7 +180,7 @@ def _keep_waits(i: int, late: list[int], needs: list[_Needs]) -> None:
 
 
 def _keep_sides(wall: int, placed: list[int], needs: list[_Needs]) -> None:
-    """Nothing crosses ``wall``."""
+    """Nothing moves across ``wall``."""
     for node in placed:
         if node < wall:
             needs[wall].before.add(node)

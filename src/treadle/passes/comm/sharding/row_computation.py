@@ -81,12 +81,12 @@ class RowComputation:
 
     @contextmanager
     def _ahead_of(self, place: fx.Node, root: fx.Node) -> Iterator[Emit]:
-        """What makes new nodes ahead of ``place``, which belong where ``root`` does."""
+        """A builder of nodes ahead of ``place`` that get the phase and module of ``root``."""
         with self.graph.inserting_before(place):
             yield partial(emit, root)
 
     def _put(self, node: fx.Node, value: fx.Node) -> None:
-        """Who reads ``node`` reads ``value``."""
+        """Let all readers of ``node`` read ``value``."""
         node.replace_all_uses_with(value)
         self._changed.append(value)
         self._gone[node] = None

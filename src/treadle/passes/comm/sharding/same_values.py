@@ -44,7 +44,7 @@ def _is_same(node: fx.Node, step_input: Input) -> bool:
 
 
 def _is_own(node: fx.Node) -> bool:
-    """Whether it is of this rank whatever it is made of."""
+    """Whether it belongs to this rank, whatever its operands are."""
     if node.op != "call_function":
         return False
     apart = Effect.DRAWS | Effect.READS_OUTSIDE | Effect.UNKNOWN
