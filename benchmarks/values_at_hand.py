@@ -65,8 +65,8 @@ def main() -> None:
         chosen = replace(workers.PROGRAMS, computes_again=again, sweeps=sweeps)
         with mock.patch.dict(workers.WORKERS, {"programs": chosen}):
             target = Target("cuda", options, like="h200", kept=captured.kept_bytes)
-            memory, judged = plan_within(step, target)
-            plan = (judged or planned(applied(step, memory), target)).plan
+            memory, evaluated = plan_within(step, target)
+            plan = (evaluated or planned(applied(step, memory), target)).plan
         kernels, gigabytes = moved(plan)
         peak = plan.peak_bytes / 2**30
         print(f"{name:16} {kernels:5} kernels  {gigabytes:8.2f} GB  peak {peak:.3f} GiB")

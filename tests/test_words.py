@@ -85,6 +85,8 @@ GIVEN_UP_NAMES = {
     "clusters": "param_groups",
     "form_of": "update_rule",
     "is_aside": "is_introspection_frame",
+    "judge": "evaluator",
+    "judged": "evaluated",
     "keeping": "record_rng_save",
     "lookups": "index_bounds",
     "name_of_question": "os_call_name",

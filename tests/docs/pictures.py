@@ -214,7 +214,7 @@ def pipeline():
             parts.append(_text(344, y - 9, verb, colour=ACCENT))
     parts.append(f'<path d="M510 334h62V112h-54" fill="none" stroke="{TEXT}"/>')
     parts.append(f'<path d="M518 107l-8 5l8 5z" fill="{TEXT}"/>')
-    parts.append(_text(582, 208, "each plan is judged"))
+    parts.append(_text(582, 208, "each plan is evaluated"))
     parts.append(_text(582, 226, "by the peak of its"))
     parts.append(_text(582, 244, "own schedule"))
     return _svg(730, 530, "The pipeline of treadle", parts)

@@ -152,9 +152,9 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
 
 
 def applied(step: StepGraph, memory: MemoryPlan, watcher: Watcher | None = None) -> StepGraph:
-    """The step as the plan wants it, by the plan's passes; changed itself, unless the plan was
-    judged by what it was. ``VerifyError`` if it is another graph than the plan was judged by."""
-    if not memory.judged:
+    """The step after the plan's passes. A plan that was evaluated leaves ``step`` as it is:
+    ``VerifyError`` if the passes give another graph than the one that was evaluated."""
+    if not memory.evaluated:
         run_passes(step, memory.passes, watcher or Watcher())
         return step
     result = rewritten(step, memory.passes, watcher)

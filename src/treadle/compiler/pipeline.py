@@ -237,9 +237,9 @@ def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, Co
     clock = clock.heard_by(log)
     watcher = clock.watcher
     watcher.locates(request.canonical.lines)
-    step, judged = _graph_to_graph(request.step, target, clock)
+    step, evaluated = _graph_to_graph(request.step, target, clock)
     with clock.stage("lower and schedule"):
-        scheduled = judged or planned(step, target)
+        scheduled = evaluated or planned(step, target)
         _verify(scheduled, guards_of(step.graph))
         require_unspecialized(step, scheduled.program, partial(lowered, target=target))
     if target.trials is not None:
@@ -257,14 +257,14 @@ def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, Co
 def _graph_to_graph(
     step: StepGraph, target: Target, clock: Clock
 ) -> tuple[StepGraph, Scheduled | None]:
-    """The planned graph, and what was made of it if its plan was judged. Changes ``step``."""
+    """The planned graph, and what was made of it if its plan was evaluated. Changes ``step``."""
     watcher = clock.watcher
     with clock.stage("clean"):
         watcher.produced("captured", step)
         step = prepared(step, target, watcher)
         watcher.produced("clean", step)
     with clock.stage("plan memory"):
-        memory, judged = plan_within(step, target)
+        memory, evaluated = plan_within(step, target)
         step = applied(step, memory, watcher)
         watcher.produced("planned", step)
         watcher.produced("decisions", memory.table)
@@ -273,7 +273,7 @@ def _graph_to_graph(
         if target.communication is not None:
             line = simulate_communication(step, target.communication, target.hardware)
             watcher.simulated(line)
-    return step, judged
+    return step, evaluated
 
 
 def _generated(scheduled: Scheduled, target: Target, log: CompileLog) -> Artifact:

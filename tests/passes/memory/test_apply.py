@@ -1,4 +1,4 @@
-"""A memory plan as passes: the text after, the numbers, and that they make what was judged."""
+"""A memory plan as passes: the text after, the numbers, and that they make what was evaluated."""
 
 import random
 from dataclasses import dataclass, replace
@@ -247,7 +247,7 @@ def test_the_fastest_plan_is_applied_without_building_the_candidate():
     made = step.copy()
     run_passes(made, plan.passes)
     assert "step" not in vars(plan.chosen)
-    assert not plan.judged
+    assert not plan.evaluated
     require_same(made, plan.step)
 
 
@@ -255,8 +255,8 @@ def test_a_graph_that_was_not_judged_is_refused():
     loss, parameters, batch = perceptron(layers=3, width=32, rows=16)
     step = traced(loss, parameters, batch)
     plan = plan_memory(step, Budget(0.0), CPU_MODEL, by_simulation)
-    assert plan.judged
-    assert "the plan was judged with" in refusal(lambda: require_same(step, plan.step))
+    assert plan.evaluated
+    assert "the plan was evaluated with" in refusal(lambda: require_same(step, plan.step))
     shorter = trace(lambda x: x.exp(), X)
     longer = trace(lambda x: x.exp(), X)
     longer.graph.create_node("output", "output", (None,), {})
@@ -289,18 +289,18 @@ def test_a_pass_after_planning_is_judged_with_the_plan(monkeypatch):
     loss, parameters, batch = perceptron(layers=4, width=32, rows=160)
     step = traced(loss, parameters, batch)
     monkeypatch.setattr(after, "AFTER", (ApproximateAgain(),))
-    judged = []
+    evaluated = []
 
-    def judge(each):
-        judged.append(show_plain(each))
+    def evaluator(each):
+        evaluated.append(show_plain(each))
         return by_simulation(each)
 
-    plan = plan_memory(step, Budget(0.0), CPU_MODEL, judge)
+    plan = plan_memory(step, Budget(0.0), CPU_MODEL, evaluator)
     made = step.copy()
     *_, last = run_passes(made, plan.passes)
     assert last.name == "ApproximateAgain()"
     assert last.matches > 0
-    assert show_plain(made) in judged
+    assert show_plain(made) in evaluated
     require_same(made, plan.step)
 
 

@@ -345,7 +345,7 @@ def test_plans_keep_their_budget_and_a_smaller_budget_never_has_a_larger_peak(bl
     step, inputs = blocks
     calls = 0
 
-    def judge(candidate: StepGraph) -> int:
+    def evaluator(candidate: StepGraph) -> int:
         nonlocal calls
         calls += 1
         return by_simulation(candidate)
@@ -353,10 +353,10 @@ def test_plans_keep_their_budget_and_a_smaller_budget_never_has_a_larger_peak(bl
     peaks = []
     for ratio in (0.0, 0.4, 0.7, 1.0):
         calls = 0
-        plan = plan_memory(step, Budget(ratio), CPU_MODEL, judge)
+        plan = plan_memory(step, Budget(ratio), CPU_MODEL, evaluator)
         assert calls <= 7
         peaks.append(plan.peak_bytes)
-        exact = plan_memory(step, Budget(plan.peak_bytes), CPU_MODEL, judge)
+        exact = plan_memory(step, Budget(plan.peak_bytes), CPU_MODEL, evaluator)
         assert exact.peak_bytes <= plan.peak_bytes
         assert_same(step, exact.step, inputs)
     assert peaks == sorted(peaks)
@@ -366,15 +366,15 @@ def test_plans_keep_their_budget_and_a_smaller_budget_never_has_a_larger_peak(bl
 
 
 def rough(points: list[Candidate], seed: int, share: float):
-    """A judge that misses each simulated peak by up to a share of the largest."""
+    """An evaluator that misses each simulated peak by up to a share of the largest."""
     dice = random.Random(seed)
     missed = [int(dice.uniform(-share, share) * points[0].predicted_peak) for _ in points]
 
-    def judge(candidate: StepGraph) -> int:
+    def evaluator(candidate: StepGraph) -> int:
         (i,) = [k for k, point in enumerate(points) if point.step is candidate]
         return points[i].predicted_peak + missed[i]
 
-    return judge
+    return evaluator
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.3])
@@ -382,17 +382,18 @@ def rough(points: list[Candidate], seed: int, share: float):
 def test_a_larger_budget_is_never_slower_and_a_smaller_one_never_larger(stack, seed, share):
     step, _ = stack
     points = list(candidates(step, CPU_MODEL))
-    judge = rough(points, seed, share)
+    evaluator = rough(points, seed, share)
     always = frozenset(range(len(points) - 4, len(points)))
     versions = [Version(step)] * len(points)
 
     def asked(budget: int) -> tuple[int | None, int]:
         last = len(points) - 1
-        plans = Plans(points, last, always, versions, judge, CPU_MODEL)  # nothing is judged yet
+        # nothing is evaluated yet
+        plans = Plans(points, last, always, versions, evaluator, CPU_MODEL)
         chosen = plans.within(budget)
         return chosen, 0 if chosen is None else plans.exact(chosen)
 
-    peaks = sorted(judge(point.step) for point in points)
+    peaks = sorted(evaluator(point.step) for point in points)
     budgets = sorted({*peaks, *(peak - 1 for peak in peaks), *(peak + 999 for peak in peaks)})
     found = [asked(budget) for budget in budgets]
     chosen = [each for each in found if each[0] is not None]
@@ -404,7 +405,7 @@ def test_a_larger_budget_is_never_slower_and_a_smaller_one_never_larger(stack, s
         assert asked(peak) == (i, peak)  # what is printed is what is given
     if share < 0.03:  # then all are admissible
         for budget, (i, _) in zip(budgets, found, strict=True):
-            fits = [k for k, point in enumerate(points) if judge(point.step) <= budget]
+            fits = [k for k, point in enumerate(points) if evaluator(point.step) <= budget]
             assert i == (fits[0] if fits else None)
 
 
@@ -425,17 +426,17 @@ def test_budgets_are_used_where_versions_are_missed_by_different_bytes(stack):
     versions = [whole] * 3 + [chunked] * (len(points) - 4) + [small]
     missed = {id(whole): 60_000, id(chunked): 20_000, id(small): 0}
 
-    def judge(candidate: StepGraph) -> int:
+    def evaluator(candidate: StepGraph) -> int:
         (i,) = [k for k, point in enumerate(points) if point.step is candidate]
         return points[i].predicted_peak + missed[id(versions[i])]
 
     last = len(points) - 1
     for i in range(1, last):
-        plans = Plans(points, last, frozenset([last]), versions, judge, CPU_MODEL)
-        chosen = plans.within(judge(points[i].step))
+        plans = Plans(points, last, frozenset([last]), versions, evaluator, CPU_MODEL)
+        chosen = plans.within(evaluator(points[i].step))
         assert chosen is not None
         assert chosen <= i
-        assert plans.exact(chosen) <= judge(points[i].step)
+        assert plans.exact(chosen) <= evaluator(points[i].step)
 
 
 def test_the_ends_of_a_version_that_was_simulated_to_be_worse_are_plans_too(stack):

@@ -232,7 +232,7 @@ def test_a_compiled_step_trains_as_eager_and_keeps_its_promise(solver, tmp_path)
 
 
 def test_a_solver_of_the_users(tmp_path):
-    """It sees a problem; its plans are judged like any other; nothing of it is cached."""
+    """It sees a problem; its plans are evaluated like any other; nothing of it is cached."""
     asked = []
 
     def all_or_nothing(problem, capacity):

@@ -1,12 +1,15 @@
 """The bodies of control-flow functions: while a step is traced, they may only compute."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from treadle.capture.explain_errors import here
+from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.compat.operators.operator_facts import (
     Effect,
     call_effects,
@@ -47,6 +50,45 @@ def unfit(name: str, why: str, where: str = "") -> CaptureError:
         where=where or here(),
         remedy=_REMEDIES[name],
     )
+
+
+class OperandsFromOutside(TorchFunctionMode):
+    """Gives the functions that a body calls something else in the place of tensors from outside.
+
+    ``name``: the function of ``torch``; ``part``: which of its functions. TR-151 where that
+    computes gradients or sets an attribute of a tensor.
+    """
+
+    def __init__(self, name: str, part: str) -> None:
+        super().__init__()
+        self._name = name
+        self._part = part
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
+        if computes_gradients(func):
+            raise unfit(self._name, f"{self._part} computes gradients")
+        if func in ATTRIBUTES:
+            return func(*args, **(kwargs or {}))
+        if sets_attribute(func):
+            raise unfit(self._name, f"{self._part} sets an attribute of a tensor")
+        leaves, spec = flatten_containers((args, dict(kwargs or {})))
+        args, named = unflatten([self.inside(leaf) for leaf in leaves], spec)
+        result = func(*args, **named)
+        self.made(result)
+        return result
+
+    @abstractmethod
+    def inside(self, leaf: object) -> object:
+        """What the body gets in the place of ``leaf``; ``leaf`` itself if it is from inside."""
+
+    def made(self, result: object) -> None:
+        """Hears what a function of the body gave."""
 
 
 def require_closed(

@@ -19,19 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from treadle.capture.control_flow.bodies import (
-    ATTRIBUTES,
-    Pure,
-    computes_gradients,
-    require_closed,
-    sets_attribute,
-    unfit,
-)
+from treadle.capture.control_flow.bodies import OperandsFromOutside, Pure, require_closed, unfit
 from treadle.capture.control_flow.while_loops import while_loop
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
-from treadle.compat.tracing import Args, Kwargs
 
 MOST_COPIES = 256
 """Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
@@ -80,16 +71,16 @@ def _branch(branch: Callable[..., object], operands: Sequence[object], taken: Te
     gates = _Gates(taken)
     with Pure("cond", "a branch"):
         leaves, spec = flatten_containers(tuple(operands))
-        operands = unflatten([gates.gate(leaf) for leaf in leaves], spec)
+        operands = unflatten([gates.inside(leaf) for leaf in leaves], spec)
         with gates:
             result = branch(*operands)
         leaves, spec = flatten_containers(result)
-        leaves = [gates.gate(leaf) for leaf in leaves]
+        leaves = [gates.inside(leaf) for leaf in leaves]
     gates.require_closed(leaves)
     return unflatten(leaves, spec)
 
 
-class _Gates(TorchFunctionMode):
+class _Gates(OperandsFromOutside):
     """Gradients leave a branch only where it is taken.
 
     before:  y = exp(x)                                    x is from outside
@@ -97,34 +88,17 @@ class _Gates(TorchFunctionMode):
     """
 
     def __init__(self, taken: Tensor) -> None:
-        super().__init__()
+        super().__init__("cond", "a branch")
         self._taken = taken
         self._inside: dict[int, Tensor] = {}  # made in the branch
         self._gated: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of what is from outside
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> object:
-        if computes_gradients(func):
-            raise unfit("cond", "a branch computes gradients")
-        if func in ATTRIBUTES:
-            return func(*args, **(kwargs or {}))
-        if sets_attribute(func):
-            raise unfit("cond", "a branch sets an attribute of a tensor")
-        leaves, spec = flatten_containers((args, dict(kwargs or {})))
-        args, named = unflatten([self.gate(leaf) for leaf in leaves], spec)
-        result = func(*args, **named)
+    def made(self, result: object) -> None:
         for leaf in flatten_containers(result)[0] if not isinstance(result, Tensor) else [result]:
             if isinstance(leaf, Tensor):
                 self._inside[id(leaf)] = leaf
-        return result
 
-    def gate(self, leaf: object) -> object:
-        """What a branch gets in the place of ``leaf``, if that is from outside."""
+    def inside(self, leaf: object) -> object:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in self._inside:
             return leaf
         known = self._gated.get(id(leaf))

@@ -27,27 +27,14 @@ import torch
 from torch import Tensor, fx
 from torch.autograd import grad as gradients_of  # the watched one is the step's own backward
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
-from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 
-from treadle.capture.control_flow.bodies import (
-    ATTRIBUTES,
-    Pure,
-    computes_gradients,
-    require_closed,
-    sets_attribute,
-    unfit,
-)
+from treadle.capture.control_flow.bodies import OperandsFromOutside, Pure, require_closed, unfit
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.compat.fake import FakeTensor, fake_like
 from treadle.compat.pytree import TreeSpec
-from treadle.compat.tracing import (
-    Args,
-    Kwargs,
-    TraceInProgress,
-    outside_modes,
-    without_functions,
-)
+from treadle.compat.tracing import TraceInProgress, outside_modes, without_functions
 from treadle.compat.transforms import in_transform
 from treadle.graph.analysis.data_dependent import fresh
 from treadle.graph.core.arguments import map_nodes
@@ -304,7 +291,7 @@ class _LoopGraph:
         return show(StepGraph(graph, Signature(inputs, outputs)), exact=True)
 
 
-class _Lifting(TorchFunctionMode):
+class _Lifting(OperandsFromOutside):
     """Gives a function what stands for tensors from outside.
 
     before:  y = mm(h, w)                                  w is from outside
@@ -312,26 +299,11 @@ class _Lifting(TorchFunctionMode):
     """
 
     def __init__(self, functions: _Functions, part: str) -> None:
-        super().__init__()
+        super().__init__(_NAME, part)
         self._functions = functions
-        self._part = part
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> object:
-        if computes_gradients(func):
-            raise unfit(_NAME, f"{self._part} computes gradients")
-        if func in ATTRIBUTES:
-            return func(*args, **(kwargs or {}))
-        if sets_attribute(func):
-            raise unfit(_NAME, f"{self._part} sets an attribute of a tensor")
-        leaves, spec = flatten_containers((args, dict(kwargs or {})))
-        args, named = unflatten([self._functions.inside(leaf) for leaf in leaves], spec)
-        return func(*args, **named)
+    def inside(self, leaf: object) -> object:
+        return self._functions.inside(leaf)
 
 
 # Operators are called behind modes, which must hear of them where a loop stands in a loop.

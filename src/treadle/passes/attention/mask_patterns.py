@@ -167,7 +167,7 @@ class Pairs:
         return same(self.query.extent, self.key.extent)
 
     def text(self, index: Index) -> str:
-        """In the names of the dims: b, h, i and j."""
+        """As text, with the names of the dims: b, h, i and j."""
         names: dict[Axis | Value, str] = dict(zip(self.axes, "bhij", strict=True))
         return index_text(index, lambda atom: names.get(atom) or self.text_of(atom), str)
 
@@ -245,7 +245,7 @@ def _allowed(
 def _pattern(allowed: Condition, pairs: Pairs, prover: Prover) -> Pattern:
     if not elements_in(allowed):
         return _of_indices(allowed, pairs, prover)
-    for window in _windows(allowed, pairs):  # elements that decide nothing after all
+    for window in _windows(allowed, pairs):  # elements that decide nothing
         if prover.equivalent(allowed, pairs.window(window)):
             return window
     parts = _conjuncts(allowed)

@@ -36,14 +36,14 @@ class ElementOrder:
 
     @staticmethod
     def plain(shape: Sequence[int]) -> "ElementOrder":
-        """That of a value that is its own beginning."""
+        """The order of a value itself, before any move."""
         table = FactorTable()
         dims = table.dims_of(shape)
         return ElementOrder(table, dims, dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many elements each dim has."""
+        """The size of each dim."""
         return self.table.shape(self.dims)
 
     @property

@@ -233,7 +233,7 @@ class _Decisions:
         return blocked(forward, _backward(forward), KERNELS[node.target].mask, pattern)
 
     def _check(self, node: fx.Node, bias: fx.Node) -> None:
-        """What must hold of a call whose mask goes."""
+        """The conditions under which the mask of a call may be removed."""
         args, rounds = arguments(node), KERNELS[node.target].rounds
         require(not (rounds and self.by.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
         drawn = f"{node} has dropout, and might draw other numbers without {bias}"

@@ -204,7 +204,7 @@ def _is_finite(mask: ScoreMask) -> bool:
     while is_move(at) or is_cast(at):
         at = operand_of(at)
         if type_of(at).dtype is torch.float64:
-            return False  # finite there may be infinite after
+            return False  # finite there, it may be infinite in the narrower dtype
     if at.target is not aten.where.self:
         return False
     args = arguments(at)
@@ -222,7 +222,7 @@ def _added(mask: ScoreMask, value: Tensor) -> Tensor:
 
 
 def _without_expand(node: fx.Node) -> fx.Node:
-    """What is computed in the place of ``node``: with fewer equal rows."""
+    """A node without the rows that ``expand`` repeats, to be computed in the place of ``node``."""
     while node.target is aten.expand.default:
         node = operand_of(node)
     return node

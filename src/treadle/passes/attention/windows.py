@@ -52,7 +52,7 @@ class WindowedCall:
 
     @property
     def options(self) -> dict[str, Argument]:
-        """What the kernels are given by name, forward and backward."""
+        """Keyword arguments of the kernels, forward and backward."""
         sides = {"window_size_left": self.left, "window_size_right": self.right}
         return {"scale": arguments(self.forward)["scale"], **sides}
 
@@ -68,7 +68,7 @@ def windowed(forward: fx.Node, backward: Sequence[fx.Node], window: Window) -> W
 
 
 def replace(call: WindowedCall) -> None:
-    """Let the kernel with windows be read instead of the calls, which go."""
+    """Replace the calls by those of the kernel with windows."""
     args = arguments(call.forward)
     make = ReplacementBuilder(call.forward)
     operands = [_tokens_first(make, args[name]) for name in OPERANDS]

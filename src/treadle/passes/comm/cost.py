@@ -96,8 +96,8 @@ class CollectiveCost:
     """What collectives of one group cost: ``now`` are its links.
 
     ``measured``: of this group, or of one like it with other ranks or hosts, whose links were
-    ``then``. What was latency by the formula's lights is longer as messages are now, and the rest
-    as many bytes are.
+    ``then``. Of a measured time, the latency scales with that of the formula for the two groups,
+    and the rest with the bytes that a rank sends and with the bandwidth.
     """
 
     now: GroupLinks
@@ -114,7 +114,7 @@ class CollectiveCost:
             return self.now.seconds(kind, nbytes)
         if curve is None:
             slower, narrower = (
-                (1.0, 1.0) if measurement is None else self._than_told(measurement, then)
+                (1.0, 1.0) if measurement is None else self._over_formula(measurement, then)
             )
             bytes_alone = share(kind, self.now.ranks) * nbytes / self.now.bandwidth
             return slower * self.now.latency(kind) + narrower * bytes_alone
@@ -146,9 +146,9 @@ class CollectiveCost:
             return f"{who}, not measured: {links}"
         return f"{who}, measured" if now == then else f"{who}, as {then.ranks} measured ones say"
 
-    def _than_told(self, measurement: GroupMeasurement, then: GroupLinks) -> tuple[float, float]:
-        """How much longer than by the formula a message and a byte took, of the kinds that were
-        measured: what to expect of another kind."""
+    def _over_formula(self, measurement: GroupMeasurement, then: GroupLinks) -> tuple[float, float]:
+        """Measured latency and measured time of bytes, each as a multiple of the formula's: the
+        means over the kinds that were measured, for a kind that was not."""
         slower: list[float] = []
         narrower: list[float] = []
         for name, curve in measurement.curves.items():

@@ -121,7 +121,7 @@ class CommunicationTimeline:
 @final
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The start of a collective, as orders are judged by: which stream, seconds, bytes."""
+    """The start of a collective, as orders are compared by: which stream, seconds, bytes."""
 
     channel: str
     seconds: float

@@ -98,14 +98,14 @@ def passes_of(step: StepGraph, chosen: Candidate) -> tuple[GraphPass, ...]:
     )
 
 
-def require_same(step: StepGraph, judged: StepGraph) -> None:
-    """``VerifyError`` names the first node by which a graph is not the one that was judged."""
-    pairs = zip(step.graph.nodes, judged.graph.nodes, strict=False)
+def require_same(step: StepGraph, evaluated: StepGraph) -> None:
+    """``VerifyError`` names the first node by which a graph is not the one that was evaluated."""
+    pairs = zip(step.graph.nodes, evaluated.graph.nodes, strict=False)
     for one, other in pairs:
         ours, theirs = (
             (node.name, node.target, repr((node.args, node.kwargs))) for node in (one, other)
         )
         if ours != theirs:
-            raise VerifyError(f"the plan was judged with {other}, and runs with {one}")
-    if len(step.graph.nodes) != len(judged.graph.nodes):
-        raise VerifyError("the plan was judged with another number of nodes than it runs with")
+            raise VerifyError(f"the plan was evaluated with {other}, and runs with {one}")
+    if len(step.graph.nodes) != len(evaluated.graph.nodes):
+        raise VerifyError("the plan was evaluated with another number of nodes than it runs with")

@@ -69,8 +69,8 @@ class Version:
 @dataclass(frozen=True)
 class MemoryPlan:
     """The chosen candidate, and the ``passes`` that make its graph of the step. ``peak_bytes`` is
-    the judge's word, or the simulator's if it was not ``judged``; ``table`` one entry per value.
-    ``bound``: of the peaks of all plans of the step, if the plan was judged.
+    exact if the plan was ``evaluated``, else the simulator's; ``table`` one entry per value.
+    ``bound``: of the peaks of all plans of the step, if the plan was evaluated.
     """
 
     chosen: Candidate
@@ -82,18 +82,18 @@ class MemoryPlan:
     bound: StepBound | None = None
 
     @property
-    def judged(self) -> bool:
+    def evaluated(self) -> bool:
         """Whether the peak is exact."""
         return self.bound is not None
 
     @property
     def bound_bytes(self) -> int | None:
-        """What every plan has at least that is estimated to be as fast; ``None`` if not judged."""
+        """A lower bound of all plans estimated to be as fast; ``None`` if not ``evaluated``."""
         return None if self.bound is None else self.bound.within(self.seconds)
 
     @property
     def step(self) -> StepGraph:
-        """The graph of the chosen candidate, which the judge was asked about."""
+        """The graph of the chosen candidate, whose peak was evaluated."""
         return self.chosen.step
 
     def rows(self) -> list[str]:
@@ -111,7 +111,7 @@ class Plans:
     last: int
     always: frozenset[int]
     versions: Sequence[Version]
-    judge: PeakEvaluator
+    evaluator: PeakEvaluator
     device: DeviceModel
     peaks: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -120,7 +120,7 @@ class Plans:
         cls,
         step: StepGraph | Sequence[Version],
         device: DeviceModel,
-        judge: PeakEvaluator,
+        evaluator: PeakEvaluator,
         method: Planner = _DEFAULT,
     ) -> "Plans":
         """The frontier of all versions together, and the ends of each."""
@@ -141,18 +141,18 @@ class Plans:
             max(i for i, plan in enumerate(points) if id(plan) in of_frontier),
             frozenset(i for i, plan in enumerate(points) if id(plan) in wanted),
             [version for _, version in found],
-            judge,
+            evaluator,
             device,
         )
 
     def exact(self, i: int) -> int:
-        """The judge's word on a plan, asked for once."""
+        """The exact peak of a plan, evaluated once."""
         if i not in self.peaks:
-            self.peaks[i] = self.judge(self.points[i].step)
+            self.peaks[i] = self.evaluator(self.points[i].step)
         return self.peaks[i]
 
     def as_bytes(self, budget: Budget) -> int:
-        """The smallest plan is judged only where the budget depends on it."""
+        """The smallest plan is evaluated only if the budget depends on it."""
         fastest = self.exact(0)
         needs_smallest = budget.nbytes is None and budget.limit < 1
         smallest = min(fastest, self.exact(self.last)) if needs_smallest else fastest
@@ -196,8 +196,8 @@ class Plans:
         return StepBound(tuple(steps.values()), self.device)
 
     def lowest(self, i: int) -> float:
-        """What the plan has at least, if it is admissible. Does not depend on what was judged
-        before."""
+        """The smallest exact peak with which the plan is admissible. It does not depend on which
+        plans were evaluated before."""
         if i in self.always:
             return 0.0
         return self.points[i].predicted_peak + self._missed(i) - _TRUST * self.exact(0)
@@ -225,16 +225,16 @@ def plan_memory(
     step: StepGraph | Sequence[Version],
     budget: Budget,
     device: DeviceModel,
-    judge: PeakEvaluator,
+    evaluator: PeakEvaluator,
     method: Planner = _DEFAULT,
 ) -> MemoryPlan:
-    """The fastest plan whose peak, by ``judge``, is at most ``budget``; of a step, or of several
-    versions of one.
+    """The fastest plan whose peak, by ``evaluator``, is at most ``budget``; of one step, or of
+    several versions of it.
 
     A smaller budget never gives a larger peak, nor a faster plan. ``PlanError`` TR-202 names the
     smallest one that can be met.
     """
-    plans = Plans.of(step, device, judge, method)
+    plans = Plans.of(step, device, evaluator, method)
     budget_bytes = plans.as_bytes(budget)
     chosen = plans.within(budget_bytes)
     if chosen is None:
@@ -282,7 +282,7 @@ def _in_words(node: fx.Node) -> str:
 def _plan(
     version: Version, chosen: Candidate, peak: int, bound: StepBound | None = None
 ) -> MemoryPlan:
-    """``bound``: of a plan that was judged."""
+    """``bound``: of a plan that was evaluated."""
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
     table = decisions(chosen.order, chosen.saved)

@@ -128,7 +128,7 @@ def keeping_costs(facts: Facts, claims: SaveCandidates, stored: Sequence[bool]) 
 
 
 def _is_drawn(facts: Facts, i: int) -> bool:
-    """A random operation or one of its results: there is no second time."""
+    """A random operation or one of its results, which cannot be repeated."""
     maker = facts.operands[i][0] if is_result(facts, i) else i
     return facts.keep[maker]
 

@@ -29,7 +29,7 @@ _LAMBDAS = (*(2.0 ** (-half / 2) for half in range(9)), *(2.0**-whole for whole 
 each other where budgets usually are."""
 _GAP = 0.03  # frontier points further apart than this share of the peak are mixed
 _WIDE = 0.05  # and further apart than this, after that, one value at a time is dropped between them
-_NEAR = 0.02  # and closer than this they are not told apart, since each is scheduled to be judged
+_NEAR = 0.02  # and closer than this only one is kept, since each is scheduled to be evaluated
 _WORK = 150_000  # operations simulated by the local search, which bounds its time
 
 

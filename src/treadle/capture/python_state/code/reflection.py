@@ -1,4 +1,4 @@
-"""What a run reads by names that no code mentions: judged by what was called, and on which object.
+"""What a run reads by names that no code mentions: found by what was called, and on which object.
 
     vars(cfg)["lr"], cfg.__dict__["lr"]     the attribute lr of cfg
     vars(cfg)                               all attributes of cfg

@@ -183,7 +183,7 @@ class _Caller:
         return node in self._results
 
     def give_copy(self, node: fx.Node) -> None:
-        """The caller gets a copy of ``node``, made where it is read first."""
+        """Return a copy of ``node``, made before its first reader."""
         graph = self._step.graph
         known = [reader for reader in readers_of(node, is_view) if reader in self._position]
         with graph.inserting_before(min(known, key=self._position.__getitem__)):
@@ -235,7 +235,7 @@ def _place_of_wait(members: Sequence[JoinCandidate]) -> fx.Node:
 
 
 def _renamed(earlier: Earlier, moved: dict[fx.Node, fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """``earlier`` in the words of the nodes that stand for others now."""
+    """``earlier``, with the replacements of nodes instead of the nodes that they replaced."""
     renamed: dict[fx.Node, list[fx.Node]] = {}
     for node, others in earlier.items():
         names = renamed.setdefault(moved.get(node, node), [])

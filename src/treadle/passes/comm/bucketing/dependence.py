@@ -52,7 +52,7 @@ class Dependence:
         return not any(self._circular(2 * left + side, 2 * right + side) for side in (0, 1))
 
     def join(self, left: int, right: int) -> None:
-        """The pairs ``left`` and ``right`` are one from now on."""
+        """Join the pairs ``left`` and ``right``."""
         for side in (0, 1):
             one, other = 2 * left + side, 2 * right + side
             together = self._together[one] | self._together[other]
@@ -62,7 +62,7 @@ class Dependence:
                 self._needs[bit] = needs
 
     def _circular(self, left: int, right: int) -> bool:
-        """Whether one of the two needs the other, by whatever way."""
+        """Whether one of the two depends on the other, directly or not."""
         together = self._together[left] | self._together[right]
         reached, pending = 0, self._needs[left] | self._needs[right]
         while pending:

@@ -57,7 +57,7 @@ class MergeEqualCollectives(GraphPass):
 
 
 def _equal_before(node: fx.Node, first: dict[Hashable, fx.Node]) -> fx.Node | None:
-    """What stood before and is equal; ``first`` has the first of each kind, and gets ``node``."""
+    """An equal earlier node, if any; ``first`` has the first of each kind, and gets ``node``."""
     if is_wait(node):
         started = started_by(node)
         if is_wait(started):

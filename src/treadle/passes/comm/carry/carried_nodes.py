@@ -267,7 +267,7 @@ def _steady(plan: _Plan) -> StepGraph:
 def _run_on(
     copy: _Copy, base: _Env, moved: _Moved, carried_: Mapping[fx.Node, fx.Node]
 ) -> dict[int, fx.Node]:
-    """The set reads its own inputs as they were when the call began."""
+    """Let the set read its inputs as they were at the beginning of the call."""
     env, copy.env = copy.env, base
     try:
         return copy.run(moved, carried_)

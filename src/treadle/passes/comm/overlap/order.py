@@ -63,7 +63,7 @@ class OverlapCommunication(GraphPass):
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Evaluation:
     """An order by its time and bytes; ``rank`` tells those that are alike apart."""
 
     order: Sequence[int]
@@ -78,7 +78,7 @@ def better_order(
 ) -> Sequence[int] | None:
     """A shorter order of a step within both bounds, as ``OverlapCommunication`` has them; ``None``
     if none was found. Less may be in flight than allowed, where the peak does not allow more."""
-    present = _judged(work, range(len(work.seconds)), 0)
+    present = _evaluate(work, range(len(work.seconds)), 0)
     most = max(present.peak_bytes, peak_bytes or 0)
     total = sum(start.nbytes for start in work.starts.values())
     flying = total if in_flight_bytes is None else max(in_flight_bytes, present.in_flight_bytes)
@@ -87,10 +87,10 @@ def better_order(
         return None
     precedence = precedence_of(work)
     for bound in _bounds(work, flying):
-        trials: list[_Judged] = []
+        trials: list[_Evaluation] = []
         for rank, preference in enumerate(_preferences(work, bound)):
             order = list_schedule(work, precedence, preference)
-            trial = _judged(work, order, rank, below=limit)
+            trial = _evaluate(work, order, rank, below=limit)
             within = trial.peak_bytes <= most and trial.in_flight_bytes <= flying
             trials += [trial] if within and trial.seconds < limit else []
         if trials:
@@ -98,14 +98,16 @@ def better_order(
     return None
 
 
-def _judged(work: Work, order: Sequence[int], rank: int, *, below: float | None = None) -> _Judged:
+def _evaluate(
+    work: Work, order: Sequence[int], rank: int, *, below: float | None = None
+) -> _Evaluation:
     """``below``: of an order that takes longer the bytes do not matter."""
     run = run_order(work, order)
     peak = peak_of(work, order) if below is None or run.seconds < below else 0
-    return _Judged(order, run.seconds, run.in_flight_bytes, peak, rank)
+    return _Evaluation(order, run.seconds, run.in_flight_bytes, peak, rank)
 
 
-def _best(trials: Sequence[_Judged]) -> _Judged:
+def _best(trials: Sequence[_Evaluation]) -> _Evaluation:
     """Of the shortest, and those that take hardly longer, the one with the lowest peak."""
     longest = min(trial.seconds for trial in trials) * (1.0 + _GAIN)
     near = [trial for trial in trials if trial.seconds <= longest]

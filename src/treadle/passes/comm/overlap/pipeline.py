@@ -98,7 +98,7 @@ class PipelineProducts(GraphPass):
         if not has_equal_parts(step):
             reasons |= {site.collective.node: _UNEVEN for site in sites}
             return choice
-        best = self._judged(step)
+        best = self._evaluate(step)
         for kind, members in alike.items():
             trials = list(self._trials(best, kind, members[0]))
             shortest = min(trials, key=lambda trial: trial.seconds, default=None)
@@ -121,7 +121,7 @@ class PipelineProducts(GraphPass):
                 return  # nor can be more
             step = trial_before.step.copy()
             self._cut_alike(step, kind, pieces)
-            trial = self._judged(step, pieces)
+            trial = self._evaluate(step, pieces)
             if not self.grows and trial.peak_bytes > trial_before.peak_bytes:
                 continue
             yield trial
@@ -140,7 +140,7 @@ class PipelineProducts(GraphPass):
             return halves.message
         return f"{start} in chunks: a higher peak"
 
-    def _judged(self, step: StepGraph, pieces: int = 1) -> "_Trial":
+    def _evaluate(self, step: StepGraph, pieces: int = 1) -> "_Trial":
         placed = step.copy()
         run_passes(placed, self.then)
         work = work_of(placed, self.costs, self.device)
