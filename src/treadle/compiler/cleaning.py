@@ -23,6 +23,7 @@ from treadle.passes.comm import communication_passes
 from treadle.passes.comm.sharding.gather_again import GatherAgain
 from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions
 from treadle.passes.counter_based_rng import UseCounterBasedRng
+from treadle.passes.depthwise import ConvolveDepthwiseGradient
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.expand_registered import expansion
 from treadle.passes.products.batching import BatchProducts
@@ -69,6 +70,7 @@ FUSE: tuple[GraphPass, ...] = (
     FuseAttention(),  # as that
     CallFastestAttention(),  # before heads are shared: whichever kernel is called then
     GroupHeads(),  # after both: of fused calls too
+    ConvolveDepthwiseGradient(),  # before layouts: it makes convolutions
     ConvolveChannelsLast(),  # last: rules look for operations without copies between them
 )
 """What rounds where eager does not."""
