@@ -14,7 +14,7 @@ from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import tensor_of
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.channels_last import ConvolveChannelsLast
+from treadle.passes.convolutions.channels_last import ConvolveChannelsLast
 
 aten = torch.ops.aten
 PASS = ConvolveChannelsLast(everywhere=True)

@@ -4,7 +4,7 @@ import torch
 from testing import check_pass, trace
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import tensor_of
-from treadle.passes.depthwise import ConvolveDepthwiseGradient
+from treadle.passes.convolutions.depthwise import ConvolveDepthwiseGradient
 
 aten = torch.ops.aten
 PASS = ConvolveDepthwiseGradient(everywhere=True)

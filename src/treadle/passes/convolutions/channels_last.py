@@ -14,7 +14,7 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import is_tensor, tensors_in
 from treadle.graph.core.values import compute, emit, emit_ahead
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.depthwise import is_depthwise
+from treadle.passes.convolutions.depthwise import is_depthwise
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten

@@ -1,6 +1,5 @@
 """Depthwise convolutions: one filter for each channel."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.passes.convolutions.gradients import derivatives_in, replace_result
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
@@ -63,10 +63,7 @@ class ConvolveDepthwiseGradient(GraphPass):
     everywhere: bool = False
 
     def run(self, step: StepGraph) -> int:
-        derivatives = step.graph.find_nodes(
-            op="call_function", target=aten.convolution_backward.default
-        )
-        return sum(_convolve(node) for node in derivatives if self._matches(node))
+        return sum(_convolve(node) for node in derivatives_in(step) if self._matches(node))
 
     def _matches(self, node: fx.Node) -> bool:
         args = arguments(node)
@@ -96,14 +93,5 @@ def _convolve(node: fx.Node) -> bool:
     if layout_of(tensor_of(image)) != layout_of(old):
         build.undo()
         return False
-    mask = [False, *args["output_mask"][1:]]
-    rest = build.again(node, {"output_mask": mask}) if any(mask) else None
-    for item in list(node.users):
-        assert item.target is operator.getitem, item
-        if item.args[1] == 0:
-            item.replace_all_uses_with(image)
-            node.graph.erase_node(item)
-        elif rest is not None:
-            item.replace_input_with(node, rest)
-    node.graph.erase_node(node)
+    replace_result(build, 0, image)
     return True
