@@ -224,7 +224,8 @@ EXCHANGES = {
          "rows": (3, 4), "size": (5, 7), "value": (INF, NAN, 1e30), "dtype": HALF},
     ),
     "a convolution's bias": Exchange(
-        SplitConvolutionBias(everywhere=True), depthwise, depthwise_inputs, {"dtype": torch.float32},
+        SplitConvolutionBias(everywhere=True), depthwise, depthwise_inputs,
+        {"dtype": torch.float32},
         {"stride": (2,), "padding": (0, 2), "channels": (1, 3), "value": (INF, NAN, 1e30)},
     ),
     "convolutions": Exchange(
