@@ -122,7 +122,6 @@ CASES = {
 def test_compiles_for_hopper_without_spills(name, tmp_path):
     for each in compile_kernels(CASES[name], tmp_path):
         assert each["spills"] == 0, each
-        assert each["shared"] <= 48 << 10, each
         if not name.startswith("every"):
             assert each["registers"] <= 128, each
 
