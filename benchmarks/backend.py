@@ -6,7 +6,8 @@ steps, of which the backend has the forward and the backward, and the optimizer 
     python benchmarks/backend.py [--model gpt2,bert,resnet50,vit] [--only eager,compile,backend]
         [--steps 5] [--timed 20] [--profile] [--small]
 
-``step`` is ``treadle.compile`` of the whole step, optimizer included.
+``step`` is ``treadle.compile`` of the whole step, optimizer included. ``--model`` takes
+``convnext_tiny``, ``efficientnet_b0`` and ``mobilenet_v2`` of torchvision as well.
 
 On a GPU bf16 autocast, float32 parameters and AdamW; ``--small``: few and small layers, for CPUs.
 Every variant starts from the same weights, sees the same batches, and runs in a process of its own.
@@ -88,7 +89,18 @@ def _vit(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
     return _images(model, small)
 
 
-MODELS = {"gpt2": _gpt2, "bert": _bert, "resnet50": _resnet50, "vit": _vit}
+def _torchvision(name: str) -> Callable[[bool], tuple[nn.Module, Callable[[], Batch], Loss]]:
+    def make(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
+        import torchvision
+
+        return _images(getattr(torchvision.models, name)(), small)
+
+    return make
+
+
+MODELS = {"gpt2": _gpt2, "bert": _bert, "resnet50": _resnet50, "vit": _vit} | {
+    name: _torchvision(name) for name in ("convnext_tiny", "efficientnet_b0", "mobilenet_v2")
+}
 VARIANTS = {"eager": None, "compile": "inductor", "backend": "treadle", "step": None}
 
 
@@ -182,7 +194,7 @@ def _wait(on_gpu: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=",".join(MODELS))
+    parser.add_argument("--model", default="gpt2,bert,resnet50,vit")
     parser.add_argument("--only", default="eager,compile,backend")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--timed", type=int, default=20)

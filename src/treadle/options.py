@@ -39,6 +39,9 @@ OPTIONAL_PASSES = (
     "CallFastestAttention",
     "GroupHeads",
     "ProveAttentionMasks",
+    "SplitConvolutionBias",
+    "ConvolveDepthwiseGradient",
+    "ConvolveChannelsLast",
 )
 """What ``skip`` may name: passes by their class, and rules by their name. A step computes the same
 without them."""

@@ -1,8 +1,11 @@
 """Generated Triton is compiled for a GPU that is not there, and must keep all in registers."""
 
+import functools
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +13,12 @@ import triton_kernels as make
 from test_triton_sizes import SIZED, pattern
 from triton_run import rendered
 
-from treadle.loop.kernel import Kernel, KernelKind
+from treadle.loop.expr import Apply, Load
+from treadle.loop.kernel import Definition, Kernel, KernelKind
 from treadle.loop.program import Buffer, BufferKind
 from treadle.loop.traverse import loads
 from treadle.runtime.kernels.triton_launch import TritonLauncher
+from treadle.schedule.programs import choose
 
 triton = pytest.importorskip("triton")
 NAMES = {
@@ -39,8 +44,8 @@ def dtypes_of(kernel: Kernel) -> dict[str, torch.dtype]:
 
 def compile_kernels(
     kernels: list[Kernel], folder: Path, *, contract: bool = True
-) -> list[dict[str, int]]:
-    """Registers and spilled bytes of every device function, on compute capability 9.0."""
+) -> list[dict[str, Any]]:
+    """Texts, shared memory, registers and spilled bytes of each function, on capability 9.0."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -64,6 +69,7 @@ def compile_kernels(
             options = {"num_warps": stage["warps"], "enable_fp_fusion": False}
             built = triton.compile(ast, target=GPUTarget("cuda", 90, 32), options=options)
             texts = {"text": source.text, "ptx": built.asm["ptx"]}
+            texts["shared"] = built.metadata.shared
             found.append({"name": name, **texts, **usage(built, folder)})
     return found
 
@@ -118,6 +124,28 @@ def test_compiles_for_hopper_without_spills(name, tmp_path):
         assert each["spills"] == 0, each
         if not name.startswith("every"):
             assert each["registers"] <= 128, each
+
+
+def test_loops_down_columns_load_tiles_ahead(tmp_path):
+    """Copies into shared memory that nothing waits for; not where many tiles leave no room."""
+    sums, every = make.column_sums(16384, 768), make.every_reduction(3000, 300, KernelKind.COLUMNS)
+    few, *_ = compile_kernels([sums], tmp_path)
+    assert re.search(r"num_stages=3", few["text"])
+    assert "cp.async.wait_group" in few["ptx"]
+    assert 0 < few["shared"] <= 48 << 10
+    tall = replace(every, body=tuple(map(_wide, every.body)))
+    assert choose(every).stages == 3
+    assert choose(tall).stages == 0
+
+
+def _wide(item):
+    """The item with what it reads ten times over, ever further on."""
+    if not isinstance(item, Definition) or not isinstance(item.expr, Load):
+        return item
+    load = item.expr
+    further = [replace(load, index=load.index + n) for n in range(10)]
+    total = functools.reduce(lambda a, b: Apply("add", (a, b), load.dtype), further)
+    return replace(item, expr=total)
 
 
 @pytest.mark.parametrize("name", SIZED)

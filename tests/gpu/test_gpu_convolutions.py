@@ -61,6 +61,27 @@ class Depthwise(nn.Module):
         return self.last(x).flatten(2).mean(2)
 
 
+class Mobile(nn.Module):
+    """Depthwise convolutions of three sizes with strides between those of one pixel, biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, 2, 1)
+        self.deep = nn.ModuleList(
+            nn.Conv2d(16, 16, size, stride, size // 2, groups=16, bias=size == 5)
+            for size, stride in ((3, 1), (5, 2), (7, 1), (9, 1))
+        )
+        self.wide = nn.ModuleList(nn.Conv2d(16, 16, 1) for _ in self.deep)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in self.deep)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for deep, norm, wide in zip(self.deep, self.norms, self.wide, strict=True):
+            x = F.silu(wide(norm(deep(x))))
+        return self.head(x.mean((2, 3)))
+
+
 def trained(model, dtype):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     return optimizer, autocast_training(model, optimizer, F.cross_entropy, dtype)
@@ -73,6 +94,8 @@ def trained(model, dtype):
         (Residual, torch.float16, True),
         (Segments, torch.bfloat16, False),
         (Depthwise, torch.bfloat16, False),
+        (Mobile, torch.bfloat16, False),
+        (Mobile, torch.float16, True),
     ],
 )
 def test_convolutions_are_eagers(kind, dtype, last):

@@ -14,7 +14,7 @@ from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import tensor_of
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import run_passes
-from treadle.passes.channels_last import ConvolveChannelsLast
+from treadle.passes.convolutions.channels_last import ConvolveChannelsLast
 
 aten = torch.ops.aten
 PASS = ConvolveChannelsLast(everywhere=True)
@@ -75,17 +75,36 @@ def test_gradients_of_weights_lie_as_weights_do():
 @pytest.mark.parametrize(
     ("shape", "weight", "groups", "dtype"),
     [
-        ((2, 16, 5, 7), (16, 1, 3, 3), 16, torch.bfloat16),
+        ((2, 16, 5, 7), (16, 4, 3, 3), 4, torch.bfloat16),
+        ((2, 16, 11, 9), (16, 1, 9, 9), 16, torch.bfloat16),
+        ((2, 12, 5, 7), (12, 1, 3, 3), 12, torch.bfloat16),
         ((2, 16, 5, 7), (8, 16, 3, 3), 1, torch.float32),
         ((2, 16, 5, 7), (7, 16, 3, 3), 1, torch.bfloat16),
         ((2, 12, 5, 7), (8, 12, 3, 3), 1, torch.bfloat16),
     ],
-    ids=["depthwise", "float32", "seven results", "twelve channels"],
+    ids=[
+        "groups",
+        "large filters",
+        "twelve of depth",
+        "float32",
+        "seven results",
+        "twelve channels",
+    ],
 )
 def test_other_convolutions_are_left_alone(shape, weight, groups, dtype):
     inputs = torch.randn(shape).to(dtype), torch.randn(weight).to(dtype)
     step = trace(lambda x, w: convolved(x, w, groups).relu(), *inputs)
     assert PASS.run(step) == 0
+
+
+def test_depthwise_convolutions_are_channels_last_too():
+    def program(x, v, w):
+        return (convolved(convolved(x, v, 16).relu(), w),)
+
+    inputs = halves(2, 16, 5, 7), halves(16, 1, 3, 3), halves(8, 16, 3, 3)
+    step = changed(program, inputs)
+    inside = [n for n in step.graph.nodes if n.target is aten.convolution.default]
+    assert [last_operands(each) for each in inside] == [2, 2]
 
 
 def test_cpus_convolve_what_they_are_given():

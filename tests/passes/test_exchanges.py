@@ -21,9 +21,11 @@ from treadle.graph.rewrite.passes import GraphPass
 from treadle.lower.elements import Elements
 from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention.proved_masks import ProveAttentionMasks
-from treadle.passes.channels_last import ConvolveChannelsLast
 from treadle.passes.chunks import chunked_loss
 from treadle.passes.chunks.chunked_loss import ChunkLoss
+from treadle.passes.convolutions.bias import SplitConvolutionBias
+from treadle.passes.convolutions.channels_last import ConvolveChannelsLast
+from treadle.passes.convolutions.depthwise import ConvolveDepthwiseGradient
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.products.batching import BatchProducts
 from treadle.passes.products.joined_products import JoinProducts
@@ -201,7 +203,31 @@ def two_convolutions(stride=1, padding=1, dilation=1, **_: Any):
     return run
 
 
+def depthwise_inputs(channels=8, rows=5, value=1.0, dtype=torch.bfloat16, size=3, **_: Any):
+    x, w = torch.randn(2, channels, rows, 7), torch.randn(channels, 1, size, size) / size
+    x[0, 0, 0, 0] = value
+    return x.to(dtype), w.to(dtype), torch.randn(channels).to(dtype)
+
+
+def depthwise(stride=1, padding=1, dilation=1, **_: Any):
+    def run(x, w, b):
+        y = F.conv2d(x, w, b, stride, padding, dilation, groups=x.shape[1])
+        return y * y
+
+    return gradients(run)
+
+
 EXCHANGES = {
+    "a depthwise derivative": Exchange(
+        ConvolveDepthwiseGradient(everywhere=True), depthwise, depthwise_inputs, {"padding": 1},
+        {"stride": (2,), "padding": (0, 2, 3), "dilation": (2,), "channels": (1, 3),
+         "rows": (3, 4), "size": (5, 7), "value": (INF, NAN, 1e30), "dtype": HALF},
+    ),
+    "a convolution's bias": Exchange(
+        SplitConvolutionBias(everywhere=True), depthwise, depthwise_inputs,
+        {"dtype": torch.float32},
+        {"stride": (2,), "padding": (0, 2), "channels": (1, 3), "value": (INF, NAN, 1e30)},
+    ),
     "convolutions": Exchange(
         ConvolveChannelsLast(everywhere=True), two_convolutions, image_inputs, {"stride": 1},
         {"stride": (2, 3), "padding": (0, 2), "dilation": (2,), "channels": (3, 8, 24),

@@ -12,7 +12,6 @@ from treadle.passes.attention.chosen_kernels import CallFastestAttention
 from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention.grouped_heads import GroupHeads
 from treadle.passes.attention.proved_masks import ProveAttentionMasks
-from treadle.passes.channels_last import ConvolveChannelsLast
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.cleanup.constructors import CountConstants
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
@@ -22,6 +21,9 @@ from treadle.passes.cleanup.noops import RemoveNoOps
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.sharding.gather_again import GatherAgain
 from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions
+from treadle.passes.convolutions.bias import SplitConvolutionBias
+from treadle.passes.convolutions.channels_last import ConvolveChannelsLast
+from treadle.passes.convolutions.depthwise import ConvolveDepthwiseGradient
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.expand_registered import expansion
@@ -69,6 +71,8 @@ FUSE: tuple[GraphPass, ...] = (
     FuseAttention(),  # as that
     CallFastestAttention(),  # before heads are shared: whichever kernel is called then
     GroupHeads(),  # after both: of fused calls too
+    SplitConvolutionBias(),  # before layouts: it makes sums and operations on images
+    ConvolveDepthwiseGradient(),  # before layouts: it makes convolutions
     ConvolveChannelsLast(),  # last: rules look for operations without copies between them
 )
 """What rounds where eager does not."""

@@ -26,6 +26,7 @@ from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, 
 from treadle.loop.nest import (
     accumulators,
     indices,
+    kernel_loads,
     live,
     loaded,
     narrowed,
@@ -52,6 +53,9 @@ _RUNNING, _RUNNING_WARPS, _UNROLLED = 4096, 16, 2
 two scalings (decision 14)."""
 _AHEAD = 4  # tiles that such a loop loads ahead where rows end within a vector of a thread
 _VECTOR = 16  # elements; of one byte, what a thread loads at once
+_PIPELINE, _PIPELINE_BYTES = 3, 40 << 10
+"""Tiles that a loop down columns has on their way, and the shared memory that they may take: with
+more than 48 KiB fewer programs run at once, and the driver must be asked for it."""
 _WIDEST = 4096  # columns of a swept kernel, and of its accumulators together
 _NARROWEST = 32
 
@@ -201,10 +205,21 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     )
     tile = (across, along) if is_rows else (along, across)
     how = KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
+    if not is_rows and form is not LoopForm.PERSISTENT and along > 1:
+        return replace(how, stages=_pipelined(kernel, across * along))
     if form is not LoopForm.LOOPED or not running:
         return how
     ahead = 0 if divides(_VECTOR, axes[1].extent) else _AHEAD
     return replace(how, running=running, unrolled=_UNROLLED, stages=ahead, warps=_RUNNING_WARPS)
+
+
+def _pipelined(kernel: Kernel, elements: int) -> int:
+    """How many tiles of so many elements are loaded before they are used; 0 if there is no room for
+    two."""
+    both = {kernel.rows, kernel.cols}
+    tiles = {load for load in kernel_loads(kernel) if both <= load.index.axes}
+    room = _PIPELINE_BYTES // max(1, elements * sum(load.dtype.itemsize for load in tiles))
+    return min(_PIPELINE, room) if room > 1 else 0
 
 
 def _columns(parallel: int) -> int:

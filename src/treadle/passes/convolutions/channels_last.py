@@ -14,6 +14,7 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import is_tensor, tensors_in
 from treadle.graph.core.values import compute, emit, emit_ahead
 from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.passes.convolutions.depthwise import is_depthwise
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
@@ -44,7 +45,8 @@ class ConvolveChannelsLast(GraphPass):
     after:   a = clone(x, channels_last); b = clone(w, channels_last)
              y = convolution(a, b); z = relu(y); c = clone(z, contiguous); v = view(c, [8, 4096])
 
-    cuDNN's kernels compute so, and turn other operands around at every call. Layouts spread through
+    cuDNN's kernels compute so, and turn other operands around at every call; depthwise convolutions
+    of contiguous images have slow kernels of PyTorch's. Layouts spread through
     elementwise operations, norms and pools; what other operations read, gradients of weights and
     what the caller gets lie as before. Not where that would copy more than cuDNN does.
     ``everywhere``: on other devices than those with cuDNN as well.
@@ -61,7 +63,7 @@ class ConvolveChannelsLast(GraphPass):
         return _Layouts(step.graph).spread(convolutions)
 
     def _matches(self, node: fx.Node) -> bool:
-        """Whether it is a convolution of images, without groups, in 16 bits."""
+        """Whether it is a convolution of images in 16 bits, without groups or depthwise."""
         if node.target not in _OPERANDS:
             return False
         args = arguments(node)
@@ -71,6 +73,8 @@ class ConvolveChannelsLast(GraphPass):
         if not self.everywhere and "cudnn" not in target_for(image.device).libraries:
             return False
         rows, columns = weight.shape[:2]
+        if is_depthwise(node):
+            return rows % _ROW == 0
         return args["groups"] == 1 and rows % _ROW == 0 and (columns % _ROW == 0 or columns < _ROW)
 
 
@@ -120,7 +124,8 @@ def _is_last(node: fx.Node) -> bool:
 
 def _pays(graph: fx.Graph, convolutions: Set[fx.Node]) -> bool:
     """Whether fewer elements would be copied than cuDNN turns around now: the operands of each
-    convolution, and the image that it makes. Gradients of weights are turned around either way."""
+    convolution, and the image that it makes. Gradients of weights are turned around either way.
+    PyTorch's kernels for contiguous images of depthwise convolutions lose more time than that."""
     laid: set[fx.Node] = set()
     copied: set[fx.Node] = set()
     turned = 0

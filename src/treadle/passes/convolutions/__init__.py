@@ -1,0 +1,1 @@
+"""Convolutions in the form in which libraries are fastest."""
