@@ -34,6 +34,7 @@ import treadle
 from treadle.runtime.execute.actions import Actions
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.execute.library_calls import CallAllocating, CallInto
+from treadle.runtime.kernels.launch_table import LaunchTable
 from treadle.runtime.store.artifact import Launch
 from treadle.session import serve
 from treadle.session.variants.dispatch import Dispatcher
@@ -170,12 +171,13 @@ def kind_of(action: Any) -> str:
     """Of an action of an artifact."""
     if isinstance(action, CallInto | CallAllocating):
         return "calls"
-    return "rest" if isinstance(action, functools.partial) else "launches"
+    alone = isinstance(action, functools.partial) and not isinstance(action, LaunchTable)
+    return "rest" if alone else "launches"
 
 
 def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> dict[str, float]:
     """µs of a call in actions of each kind. The clock's own time is taken off."""
-    program = actions.program(0, len(actions.flat))
+    program = actions.program(0, len(actions.flat)).actions
     plain = list(program)
     spent = dict.fromkeys(KINDS, 0)
 
@@ -189,9 +191,9 @@ def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> d
 
         return run
 
-    counts = Counter(kind_of(action) for _, action in plain)
+    counts = Counter(map(kind_of, plain))
     clock = min(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(1000))
-    program[:] = [(at, timed(action)) for at, action in plain]
+    program[:] = map(timed, plain)
 
     def of_call() -> list[float]:
         spent.update(dict.fromkeys(KINDS, 0))

@@ -52,7 +52,8 @@ class ServedCall:
 
     def leaf(self, at: int) -> object:
         """One of its leaves; ``MISSING`` between two calls."""
-        return self.leaves[at] if at < len(self.leaves) else MISSING
+        leaves = self.arguments.leaves
+        return leaves[at] if at < len(leaves) else MISSING
 
     def _container(self, at: int) -> object:
         return self.containers[at].value

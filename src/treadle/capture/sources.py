@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from treadle.capture.distributed.row_shards import RowShards
 from treadle.capture.optimizers.counters import SharedCounters
 from treadle.capture.optimizers.optimizer_state import StateLocation
-from treadle.capture.optimizers.registry import Start, update_rule
+from treadle.capture.optimizers.registry import OptimizerUpdate, Start, update_rule
 from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.stored.names import NOT_STORED
@@ -65,27 +65,30 @@ class ParamGroup:
         form = update_rule(self.optimizer)
         return frozenset((*form.counters, *form.states(parameter, self.group)))
 
-    def values(self, nth: int = 0) -> dict[str, float]:
+    def values(self, nth: int = 0, *, found: bool = False) -> dict[str, float]:
         """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
-        ``first``: is there no state yet?"""
+        ``first``: is there no state yet? ``found``: the counters are where they were known to
+        be."""
         form = update_rule(self.optimizer)
-        scalars = form.scalars(self.group)
+        group = self.group
+        scalars = form.scalars(group)
         if form.counters:
-            return scalars | self._counters(nth)
+            return scalars | self._counters(form, group, nth, found=found)
         state = self.optimizer.state.get(self.active[0], {})
         return scalars | {"first": float(nth == 0 and state.get("momentum_buffer") is None)}
 
-    def _counters(self, nth: int) -> dict[str, float]:
+    def _counters(
+        self, form: OptimizerUpdate, group: dict[str, object], nth: int, *, found: bool
+    ) -> dict[str, float]:
         """The counters for the ``nth`` step of a call."""
-        form = update_rule(self.optimizer)
-        state = self.optimizer.state.get(self.active[0], {})
-        now = {
-            name: float(state.get(name, start)) + (name == "step")
-            for name, start in form.counters.items()
-        }
+        if found and self.known:
+            now = self.known[0].now()
+        else:
+            state = self.optimizer.state.get(self.active[0], {})
+            now = {name: float(state.get(name, start)) for name, start in form.counters.items()}
+        now = _stepped(now)
         for _ in range(nth):
-            now = form.advanced(now, self.group)
-            now = {name: value + (name == "step") for name, value in now.items()}
+            now = _stepped(form.advanced(now, group))
         return now
 
     def agrees(self) -> bool:
@@ -126,20 +129,26 @@ class ParamGroup:
         note_stepped(self.optimizer)
         if not form.counters:
             return
-        after = {
-            nth: form.advanced(self._counters(nth), self.group)
-            for nth in {count - 1 for count in self.taken.values()}
-        }
+        group, after = self.group, dict[int, dict[str, float]]()
+        for count in set(self.taken.values()):
+            counters = self._counters(form, group, count - 1, found=found)
+            after[count] = form.advanced(counters, group)
         if len(after) == 1 and self.known and (found or self.known[0].hold()):
-            self.known[0].write(next(iter(after.values())))
+            self.known[0].write(*after.values())
             return
         for parameter in self.active:
             state = self.optimizer.state.get(parameter, {})
-            for name, value in after[self.taken[parameter] - 1].items():
+            for name, value in after[self.taken[parameter]].items():
                 if isinstance(state.get(name), Tensor):
                     state[name].fill_(value)
                 elif name in state:
                     state[name] = int(value)
+
+
+def _stepped(counters: dict[str, float]) -> dict[str, float]:
+    if "step" in counters:
+        counters["step"] += 1.0
+    return counters
 
 
 ParamGroups = list[ParamGroup]
@@ -285,7 +294,8 @@ class Batch:
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         """The tensor at that place among the leaves of the call."""
-        return local_of(leaves[self.at])
+        leaf = leaves[self.at]
+        return leaf if type(leaf) is Tensor else local_of(leaf)
 
 
 @final
@@ -364,30 +374,33 @@ class Scalars:
     def __init__(self, sources: Sequence["Source"]) -> None:
         scalars = [source for source in sources if isinstance(source, Scalar | RunTimeNumber)]
         device = scalars[0].device if scalars else torch.device("cpu")
-        self._asked = [(key, list(group)) for key, group in groupby(scalars, _asked_of)]
+        self._asked = [
+            (key, [scalar.key for scalar in group if isinstance(scalar, Scalar)])
+            for key, group in groupby(scalars, _asked_of)
+        ]
         on_host = target_for(device).on_host
         shape = (len(scalars), 1 if on_host else 2)
         self._block = torch.zeros(shape, dtype=torch.float64, device=device)
         self._views = self._block[:, 0].unbind()
         self._numbers = self._block[:, 0].numpy() if on_host else None
 
-    def read(self) -> list[Tensor]:
-        """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
+    def read(self, *, found: bool = False) -> Sequence[Tensor]:
+        """The scalars of this call, in the order of the sources: 0-dim float64 tensors. ``found``:
+        counters of steps are where they were known to be."""
         values: list[float] = []
-        for asked, scalars in self._asked:
+        for asked, keys in self._asked:
             if isinstance(asked, RunTimeNumber):
                 values.append(asked.value())
             else:
                 group, nth = asked
-                now = group.values(nth)
-                values += [now[scalar.key] for scalar in scalars if isinstance(scalar, Scalar)]
+                values += map(group.values(nth, found=found).__getitem__, keys)
         if self._numbers is not None:
             self._numbers[:] = values
         else:
             staged = torch.empty(self._block.shape, dtype=torch.float64, pin_memory=True)
             staged.numpy()[:, 0] = values
             self._block.copy_(staged, non_blocking=True)
-        return list(self._views)
+        return self._views
 
 
 def _asked_of(source: "Scalar | RunTimeNumber") -> "RunTimeNumber | tuple[ParamGroup, int]":

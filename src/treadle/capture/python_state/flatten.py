@@ -114,6 +114,9 @@ pytree.register_pytree_node(
 
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """The structure with these leaves."""
+    if spec.is_leaf():
+        (leaf,) = leaves
+        return leaf
     return pytree.tree_unflatten(leaves, spec)
 
 

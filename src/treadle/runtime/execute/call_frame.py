@@ -209,9 +209,14 @@ class CallFrame:
         were recorded; ``fresh``: what this call allocated."""
         self.inputs.tensors, self._live.tensors = inputs, {**held, **(fresh or {})}
         try:
-            return self.copied_out(self.results(first, end), held)
+            results = self.results(first, end)
         finally:
             self.inputs.tensors, self._live.tensors = (), {}
+        for at, view in self._shown:
+            if at >= first and (end is None or at < end) and view.buffer in held:
+                result = results[at - first]
+                results[at - first] = None if result is None else result.clone()
+        return results
 
     def copied_out(
         self, results: Sequence[Tensor | None], held: Mapping[str, Tensor]

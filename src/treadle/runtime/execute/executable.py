@@ -7,7 +7,7 @@ and walks a flat list of actions (``call_frame.py``).
 
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from treadle.runtime.execute.arena import Arena, constant_bytes
 from treadle.runtime.execute.call_frame import CallFrame, FirstLaunches, nothing
+from treadle.runtime.execute.undisturbed import Undisturbed
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.replay.cuda_graph import CudaRecorder
@@ -100,7 +101,7 @@ class Executable:
             begins()
             frame.memory.allocate()  # after what that frees
 
-        with self._arena.lock, torch.no_grad(), self._without_autocast():
+        with self._arena.lock, self.undisturbed():
             self._arena.keep_promise()
             if replay is not None:
                 results = replay.run(inputs, starts)
@@ -121,18 +122,16 @@ class Executable:
         its own."""
         return Executable(self.artifact, self._build, like=self, arena=Arena(), policy=self.policy)
 
-    @contextmanager
-    def undisturbed(self) -> Generator[None]:
+    def undisturbed(self) -> Undisturbed:
         """What runs inside is not changed by modes around it."""
-        with torch.no_grad(), self._without_autocast():
-            yield
+        return Undisturbed(self.device.type)
 
     @contextmanager
     def repeated(self) -> Generator[Function]:
         """Calls one after another, of a loop that does nothing else meanwhile: what does not change
         between them is done once. The arena is there until the last one is over."""
         frame = self.frame
-        with self._arena.lock, torch.no_grad(), self._without_autocast():
+        with self._arena.lock, self.undisturbed():
             frame.memory.allocate()
             frame.use_threads()
             count = len(self.artifact.inputs)
@@ -152,12 +151,6 @@ class Executable:
             return [result for result in self.frame.results() if result is not None]
         finally:
             self.frame.end()
-
-    def _without_autocast(self) -> AbstractContextManager[object]:
-        """Casts are steps of the artifact already, so a surrounding autocast must not add any."""
-        kind = self.device.type
-        on = torch.is_autocast_enabled(kind)
-        return torch.autocast(kind, enabled=False) if on else nullcontext()
 
     def held(self) -> list[Tensor]:
         """What stays allocated between calls: the arena and the constants."""
