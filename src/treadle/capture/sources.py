@@ -1,6 +1,6 @@
 """Where a call finds each input of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, final
@@ -129,7 +129,8 @@ class ParamGroup:
         note_stepped(self.optimizer)
         if not form.counters:
             return
-        group, after = self.group, dict[int, dict[str, float]]()
+        group = self.group
+        after: dict[int, dict[str, float]] = {}
         for count in set(self.taken.values()):
             counters = self._counters(form, group, count - 1, found=found)
             after[count] = form.advanced(counters, group)
@@ -437,11 +438,22 @@ class Inputs:
         self._known: list[Any] = [None] * len(self._sources)
         self._holders: Unchanged | None = None
 
+    @property
+    def holders(self) -> Unchanged | None:
+        """What says that what holds inputs which are known is as it was."""
+        return self._holders
+
     def read(
-        self, leaves: list[object], pending: Pending, scalars: Sequence[Tensor]
+        self,
+        leaves: list[object],
+        pending: Pending,
+        scalars: Sequence[Tensor],
+        vouched: Collection[object] = (),
     ) -> list[Tensor]:
-        """In the order of the sources; ``scalars``: those of this call."""
-        if pending or self._holders is None or not self._holders.is_same():
+        """In the order of the sources. ``scalars``: those of this call; ``vouched``: watches that
+        were asked for it already."""
+        holders = self._holders
+        if pending or holders is None or not (holders in vouched or holders.is_same()):
             self._look(leaves, pending)
         tensors = list(self._known)
         for at in self._given:

@@ -197,6 +197,16 @@ class Table:
         """How many of those there are."""
         return len(self.at) - self.exact
 
+    def without(self, other: "Table") -> "Table":
+        """Without the words that ``other`` expects to be the same."""
+        at, expected = other.at[: other.exact], other.expected[: other.exact]
+        order = np.argsort(at, kind="stable")
+        places = np.minimum(np.searchsorted(at[order], self.at), len(at) - 1)
+        found = order[places]
+        kept = (at[found] != self.at) | (expected[found] != self.expected)
+        kept[self.exact :] = True
+        return Table(self.at[kept], self.expected[kept], int(kept[: self.exact].sum()), self.none)
+
 
 @final
 class Watches:
@@ -227,6 +237,7 @@ class Watches:
     def settle(self) -> "Watches":
         """After the last one."""
         self._renewals = self._renewed()
+        self._tables = self._once()
         self._ends = list(accumulate(each.exact for each in self._tables))
         exact = [(each, slice(0, each.exact)) for each in self._tables]
         parts = exact + [(each, slice(each.exact, None)) for each in self._tables]
@@ -240,6 +251,17 @@ class Watches:
         compare = comparison() if self._tables else None
         self._first = compare and functools.partial(compare, self._table.ctypes.data)
         return self
+
+    def _once(self) -> "list[Table]":
+        """The tables without words that stand in one before them, of a watch that excuses nothing.
+        What a watch may excuse stays, so that it is asked."""
+        known: Table | None = None
+        tables: list[Table] = []
+        for watch, table in zip(self._watches, self._tables, strict=True):
+            excuses = watch.excuse is not None
+            tables.append(table if excuses or known is None else table.without(known))
+            known = table if known is None and not excuses else known
+        return tables
 
     def is_same(self) -> bool:
         """Whether all is as it was, and no watch was told since ``settle`` that it is otherwise."""
@@ -353,6 +375,10 @@ class WatchedTensors:
     def is_same(self) -> bool:
         """Whether each is as it was."""
         return self._layouts.is_same()
+
+    def join(self, watches: Watches) -> None:
+        """That each is as it was."""
+        watches.add(self._layouts)
 
 
 def watch_inputs(places: Sequence[int], tensors: Sequence[Tensor]) -> WatchedTensors | None:

@@ -31,11 +31,12 @@ _PLACE = attrgetter("place")
 def read_inputs(captured: Captured, leaves: list[object]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
     those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
-    captured.inputs.call.arguments.leaves = leaves
+    inputs = captured.inputs
+    inputs.call.arguments.leaves = leaves
     try:
         captured.dependencies.host_draws.draw()
-        scalars = captured.inputs.scalars.read(found=captured.inputs.call.is_same)
-        return captured.inputs.values.read(leaves, captured.inputs.pending, scalars)
+        scalars = inputs.scalars.read(found=inputs.call.is_same)
+        return inputs.values.read(leaves, inputs.pending, scalars, inputs.call.vouched)
     except NotExpected:
         forget_call(captured)
         raise

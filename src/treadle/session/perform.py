@@ -31,7 +31,8 @@ def perform(
             clear_fresh(compiled.captured)
 
     try:
-        results = compiled.executable.run(inputs, seconds, begins)
+        vouched = compiled.captured.inputs.call.vouched
+        results = compiled.executable.run(inputs, seconds, begins, vouched)
         if compiled.captured.optimizers.eager:
             step_eagerly(compiled.captured, results)
     except NotExpected:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treadle.runtime.execute.bindings import Bindings, BufferUses, same_strides
 from treadle.runtime.execute.checks import check_layout, mismatch, wrong_count
-from treadle.runtime.replay.unchanged_inputs import SteadyInputs
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched
 from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 GONE = torch.empty(0, device="cpu")
@@ -41,14 +41,17 @@ class BoundInputs:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def bind(self, inputs: Sequence[Tensor], *, trusted: bool = False) -> None:
+    def bind(
+        self, inputs: Sequence[Tensor], *, trusted: bool = False, vouched: Vouched = ()
+    ) -> None:
         """``RuntimeFailure`` TR-401 where one is not what the step was compiled for. ``trusted``:
         all of them have the types that they should have."""
         if len(inputs) != len(self._inputs):
             raise wrong_count(len(inputs), len(self._inputs))
         self.tensors = inputs
         steady = self.steady
-        for index in range(len(inputs)) if steady is None else steady.others(inputs):
+        others = range(len(inputs)) if steady is None else steady.others(inputs, vouched)
+        for index in others:
             tensor, bound = inputs[index], self._inputs[index]
             spec = bound.spec
             if not trusted:

@@ -21,7 +21,12 @@ from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.replay.cuda_graph import CudaRecorder
 from treadle.runtime.replay.replay import Replay
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
-from treadle.runtime.replay.unchanged_inputs import SteadyInputs, UntouchedTensors
+from treadle.runtime.replay.unchanged_inputs import (
+    SteadyInputs,
+    UntouchedTensors,
+    Vouched,
+    WatchedInputs,
+)
 from treadle.runtime.store.artifact import Artifact, Launch
 from treadle.targets.registry import target_for
 from treadle.util.rounds import Function
@@ -86,6 +91,7 @@ class Executable:
         inputs: Sequence[Tensor],
         seconds: list[float] | None = None,
         begins: Callable[[], None] = nothing,
+        vouched: Vouched = (),
     ) -> list[Tensor | None]:
         """One call. The result tensors are the caller's: no later call changes them.
 
@@ -104,11 +110,11 @@ class Executable:
         with self._arena.lock, self.undisturbed():
             self._arena.keep_promise()
             if replay is not None:
-                results = replay.run(inputs, starts)
+                results = replay.run(inputs, starts, vouched)
                 if results is not None:
                     return results
             try:
-                frame.begin(inputs, starts=starts)
+                frame.begin(inputs, starts=starts, vouched=vouched)
                 if replay is not None:
                     replay.watch(frame.actions.run)
                 else:
@@ -116,6 +122,14 @@ class Executable:
                 return frame.results()
             finally:
                 frame.end()
+
+    @property
+    def watched(self) -> WatchedInputs | None:
+        """What the next call asks about inputs that stay, unless somebody vouches for it."""
+        if self.is_recorded and self.replay is not None:
+            return self.replay.watched
+        steady = self.frame.inputs.steady
+        return None if steady is None else steady.watched
 
     def another(self) -> "Executable":
         """One of the same code with an arena of its own, for a call while this one has not ended

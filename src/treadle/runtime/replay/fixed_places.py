@@ -10,7 +10,7 @@ from torch import Tensor
 from treadle.runtime.execute.bindings import same_strides, spec_bytes, view_of, whole
 from treadle.runtime.execute.call_frame import CallFrame
 from treadle.runtime.replay.replay_policy import ReplayPolicy
-from treadle.runtime.replay.unchanged_inputs import SteadyInputs
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched, WatchedInputs
 from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 _ALIGNMENT = 256
@@ -74,14 +74,19 @@ class FixedPlaces:
         self._steady = self._policy.steady_inputs(len(inputs), frozenset(self._places))
         self.fill(inputs)
 
-    def fit(self, inputs: Sequence[Tensor]) -> bool:
+    @property
+    def watched(self) -> WatchedInputs | None:
+        """What ``fit`` asks about inputs that stay."""
+        return None if self._steady is None else self._steady.watched
+
+    def fit(self, inputs: Sequence[Tensor], vouched: Vouched = ()) -> bool:
         """Whether what was recorded is right for these: what moved has its layout, nothing else
         moved."""
         for at in self._places:
             if not self._is_alike(inputs[at], at):
                 return False
         steady = self._steady
-        others = range(len(inputs)) if steady is None else steady.others(inputs)
+        others = range(len(inputs)) if steady is None else steady.others(inputs, vouched)
         moved = {at for at in others if self._stays[at] and self._has_moved(inputs[at], at)}
         if moved:
             self._moving |= moved - self._policy.written

@@ -319,7 +319,7 @@ def _may_be_parameter(tensor: Tensor) -> bool:
 def _fact(value: object) -> ArgumentFact:
     """What of an argument decides the graph; of objects only their kind: what they hold is looked
     at as what a step reads outside is."""
-    if isinstance(value, Tensor):
+    if type(value) is Tensor or isinstance(value, Tensor):
         return tensor_fact(value)
     if is_plain(value):
         kind, fact = plain_fact(value)
