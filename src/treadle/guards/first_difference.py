@@ -9,8 +9,10 @@
     first_other_item(items, list)   =  the first i whose item list[positions[i]] is another, or -1
 
 The order is guaranteed: a word is read only if all words before it, from ``begin`` on, are as
-expected, so an address may depend on an earlier word. For the words from ``exact`` on, only whether
-they are ``none`` is compared. The interpreter lock is held, so nothing changes meanwhile.
+expected, so an address may depend on an earlier word. (Words ahead are fetched into the caches of
+the processor; if an address is no longer valid, nothing is fetched.) For the words from ``exact``
+on, only whether they are ``none`` is compared. The interpreter lock is held, so nothing changes
+meanwhile.
 """
 
 import ctypes
@@ -32,13 +34,16 @@ at which another object stands, or -1."""
 
 _SOURCE = """
 typedef unsigned long long word;
+enum { AHEAD = 64 };
 long long first_difference(const word *table, long long begin) {
   const volatile word *const *at = (const volatile word *const *)table[0];
   const word *expected = (const word *)table[1];
   const long long exact = (long long)table[2], count = (long long)table[3];
   const word none = table[4];
-  for (long long i = begin; i < exact; i++)
+  for (long long i = begin; i < exact; i++) {
+    if (i + AHEAD < count) __builtin_prefetch((const void *)at[i + AHEAD]);
     if (*at[i] != expected[i]) return i;
+  }
   for (long long i = begin > exact ? begin : exact; i < count; i++)
     if ((*at[i] == none) != (expected[i] == none)) return i;
   return -1;

@@ -23,7 +23,7 @@ Action = Callable[[], object]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Program:
+class ActionSequence:
     """Actions that run one after another, and the position of each among all of a step."""
 
     actions: list[Action]
@@ -44,7 +44,7 @@ class Actions:
         self.owners: list[int] = []
         self._artifact = artifact
         self._joiners = joiners
-        self._programs: dict[tuple[int, int], Program] = {}
+        self._programs: dict[tuple[int, int], ActionSequence] = {}
         self._of: list[Action] = []  # what they were made of
         self._driver = target_for(artifact.device).driver
         self._device = torch.device(artifact.device)
@@ -86,7 +86,7 @@ class Actions:
         except Exception as error:
             raise self._ended(program.position(left), error) from error
 
-    def program(self, start_at: int, stop_at: int) -> "Program":
+    def program(self, start_at: int, stop_at: int) -> "ActionSequence":
         """These actions, launches that follow each other as one."""
         if self._of is not self.flat:
             self._programs, self._of = {}, self.flat
@@ -96,7 +96,7 @@ class Actions:
             known = self._programs[start_at, stop_at] = _together(pairs, self._joiners)
         return known
 
-    def _apart(self, start_at: int, stop_at: int, seconds: list[float]) -> "Program":
+    def _apart(self, start_at: int, stop_at: int, seconds: list[float]) -> "ActionSequence":
         """These actions, each of which is waited for and adds its time to that of its step."""
 
         def timed(action: Action, owner: int) -> None:
@@ -105,7 +105,7 @@ class Actions:
             seconds[owner] += self._now() - start
 
         places = range(start_at, stop_at)
-        return Program(
+        return ActionSequence(
             [functools.partial(timed, self.flat[at], self.owners[at]) for at in places], places
         )
 
@@ -159,7 +159,9 @@ _REMEDY = {
 """By whether the kernel is PyTorch's."""
 
 
-def _together(pairs: Sequence[tuple[int, Action]], joiners: Sequence[LaunchJoiner]) -> Program:
+def _together(
+    pairs: Sequence[tuple[int, Action]], joiners: Sequence[LaunchJoiner]
+) -> ActionSequence:
     def joiner_of(pair: tuple[int, Action]) -> LaunchJoiner | None:
         return next((joiner for joiner in joiners if joiner.takes(pair[1])), None)
 
@@ -170,7 +172,7 @@ def _together(pairs: Sequence[tuple[int, Action]], joiners: Sequence[LaunchJoine
             program.append((members[0][0], joiner.together([action for _, action in members])))
         else:
             program += members
-    return Program([action for _, action in program], [at for at, _ in program])
+    return ActionSequence([action for _, action in program], [at for at, _ in program])
 
 
 @final

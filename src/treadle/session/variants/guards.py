@@ -181,10 +181,17 @@ class Keys:
         part of it as they are; ``update``: whether the optimizers step."""
         inputs, paths, structure = self._calls.of(args, kwargs)
         leaves = inputs.leaves
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        facts: list[ArgumentFact] = []
+        tensors: list[Tensor] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                tensors.append(leaf)
+                facts.append(tensor_fact(leaf))
+            else:
+                facts.append(_fact(leaf))
         several = len(leaves) > 1
         called = Called(
-            tuple(zip(paths, map(_fact, leaves), strict=True)),
+            tuple(zip(paths, facts, strict=True)),
             structure,
             (
                 *(first_of_each(tensors) if several else (0,) * len(tensors)),
@@ -317,10 +324,8 @@ def _may_be_parameter(tensor: Tensor) -> bool:
 
 
 def _fact(value: object) -> ArgumentFact:
-    """What of an argument decides the graph; of objects only their kind: what they hold is looked
-    at as what a step reads outside is."""
-    if type(value) is Tensor or isinstance(value, Tensor):
-        return tensor_fact(value)
+    """What of an argument that is no tensor decides the graph; of objects only their kind: what
+    they hold is looked at as what a step reads outside is."""
     if is_plain(value):
         kind, fact = plain_fact(value)
         return (kind.__name__, fact)

@@ -23,7 +23,7 @@ from treadle.session.variants.guards import (
     names_of,
 )
 
-_SETTLED = 16
+_JOIN_AFTER = 16
 """Calls in a row after which the inputs are looked at together with all else. To prepare that takes
 as long as it saves in a hundred calls, and is for nothing where inputs are others at every call."""
 _LESS_OFTEN = 4
@@ -75,7 +75,7 @@ class Variants:
         self._parted = False  # whether the last search gave a variant up
         self._recent: tuple[GuardKey, Compiled] | None = None  # the newest one
         self._again: _Again | None = None  # likewise, once more
-        self._settled = _SETTLED
+        self._join_after = _JOIN_AFTER
 
     def __iter__(self) -> Iterator[Compiled]:
         return iter(self._known.values())
@@ -94,11 +94,11 @@ class Variants:
         if last is not None and last.called == called and last.watches.is_same():
             call.is_same, call.is_bare, call.vouched = last.is_same, last.is_bare, last.vouched
             last.calls += 1
-            if last.calls == self._settled:
+            if last.calls == self._join_after:
                 last.join_inputs()
             return last.compiled
         if last is not None and last.vouched:
-            self._settled *= _LESS_OFTEN
+            self._join_after *= _LESS_OFTEN
         self._again = None  # what it knows may be other objects' soon
         return None
 
