@@ -1,6 +1,7 @@
 """What the host does in a call of a step, in µs by stage, where kernels take next to no time.
 
     python benchmarks/host_time.py                    on the CPU
+    python benchmarks/host_time.py --recorded         likewise, with recordings that do nothing
     python benchmarks/host_time.py --device cuda      on a GPU: recorded steps, and not recorded
 
 ::
@@ -34,6 +35,10 @@ import treadle
 from treadle.runtime.execute.actions import Actions
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.execute.library_calls import CallAllocating, CallInto
+from treadle.runtime.kernels.launch_table import LaunchTable
+from treadle.runtime.replay import recording_plan
+from treadle.runtime.replay.replay import Replay
+from treadle.runtime.replay.replay_policy import Launches
 from treadle.runtime.store.artifact import Launch
 from treadle.session import serve
 from treadle.session.variants.dispatch import Dispatcher
@@ -158,6 +163,36 @@ class Stamps:
         return [*spent, (at - start) / 1e3]
 
 
+class NoWork:
+    """Records launches, and does nothing where a GPU would replay them."""
+
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
+
+    def timed(self, run: Callable[[], None]) -> tuple[float, float]:
+        """A call that launching takes all the time of."""
+        run()
+        return 1.0, 1.0
+
+    def start(self) -> None:
+        """Nothing is to be prepared."""
+
+    def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """The results of this call are those of all later ones."""
+        return run(), self._replay
+
+    def _replay(self) -> None:
+        self._stamps.ended["begin"] = self._stamps.ended["actions"] = time.perf_counter_ns()
+
+
+def record(executable: Executable, stamps: Stamps) -> None:
+    """Calls on the CPU are replayed from now on, whatever they call."""
+    recording_plan.may_wait = lambda *_, **__: False
+    policy = executable.policy
+    assert policy is not None
+    executable.replay = Replay(executable.artifact, executable.frame, NoWork(stamps), policy)
+
+
 def medians(row: Callable[[], list[float]], count: int) -> list[float]:
     """Of each column of ``count`` rows."""
     return list(map(statistics.median, zip(*(row() for _ in range(count)), strict=True)))
@@ -170,12 +205,13 @@ def kind_of(action: Any) -> str:
     """Of an action of an artifact."""
     if isinstance(action, CallInto | CallAllocating):
         return "calls"
-    return "rest" if isinstance(action, functools.partial) else "launches"
+    alone = isinstance(action, functools.partial) and not isinstance(action, LaunchTable)
+    return "rest" if alone else "launches"
 
 
 def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> dict[str, float]:
     """µs of a call in actions of each kind. The clock's own time is taken off."""
-    program = actions.program(0, len(actions.flat))
+    program = actions.program(0, len(actions.flat)).actions
     plain = list(program)
     spent = dict.fromkeys(KINDS, 0)
 
@@ -189,9 +225,9 @@ def timed_actions(actions: Actions, call: Callable[[], object], parts: int) -> d
 
         return run
 
-    counts = Counter(kind_of(action) for _, action in plain)
+    counts = Counter(map(kind_of, plain))
     clock = min(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(1000))
-    program[:] = [(at, timed(action)) for at, action in plain]
+    program[:] = map(timed, plain)
 
     def of_call() -> list[float]:
         spent.update(dict.fromkeys(KINDS, 0))
@@ -210,7 +246,10 @@ def report(name: str, stamps: Stamps, given: argparse.Namespace) -> None:
     replay = given.device == "cuda" and not given.launched
     options = treadle.Options(replay=replay)
     step = treadle.compile(function, model=model, optimizer=optimizer, options=options)
-    for _ in range(10):
+    step(*batch)
+    if given.recorded:
+        record(step.compiled.executable, stamps)
+    for _ in range(30):
         step(*batch)
     gc.collect()
     gc.disable()
@@ -240,6 +279,7 @@ def report(name: str, stamps: Stamps, given: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--recorded", action="store_true", help="on the CPU, recordings of nothing")
     parser.add_argument("--launched", action="store_true", help="on a GPU, without recordings")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
     parser.add_argument("--parts", type=int, default=10, help="of 40 calls each")

@@ -13,7 +13,7 @@ OPTIONS = treadle.Options(codegen=False)
 SETTINGS = {"scale": 2.0}
 
 
-def made():
+def made(options=OPTIONS):
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -25,7 +25,7 @@ def made():
         optimizer.zero_grad()
         return loss.detach()
 
-    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=OPTIONS)
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=options)
     for _ in range(3):
         compiled(torch.ones(2, 3))
     return compiled, model, optimizer
@@ -78,9 +78,10 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_difference_is_looked_at(change, keys, monkeypatch):
+def test_a_difference_is_looked_at(change, keys, monkeypatch, tmp_path):
     monkeypatch.setitem(SETTINGS, "scale", 2.0)
-    compiled, model, optimizer = made()
+    # of another process there may be a variant that takes the scale as an input
+    compiled, model, optimizer = made(treadle.Options(codegen=False, cache_dir=tmp_path))
     keys.clear()
     compiled.prepare(torch.ones(2, 3))
     if not keys:  # otherwise every call looks at all of it
@@ -165,3 +166,112 @@ def test_globals_that_a_loop_writes_are_looked_at_by_name(change, again, keys):
     assert found["known"] == 0
     assert len(keys) == again
     torch.testing.assert_close(found["changed"], found["expected"].detach())
+
+
+def beside():
+    """A compiled step and the same one in eager, after as many calls as it takes until inputs are
+    looked at together with all else."""
+    steps = []
+    for is_compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def step(x, model=model, optimizer=optimizer):
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        call = step
+        if is_compiled:
+            call = treadle.compile(step, model=model, optimizer=optimizer, options=OPTIONS)
+        steps.append((call, model, optimizer))
+    for _ in range(20):
+        run(steps)
+    return steps
+
+
+def run(steps):
+    """One call of each: the same numbers."""
+    batch = torch.randn(2, 3)
+    losses = [call(batch) for call, *_ in steps]
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*(model.weight for _, model, _ in steps))
+    state = [optimizer.state[model.weight] for _, model, optimizer in steps]
+    torch.testing.assert_close(*state)
+
+
+def vouched(compiled):
+    """What is looked at together with all else."""
+    again = compiled._dispatcher.variants._again
+    return () if again is None else again.vouched
+
+
+def other_state(model, optimizer):
+    state = optimizer.state[model.weight]
+    state["exp_avg"] = state["exp_avg"] + 1.0
+
+
+def state_elsewhere(model, optimizer):
+    mean = optimizer.state[model.weight]["exp_avg"]
+    mean.data = mean.data + 1.0
+
+
+def transposed_state(model, optimizer):
+    mean = optimizer.state[model.weight]["exp_avg"]
+    mean.data = mean.data.t().contiguous().t()
+
+
+def other_precision(model, optimizer):
+    state = optimizer.state[model.bias]
+    state["exp_avg"].data = state["exp_avg"].data.double()
+
+
+def parameter_elsewhere(model, optimizer):
+    model.weight.data = model.weight.data + 1.0
+
+
+INPUTS = [other_state, state_elsewhere, transposed_state, parameter_elsewhere]
+
+
+@pytest.mark.parametrize("change", INPUTS)
+def test_inputs_that_are_others_are_found_where_they_were_looked_at_with_all_else(change):
+    if watching.comparison() is None:
+        pytest.skip("there is no C compiler")
+    steps = beside()
+    (compiled, *_), _ = steps
+    known = vouched(compiled)
+    assert known
+    for _, *objects in steps:
+        change(*objects)
+    for _ in range(3):
+        run(steps)
+    assert vouched(compiled) is not known
+
+
+def test_state_of_another_precision_is_refused_where_it_was_looked_at_with_all_else():
+    steps = beside()
+    (compiled, *objects), _ = steps
+    other_precision(*objects)
+    with pytest.raises(treadle.TreadleError, match="TR-126"):
+        compiled(torch.randn(2, 3))
+
+
+def test_inputs_that_are_others_at_every_call_are_prepared_for_less_and_less():
+    if watching.comparison() is None:
+        pytest.skip("there is no C compiler")
+    steps = beside()
+    (compiled, *_), _ = steps
+    prepared = 0
+    for _ in range(100):
+        for _, model, optimizer in steps:
+            other_state(model, optimizer)
+        known = vouched(compiled)
+        run(steps)
+        prepared += vouched(compiled) != known and bool(vouched(compiled))
+    assert prepared <= 2
+    for _ in range(300):
+        run(steps)
+    assert vouched(compiled)

@@ -314,6 +314,33 @@ def test_several_watches_are_one(way):
     assert not several.is_same()
 
 
+def test_what_two_watches_have_is_compared_once_and_not_lost(way):
+    dicts = [{"x": 1}, {}]
+    first, second, third = watch_dicts(dicts[:1]), watch_dicts(dicts), watch_dicts(dicts)
+    several = Watches()
+    for watch in (first, second, third):
+        several.add(watch)
+    several.settle()
+    assert several.is_same()
+    dicts[1]["y"] = 2
+    assert not several.is_same()
+    assert first.is_same()
+    assert second.changed() == [1]
+
+
+def test_what_one_watch_has_accepted_another_one_has_not(way):
+    dicts = [{"x": 1}]
+    first, second = watch_dicts(dicts), watch_dicts(dicts)
+    dicts[0]["x"] = 2
+    assert first.changed() == [0]
+    first.accept()
+    several = Watches()
+    several.add(first)
+    several.add(second)
+    several.settle()
+    assert not several.is_same()
+
+
 @pytest.mark.skipif(words.layout() is None, reason="this Python is not known (see test_words)")
 def test_what_a_watch_was_told_since_counts():
     """Words that it had before may be of objects that are gone."""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from treadle.capture.optimizers.registry import has_update_rule
 from treadle.options import Options
 
 LIBRARY = Options(codegen=False)
@@ -350,3 +351,16 @@ def test_one_that_looks_at_values_steps_outside_and_says_why():
     compiled(torch.randn(3, 5), torch.randn(3, 2))
     assert "its own step cannot be captured" in compiled.explain()
     assert "TR-102" in compiled.explain()
+
+
+def test_a_class_whose_step_is_set_to_another_one_has_no_rule_from_then_on():
+    class Mine(torch.optim.SGD):
+        pass
+
+    optimizer = Mine([nn.Parameter(torch.ones(2))], lr=0.1)
+    assert has_update_rule(optimizer)
+    own = Mine.step
+    Mine.step = lambda self: None
+    assert not has_update_rule(optimizer)
+    Mine.step = own
+    assert has_update_rule(optimizer)

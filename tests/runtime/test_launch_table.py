@@ -103,11 +103,13 @@ def test_what_stands_between_launches_runs_between_them(runner, log):
 def test_only_launches_that_follow_each_other_are_one(runner, log):
     steps = [log.launch(0), log.launch(1), lambda: None, log.launch(2), log.launch(3)]
     actions = actions_of(steps, runner)
-    kinds = [(at, isinstance(action, LaunchTable)) for at, action in actions.program(0, 5)]
+    program = actions.program(0, 5)
+    joined = [isinstance(action, LaunchTable) for action in program.actions]
+    kinds = list(zip(program.positions, joined, strict=True))
     assert kinds == [(0, True), (2, False), (3, True)]
-    assert len(actions.program(1, 4)) == 3
+    assert len(actions.program(1, 4).actions) == 3
     actions.name_steps(["", "a name", "", "", ""])
-    assert [at for at, _ in actions.program(0, 5)] == [0, 1, 2, 3]
+    assert actions.program(0, 5).positions == [0, 1, 2, 3]
     actions.run()
     assert log.taken() == [0, 1, 2, 3]
 

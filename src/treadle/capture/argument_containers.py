@@ -25,11 +25,12 @@ class ServedCall:
     """The call that is served: what its arguments were taken apart into. ``is_same``: all that it
     depends on was found to be as at the call before, where optimizers keep their counters included,
     and nothing of the user's runs in it; ``is_bare``: likewise, and no parameter that it clears has
-    a gradient."""
+    a gradient. ``vouched``: watches of its inputs that were asked then."""
 
-    arguments: FlatArguments = field(default_factory=FlatArguments)
+    arguments: FlatArguments = field(default_factory=FlatArguments.none)
     is_same: bool = False
     is_bare: bool = False
+    vouched: tuple[object, ...] = ()
     _nodes: list[object] | None = None
 
     @property
@@ -46,14 +47,16 @@ class ServedCall:
         """From now on these arguments."""
         self.arguments, self._nodes = arguments, None
         self.is_same = self.is_bare = False
+        self.vouched = ()
 
     def forget(self) -> None:
         """Nothing of a call is kept."""
-        self.serve(FlatArguments())
+        self.serve(FlatArguments.none())
 
     def leaf(self, at: int) -> object:
         """One of its leaves; ``MISSING`` between two calls."""
-        return self.leaves[at] if at < len(self.leaves) else MISSING
+        leaves = self.arguments.leaves
+        return leaves[at] if at < len(leaves) else MISSING
 
     def _container(self, at: int) -> object:
         return self.containers[at].value

@@ -1,6 +1,6 @@
 """Where a call finds each input of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, final
@@ -152,7 +152,8 @@ class Batch:
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         """The tensor at that place among the leaves of the call."""
-        return local_of(leaves[self.at])
+        leaf = leaves[self.at]
+        return leaf if type(leaf) is Tensor else local_of(leaf)
 
 
 @final
@@ -231,30 +232,33 @@ class Scalars:
     def __init__(self, sources: Sequence["Source"]) -> None:
         scalars = [source for source in sources if isinstance(source, Scalar | RunTimeNumber)]
         device = scalars[0].device if scalars else torch.device("cpu")
-        self._asked = [(key, list(group)) for key, group in groupby(scalars, _asked_of)]
+        self._asked = [
+            (key, [scalar.key for scalar in group if isinstance(scalar, Scalar)])
+            for key, group in groupby(scalars, _asked_of)
+        ]
         on_host = target_for(device).on_host
         shape = (len(scalars), 1 if on_host else 2)
         self._block = torch.zeros(shape, dtype=torch.float64, device=device)
         self._views = self._block[:, 0].unbind()
         self._numbers = self._block[:, 0].numpy() if on_host else None
 
-    def read(self) -> list[Tensor]:
-        """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
+    def read(self, *, found: bool = False) -> Sequence[Tensor]:
+        """The scalars of this call, in the order of the sources: 0-dim float64 tensors. ``found``:
+        counters of steps are where they were known to be."""
         values: list[float] = []
-        for asked, scalars in self._asked:
+        for asked, keys in self._asked:
             if isinstance(asked, RunTimeNumber):
                 values.append(asked.value())
             else:
                 group, nth = asked
-                now = group.values(nth)
-                values += [now[scalar.key] for scalar in scalars if isinstance(scalar, Scalar)]
+                values += map(group.values(nth, found=found).__getitem__, keys)
         if self._numbers is not None:
             self._numbers[:] = values
         else:
             staged = torch.empty(self._block.shape, dtype=torch.float64, pin_memory=True)
             staged.numpy()[:, 0] = values
             self._block.copy_(staged, non_blocking=True)
-        return list(self._views)
+        return self._views
 
 
 def _asked_of(source: "Scalar | RunTimeNumber") -> "RunTimeNumber | tuple[ParamGroup, int]":
@@ -291,11 +295,22 @@ class Inputs:
         self._known: list[Any] = [None] * len(self._sources)
         self._holders: Unchanged | None = None
 
+    @property
+    def holders(self) -> Unchanged | None:
+        """What says that what holds inputs which are known is as it was."""
+        return self._holders
+
     def read(
-        self, leaves: list[object], pending: Pending, scalars: Sequence[Tensor]
+        self,
+        leaves: list[object],
+        pending: Pending,
+        scalars: Sequence[Tensor],
+        vouched: Collection[object] = (),
     ) -> list[Tensor]:
-        """In the order of the sources; ``scalars``: those of this call."""
-        if pending or self._holders is None or not self._holders.is_same():
+        """In the order of the sources. ``scalars``: those of this call; ``vouched``: watches that
+        were asked for it already."""
+        holders = self._holders
+        if pending or holders is None or not (holders in vouched or holders.is_same()):
             self._look(leaves, pending)
         tensors = list(self._known)
         for at in self._given:

@@ -130,11 +130,11 @@ def of_list(value: list[object]) -> MemoryFingerprint | None:
     return made(at, (len(held), items, *map(id, held)), (value, held), direct=False)
 
 
-def items_of(value: Sequence[object]) -> int:
-    """Where a list, and no other sequence, keeps the addresses of what is in it, until it is
-    changed; 0 where that is not known."""
+def items_offset() -> int:
+    """Where in a list, and in no other sequence, the address is of its items, which are addresses
+    themselves; 0 where that is not known."""
     found = layout()
-    return 0 if found is None else word(id(value) + found.items)
+    return 0 if found is None else found.items
 
 
 def of_set(value: set[object]) -> MemoryFingerprint | None:
@@ -181,7 +181,8 @@ def made(
 
 @final
 class Floats:
-    """Numbers of four bytes at these addresses, in memory that the caller keeps alive."""
+    """Numbers of four bytes at these addresses, in memory that the caller keeps alive.
+    ``first``: the one at the first address."""
 
     def __init__(self, addresses: Sequence[int]) -> None:
         places = np.array(addresses, dtype=np.int64)
@@ -190,6 +191,7 @@ class Floats:
         length = (int(places.max()) - first) // _FLOAT + 1
         self._window = np.ctypeslib.as_array((ctypes.c_float * length).from_address(first))
         self._at = (places - first) // _FLOAT
+        self.first = ctypes.c_float.from_address(addresses[0])
 
     def read(self) -> NDArray[np.float32]:
         """The numbers now."""
@@ -305,7 +307,7 @@ def _dummy(filled: int) -> int:
 
 
 __all__ = [
-    "WORD", "Floats", "MemoryFingerprint", "find", "gathered", "has_space", "items_of", "layout",
-    "made", "of_cell", "of_class", "of_function", "of_list", "of_property", "of_set", "of_slots",
-    "of_space", "word",
+    "WORD", "Floats", "MemoryFingerprint", "find", "gathered", "has_space", "items_offset",
+    "layout", "made", "of_cell", "of_class", "of_function", "of_list", "of_property", "of_set",
+    "of_slots", "of_space", "word",
 ]  # fmt: skip

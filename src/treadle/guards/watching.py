@@ -6,8 +6,11 @@ tensors are queried.
 """
 
 import functools
+import operator
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import is_
 from typing import Protocol, final
 
@@ -25,13 +28,14 @@ from treadle.guards.first_difference import (
     first_other,
     first_other_item,
 )
-from treadle.guards.memory_fingerprint import MemoryFingerprint, gathered, items_of
+from treadle.guards.memory_fingerprint import MemoryFingerprint, gathered, items_offset
 from treadle.guards.tensor_fingerprint import of_tensor
 from treadle.options import Options
 from treadle.runtime.replay.unchanged_inputs import are_at
 
 Look = Callable[[], MemoryFingerprint | None]
 """The words of an object now."""
+_RENEWALS = operator.attrgetter("renewals")
 _ONE = np.ones(1, dtype=np.uint64)
 _NEVER = MemoryFingerprint((_ONE.ctypes.data,), (0,), (_ONE,))
 """Always another one than expected: for objects that no longer have words."""
@@ -57,7 +61,7 @@ def comparison_of_floats() -> FirstOther | None:
 
 def item_comparison() -> FirstOtherItem | None:
     """Likewise, where lists are known to be an address of items."""
-    return first_other_item(str(Options().cache_dir)) if items_of([None]) else None
+    return first_other_item(str(Options().cache_dir)) if items_offset() else None
 
 
 @final
@@ -93,7 +97,7 @@ class FingerprintWatch:
         self.renewals += 1
         self._flags, self._none = list(flags), none
         sizes = [len(each.at) for each in self._found]
-        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._ends = list(accumulate(sizes))
         self._exact = sum(sizes)
         at = [address for each in self._found for address in each.at]
         expected = [value for each in self._found for value in each.expected]
@@ -137,8 +141,8 @@ class FingerprintWatch:
         found: list[int] = []
         at = self._first(0)
         while 0 <= at < self._exact:
-            found.append(int(np.searchsorted(self._ends, at, side="right")))
-            at = self._first(int(self._ends[found[-1]]))
+            found.append(bisect_right(self._ends, at))
+            at = self._first(self._ends[found[-1]])
         self._pending = {each: self._looks[each]() or _NEVER for each in found}
         return found
 
@@ -148,7 +152,7 @@ class FingerprintWatch:
             self.renewals += 1
             before, self._found[position] = self._found[position], now
             if now.at == before.at:
-                end = int(self._ends[position])
+                end = self._ends[position]
                 self._expected[end - len(now.at) : end] = now.expected
             else:
                 self.settle(self._flags, self._none)
@@ -157,13 +161,13 @@ class FingerprintWatch:
     def excused(self, at: int) -> slice | None:
         """Whose word this is: the place of its words, which are expected to be from here on what
         they are now, if what counts of it is as it was. ``None`` if not, or if it is elsewhere."""
-        position = int(np.searchsorted(self._ends, at, side="right"))
+        position = bisect_right(self._ends, at)
         now = self._looks[position]()  # before it is asked: what is written later is seen later
         if now is None or self.excuse is None or now.at != self._found[position].at:
             return None
         if not self.excuse(position):
             return None
-        end = int(self._ends[position])
+        end = self._ends[position]
         place = slice(end - len(now.at), end)
         self.renewals += 1
         self._found[position] = now
@@ -192,6 +196,16 @@ class Table:
     def flags(self) -> int:
         """How many of those there are."""
         return len(self.at) - self.exact
+
+    def without(self, other: "Table") -> "Table":
+        """Without the words that ``other`` expects to be the same."""
+        at, expected = other.at[: other.exact], other.expected[: other.exact]
+        order = np.argsort(at, kind="stable")
+        places = np.minimum(np.searchsorted(at[order], self.at), len(at) - 1)
+        found = order[places]
+        kept = (at[found] != self.at) | (expected[found] != self.expected)
+        kept[self.exact :] = True
+        return Table(self.at[kept], self.expected[kept], int(kept[: self.exact].sum()), self.none)
 
 
 @final
@@ -223,7 +237,8 @@ class Watches:
     def settle(self) -> "Watches":
         """After the last one."""
         self._renewals = self._renewed()
-        self._ends = np.cumsum([each.exact for each in self._tables], dtype=np.int64)
+        self._tables = self._once()
+        self._ends = list(accumulate(each.exact for each in self._tables))
         exact = [(each, slice(0, each.exact)) for each in self._tables]
         parts = exact + [(each, slice(each.exact, None)) for each in self._tables]
         empty = np.zeros(0, dtype=np.uint64)
@@ -237,6 +252,17 @@ class Watches:
         self._first = compare and functools.partial(compare, self._table.ctypes.data)
         return self
 
+    def _once(self) -> "list[Table]":
+        """The tables without words that stand in one before them, of a watch that excuses nothing.
+        What a watch may excuse stays, so that it is asked."""
+        known: Table | None = None
+        tables: list[Table] = []
+        for watch, table in zip(self._watches, self._tables, strict=True):
+            excuses = watch.excuse is not None
+            tables.append(table if excuses or known is None else table.without(known))
+            known = table if known is None and not excuses else known
+        return tables
+
     def is_same(self) -> bool:
         """Whether all is as it was, and no watch was told since ``settle`` that it is otherwise."""
         if self._renewed() != self._renewals:
@@ -247,14 +273,17 @@ class Watches:
             if after is None:
                 return False
             at = self._first(after)
-        return all(ask() for ask in self.polled)
+        for ask in self.polled:  # noqa: SIM110  # a generator takes as long as what it asks
+            if not ask():
+                return False
+        return True
 
     def _excused(self, at: int) -> int | None:
         """Where the words of another object begin; ``None`` if this one is not what it was."""
-        which = int(np.searchsorted(self._ends, at, side="right"))
+        which = bisect_right(self._ends, at)
         if which == len(self._watches):
             return None  # a flag
-        begin = int(self._ends[which]) - self._tables[which].exact
+        begin = self._ends[which] - self._tables[which].exact
         place = self._watches[which].excused(at - begin)
         if place is None:
             return None
@@ -264,7 +293,7 @@ class Watches:
         return begin + place.stop
 
     def _renewed(self) -> list[int]:
-        return [each.renewals for each in self._watches]
+        return list(map(_RENEWALS, self._watches))
 
 
 @final
@@ -332,20 +361,24 @@ class WatchedTensors:
         self._at = np.array(places, dtype=np.uint64)
         self._expected = np.array(list(map(id, tensors)), dtype=np.uint64)
         held = self._at.ctypes.data, self._expected.ctypes.data
-        self._table = np.array([*held, len(places)], dtype=np.uint64)
+        self._table = np.array([*held, len(places), items_offset()], dtype=np.uint64)
         self._address = self._table.ctypes.data
         self._length = 1 + max(places, default=-1)
 
     def are_in(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the very same stand there."""
-        words = items_of(inputs) if self._compare and type(inputs) is list else 0
-        if self._compare is None or not words or len(inputs) < self._length:
+        compare = self._compare
+        if compare is None or type(inputs) is not list or len(inputs) < self._length:
             return are_at(self._places, self._tensors, inputs)
-        return self._compare(self._address, words) < 0
+        return compare(self._address, id(inputs)) < 0
 
     def is_same(self) -> bool:
         """Whether each is as it was."""
         return self._layouts.is_same()
+
+    def join(self, watches: Watches) -> None:
+        """That each is as it was."""
+        watches.add(self._layouts)
 
 
 def watch_inputs(places: Sequence[int], tensors: Sequence[Tensor]) -> WatchedTensors | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +24,19 @@ from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import Role, StepGraph
 from treadle.util.expected import NotExpected
 
+_LEAVES = attrgetter("leaves")
+_PLACE = attrgetter("place")
+
 
 def read_inputs(captured: Captured, leaves: list[object]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
     those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
-    captured.inputs.call.arguments.leaves = leaves
+    inputs = captured.inputs
+    inputs.call.arguments.leaves = leaves
     try:
         captured.dependencies.host_draws.draw()
-        scalars = captured.inputs.scalars.read()
-        return captured.inputs.values.read(leaves, captured.inputs.pending, scalars)
+        scalars = inputs.scalars.read(found=inputs.call.is_same)
+        return inputs.values.read(leaves, inputs.pending, scalars, inputs.call.vouched)
     except NotExpected:
         forget_call(captured)
         raise
@@ -127,23 +132,23 @@ def _only_closure(closure: Callable[[], object] | None = None) -> object:
 
 def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     """Optimizers that are not in the graph step now, with the gradients that it made."""
-    if captured.optimizers.eager:
-        slots = (captured.result.leaves, *(change.leaves for change in captured.result.left))
-        first = sum(slots_in(slot) for slot in slots)
-        first += len(captured.result.numbers.places) + slots_in(captured.gradients.slots)
-        count = sum(slots_in(optimizer.slots) for optimizer in captured.optimizers.eager)
-        grads = [result for result in results[first : first + count] if result is not None]
-        run_eagerly(captured.optimizers.eager, grads)
+    slots = (captured.result.leaves, *(change.leaves for change in captured.result.left))
+    first = sum(slots_in(slot) for slot in slots)
+    first += len(captured.result.numbers.places) + slots_in(captured.gradients.slots)
+    count = sum(slots_in(optimizer.slots) for optimizer in captured.optimizers.eager)
+    grads = [result for result in results[first : first + count] if result is not None]
+    run_eagerly(captured.optimizers.eager, grads)
 
 
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> object:
     """After a step that succeeded: the result, what it leaves outside, gradients, new state and
     counters. Raises what Python's arithmetic with numbers of the step raises, when all else is
     done."""
-    slots = [captured.result.leaves, *(change.leaves for change in captured.result.left)]
+    slots = [captured.result.leaves, *map(_LEAVES, captured.result.left)]
     tensors = iter(results)
     parts = [list(islice(tensors, slots_in(slot))) for slot in slots]
-    captured.result.numbers.read(tensors)
+    if captured.result.numbers.places:
+        captured.result.numbers.read(tensors)
     errors: list[Exception] = []
     known: list[object] = []
     filled = [_filled(*row, known, errors) for row in zip(slots, parts, strict=True)]
@@ -163,7 +168,8 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
         parameter.grad = None
     for parameter, flag in captured.gradients.toggled:
         parameter.requires_grad_(flag)
-    _adopt_state(captured)
+    if captured.inputs.pending:
+        _adopt_state(captured)
     for left, values in pairs:
         if values is not None and isinstance(left.place, StateLocation):
             left.put(values)  # behind what the update itself keeps
@@ -209,8 +215,6 @@ def forget_call(captured: Captured) -> None:
 
 def _adopt_state(captured: Captured) -> None:
     """State that was created for this step becomes the optimizer's, with eager's keys."""
-    if not captured.inputs.pending:
-        return
     skipped = {id(optimizer) for optimizer in _skipped(captured)}
     for source in captured.inputs.sources:
         if isinstance(source, State) and id(source.optimizer) not in skipped:
@@ -225,7 +229,7 @@ def _adopt_state(captured: Captured) -> None:
 
 
 def _count_steps(captured: Captured) -> None:
-    skipped = {id(optimizer) for optimizer in _skipped(captured)}
+    skipped = set(map(id, _skipped(captured) if captured.result.left else ()))
     found = captured.inputs.call.is_same
     for at in captured.optimizers.stepped:
         if id(captured.optimizers.param_groups[at].optimizer) not in skipped:
@@ -234,7 +238,6 @@ def _count_steps(captured: Captured) -> None:
 
 def _skipped(captured: Captured) -> list[Optimizer]:
     """Optimizers that a scaler kept from stepping in this call."""
-    places = [
-        change.place for change in captured.result.left if isinstance(change.place, SkippedUpdate)
-    ]
-    return [place.optimizer for place in places if place.is_skipped]
+    places = map(_PLACE, captured.result.left)
+    skips = [place for place in places if isinstance(place, SkippedUpdate)]
+    return [place.optimizer for place in skips if place.is_skipped]

@@ -11,8 +11,7 @@ flush first. Pending work is removed only after a program that used it succeeded
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.compiler.compiled import Carrying, Compiled
-from treadle.runtime.execute.interrupt import uninterrupted
+from treadle.runtime.execute.interrupt import Uninterrupted
 from treadle.session.agreement import RankCall
 from treadle.session.awaited import AsLeft
 from treadle.session.perform import perform
@@ -30,10 +29,31 @@ from treadle.session.undo import Undo
 from treadle.util.errors import RuntimeFailure
 from treadle.util.memory import memory_start
 
-_pending: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
-"""By identity, all with something pending: another step may read what one of them is to write. The
-modules whose parameters are to be written keep it alive, by their hooks, and nothing else does."""
-_hooked: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
+
+@final
+class _Carriers:
+    """Some carriers, which it does not keep alive. ``refs``: by identity; every call asks whether
+    there are any."""
+
+    def __init__(self) -> None:
+        self.refs: dict[int, weakref.ref[Carrier]] = {}
+
+    def add(self, carrier: "Carrier") -> None:
+        key = id(carrier)
+        self.refs[key] = weakref.ref(carrier, lambda _: self.refs.pop(key, None))
+
+    def discard(self, carrier: "Carrier") -> None:
+        self.refs.pop(id(carrier), None)
+
+    def alive(self) -> "list[Carrier]":
+        found = [ref() for ref in list(self.refs.values())]
+        return [carrier for carrier in found if carrier is not None]
+
+
+_pending = _Carriers()
+"""All with something pending: another step may read what one of them is to write. The modules whose
+parameters are to be written keep it alive, by their hooks, and nothing else does."""
+_hooked = _Carriers()
 """All with hooks in place, which no step may meet: it would take them for the user's."""
 
 
@@ -61,7 +81,8 @@ class _Pending:
 
 @final
 class Carrier:
-    """What one step carries from call to call. ``lock``: of the step's calls."""
+    """What one step carries from call to call. ``lock``: of the step's calls. As a context it is
+    around a call: what that reads by itself is no reason to flush."""
 
     def __init__(
         self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
@@ -70,26 +91,23 @@ class Carrier:
         self._hooks = ReadHooks(models, optimizers, self.catch_up)
         self._watched: Compiled | None = None
         self._now: _Pending | None = None
-        self._busy = False
+        self._calls = 0  # that are being served
 
     @property
     def is_busy(self) -> bool:
         """Whether a call is being served."""
-        return self._busy
+        return self._calls > 0
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Around a call: what it reads by itself is no reason to flush."""
-        _unhook()
-        busy, self._busy = self._busy, True
-        try:
-            yield
-        except RuntimeFailure as error:
-            if error.code == "TR-406":
-                self._forget()
-            raise
-        finally:
-            self._busy = busy
+    def __enter__(self) -> None:
+        if _hooked.refs:
+            _unhook()
+        self._calls += 1
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, RuntimeFailure) and error.code == "TR-406":
+            self._forget()
+        self._calls -= 1
+        if _pending.refs:
             _hook()
 
     def turn(
@@ -98,7 +116,7 @@ class Carrier:
         """The program that serves a call of ``compiled`` on ``inputs``, and its inputs. TR-542
         where what is pending would come after a write that it was to come before."""
         self._check_order()
-        if len(_pending) > (self._now is not None):
+        if len(_pending.refs) > (self._now is not None):
             _flush_others(self, inputs)
         if self._now is not None and not self._now.continues(compiled, inputs):
             self._flush()
@@ -127,7 +145,7 @@ class Carrier:
         self._now = _Pending(
             compiled, carrying, kept, places, written, AsLeft(written, compiled.views)
         )
-        _pending[id(self)] = self
+        _pending.add(self)
         if self._watched is not compiled:
             self._watched = compiled
             self._hooks.watch(written)
@@ -136,13 +154,13 @@ class Carrier:
         """Run what is pending, after whatever was written meanwhile; nothing within a call. TR-539
         where that no longer fits."""
         with self.lock:
-            if not self._busy and self._now is not None:
+            if not self._calls and self._now is not None:
                 self._flush()
 
     def catch_up(self) -> None:
         """A flush for somebody who is about to read or write. TR-542 as of ``turn``."""
         with self.lock, self._hooks.tensors.aside():
-            if not self._busy:
+            if not self._calls:
                 self._check_order()
                 self.flush()
 
@@ -159,13 +177,13 @@ class Carrier:
 
     def hook(self) -> None:
         """See from now on who reads what is to be written."""
-        _hooked[id(self)] = self
+        _hooked.add(self)
         assert self._now is not None, "there is nothing to wait for"
         self._hooks.attach(self._now.written)
 
     def unhook(self) -> None:
         """No longer."""
-        _hooked.pop(id(self), None)
+        _hooked.discard(self)
         self._hooks.detach()
 
     def writes(self, inputs: Sequence[Tensor]) -> bool:
@@ -177,7 +195,7 @@ class Carrier:
         now = self._now
         assert now is not None, "there is nothing to flush"
         program = now.carrying.flush
-        with torch.inference_mode(mode=False), uninterrupted(), self._hooks.tensors.aside():
+        with torch.inference_mode(mode=False), Uninterrupted(), self._hooks.tensors.aside():
             inputs = [*now.written, *now.tensors]
             call = RankCall(program)
             try:
@@ -200,30 +218,30 @@ class Carrier:
 
     def _forget(self) -> None:
         self._now = None
-        _pending.pop(id(self), None)
+        _pending.discard(self)
 
 
 def _flush_others(carrier: Carrier, inputs: Sequence[Tensor]) -> None:
     """What other steps are to write to memory that this call reads or writes."""
-    for other in list(_pending.values()):
+    for other in _pending.alive():
         if other is not carrier and other.writes(inputs):
             other.flush()
 
 
 def flush_all() -> None:
     """Whatever any step of the process has pending."""
-    for carrier in list(_pending.values()):
+    for carrier in _pending.alive():
         carrier.settle()
 
 
 def _hook() -> None:
-    for carrier in list(_pending.values()) if _pending else ():
+    for carrier in _pending.alive():
         if not carrier.is_busy:
             carrier.hook()
 
 
 def _unhook() -> None:
-    for carrier in list(_hooked.values()) if _hooked else ():
+    for carrier in _hooked.alive():
         carrier.unhook()
 
 

@@ -27,11 +27,14 @@ def perform(
     def begins() -> None:
         call.begin()
         begun.append(True)
-        clear_fresh(compiled.captured)
+        if compiled.captured.gradients.fresh:
+            clear_fresh(compiled.captured)
 
     try:
-        results = compiled.executable.run(inputs, seconds, begins)
-        step_eagerly(compiled.captured, results)
+        vouched = compiled.captured.inputs.call.vouched
+        results = compiled.executable.run(inputs, seconds, begins, vouched)
+        if compiled.captured.optimizers.eager:
+            step_eagerly(compiled.captured, results)
     except NotExpected:
         undo.restore()
         forget_call(compiled.captured)

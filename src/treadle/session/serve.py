@@ -2,8 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +10,7 @@ from treadle.capture.eager import CallsClosure
 from treadle.capture.failures import noted_eager
 from treadle.capture.symbolic.branches.decisions import MOST_DECISIONS
 from treadle.compiler.compiled import Compiled
-from treadle.runtime.execute.interrupt import uninterrupted
+from treadle.runtime.execute.interrupt import Uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.session.agreement import RankCall, tell_ranks
 from treadle.session.bind import (
@@ -33,9 +32,7 @@ Serving = Callable[[Compiled, Sequence[Tensor], Undo], object]
 """What is done with the variant of a call, its inputs, and what undoes it."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """One call of a step, and what is done with its variant."""
 
     step: UserStep
@@ -92,7 +89,7 @@ def _in_one_graph(call: _Call) -> object:
     granted has changed nothing: it is eager's. A call that takes another path than the last is
     served by the variant of that path."""
     dispatcher = call.dispatcher
-    with dispatcher.carrier.call():
+    with dispatcher.carrier:
         why = ""
         for _ in range(MOST_DECISIONS):
             try:
@@ -169,7 +166,7 @@ def run(
     """All of the step or nothing; after a first run only memory can fail, and says so.
     ``seconds``: gets the time of each host step."""
     call = RankCall(compiled)
-    with uninterrupted():
+    with Uninterrupted():
         try:
             results = perform(compiled, inputs, undo, seconds, call)
             if compiled.kept is not None:

@@ -38,6 +38,7 @@ class SharedCounters:
             name: Floats([counter.data_ptr() for counter in counters])
             for name, counters in tensors.items()
         }
+        self._firsts = [(name, numbers.first) for name, numbers in self._numbers.items()]
         self._first_other = comparison_of_floats()
         tables = [numbers.addresses for numbers in self._numbers.values()]
         self._tables = [(addresses.ctypes.data, len(addresses)) for addresses in tables]
@@ -70,7 +71,10 @@ class SharedCounters:
         """Whether those of one name are one number."""
         first = self._first_other
         if first is not None:
-            return all(first(at, count) < 0 for at, count in self._tables)
+            for at, count in self._tables:  # noqa: SIM110  # asked at every call
+                if first(at, count) >= 0:
+                    return False
+            return True
         by_name = [number.read() for number in self._numbers.values()]
         return all(bool((counters == counters[0]).all()) for counters in by_name)
 
@@ -80,6 +84,10 @@ class SharedCounters:
         if self._places is not None:
             watches.add(self._places)
         watches.polled.append(self.agree)
+
+    def now(self) -> dict[str, float]:
+        """The numbers, of counters that agree."""
+        return {name: number.value for name, number in self._firsts}
 
     def write(self, values: Mapping[str, float]) -> None:
         """From now on they are these."""

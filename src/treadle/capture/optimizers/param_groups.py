@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.counters import SharedCounters
-from treadle.capture.optimizers.registry import update_rule
+from treadle.capture.optimizers.registry import OptimizerUpdate, update_rule
 from treadle.capture.stored.names import NOT_STORED
 from treadle.compat.hooks import note_stepped
 from treadle.guards.watching import Watches
@@ -47,27 +47,30 @@ class ParamGroup:
         rule = update_rule(self.optimizer)
         return frozenset((*rule.counters, *rule.states(parameter, self.group)))
 
-    def values(self, nth: int = 0) -> dict[str, float]:
+    def values(self, nth: int = 0, *, found: bool = False) -> dict[str, float]:
         """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
-        ``first``: is there no state yet?"""
+        ``first``: is there no state yet? ``found``: the counters are where they were known to
+        be."""
         rule = update_rule(self.optimizer)
-        scalars = rule.scalars(self.group)
+        group = self.group
+        scalars = rule.scalars(group)
         if rule.counters:
-            return scalars | self._counters(nth)
+            return scalars | self._counters(rule, group, nth, found=found)
         state = self.optimizer.state.get(self.active[0], {})
         return scalars | {"first": float(nth == 0 and state.get("momentum_buffer") is None)}
 
-    def _counters(self, nth: int) -> dict[str, float]:
+    def _counters(
+        self, rule: OptimizerUpdate, group: dict[str, object], nth: int, *, found: bool
+    ) -> dict[str, float]:
         """The counters for the ``nth`` step of a call."""
-        rule = update_rule(self.optimizer)
-        state = self.optimizer.state.get(self.active[0], {})
-        now = {
-            name: float(state.get(name, start)) + (name == "step")
-            for name, start in rule.counters.items()
-        }
+        if found and self.known:
+            now = self.known[0].now()
+        else:
+            state = self.optimizer.state.get(self.active[0], {})
+            now = {name: float(state.get(name, start)) for name, start in rule.counters.items()}
+        now = _stepped(now)
         for _ in range(nth):
-            now = rule.advanced(now, self.group)
-            now = {name: value + (name == "step") for name, value in now.items()}
+            now = _stepped(rule.advanced(now, group))
         return now
 
     def agrees(self) -> bool:
@@ -108,20 +111,27 @@ class ParamGroup:
         note_stepped(self.optimizer)
         if not rule.counters:
             return
-        after = {
-            nth: rule.advanced(self._counters(nth), self.group)
-            for nth in {count - 1 for count in self.taken.values()}
-        }
+        group = self.group
+        after: dict[int, dict[str, float]] = {}
+        for count in set(self.taken.values()):
+            counters = self._counters(rule, group, count - 1, found=found)
+            after[count] = rule.advanced(counters, group)
         if len(after) == 1 and self.known and (found or self.known[0].hold()):
-            self.known[0].write(next(iter(after.values())))
+            self.known[0].write(*after.values())
             return
         for parameter in self.active:
             state = self.optimizer.state.get(parameter, {})
-            for name, value in after[self.taken[parameter] - 1].items():
+            for name, value in after[self.taken[parameter]].items():
                 if isinstance(state.get(name), Tensor):
                     state[name].fill_(value)
                 elif name in state:
                     state[name] = int(value)
+
+
+def _stepped(counters: dict[str, float]) -> dict[str, float]:
+    if "step" in counters:
+        counters["step"] += 1.0
+    return counters
 
 
 ParamGroups = list[ParamGroup]

@@ -104,6 +104,7 @@ def register(kind: type[Optimizer], rule: OptimizerUpdate) -> None:
     if kind in _UPDATE_RULES:
         raise ValueError(f"{kind.__name__} has two update rules")
     _UPDATE_RULES[kind] = rule
+    _found.cache_clear()
 
 
 def update_rules() -> dict[type[Optimizer], OptimizerUpdate]:
@@ -124,8 +125,17 @@ def update_rule(optimizer: Optimizer) -> OptimizerUpdate:
 
 
 def _find(kind: type[Optimizer]) -> OptimizerUpdate | None:
-    base = next((parent for parent in kind.__mro__ if parent in _UPDATE_RULES), None)  # the nearest
-    return _UPDATE_RULES[base] if base is not None and _steps_as(kind, base, kind.step) else None
+    return _found(kind, kind.__mro__, kind.step)
+
+
+@functools.lru_cache(maxsize=256)
+def _found(
+    kind: type[Optimizer], parents: tuple[type[Any], ...], step: Callable[..., object]
+) -> OptimizerUpdate | None:
+    """That of the nearest class which has one, if ``kind`` steps as it does. ``parents``, ``step``:
+    those of ``kind``, which is asked for them at every call: they may be others tomorrow."""
+    base = next((parent for parent in parents if parent in _UPDATE_RULES), None)
+    return _UPDATE_RULES[base] if base is not None and _steps_as(kind, base, step) else None
 
 
 def check_step(optimizer: Optimizer) -> None:
@@ -138,10 +148,8 @@ def check_step(optimizer: Optimizer) -> None:
         )
 
 
-@functools.lru_cache(maxsize=256)
 def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., object]) -> bool:
-    """Whether ``kind`` is a ``base`` that steps as its base does. ``step``: that of ``kind``, which
-    is asked for at every call, and may be another one tomorrow."""
+    """Whether ``kind`` is a ``base`` that steps as its base does. ``step``: that of ``kind``."""
     between = kind.__mro__[: kind.__mro__.index(base)]
     if any("_init_group" in vars(parent) for parent in between):
         return False

@@ -11,18 +11,18 @@ class Computed(Part):
     """Contents that can be compared and not listed: of arrays, and of objects that can be
     pickled."""
 
-    __slots__ = ("_back", "_read")
+    __slots__ = ("_back", "read")
     settable = False
 
     def __init__(
         self, label: str, read: Callable[[], object], back: Callable[[Any], None] | None = None
     ) -> None:
         super().__init__(label)
-        self._read = read
+        self.read = read
         self._back = back
 
     def now(self) -> Reading:
-        return {"": self._read()}
+        return {"": self.read()}
 
     def is_same(self, one: Reading, other: Reading) -> bool:
         return bool(one[""] == other[""])
@@ -31,7 +31,7 @@ class Computed(Part):
         return self.label
 
     def restore(self, before: Reading) -> None:
-        if self._back is not None and self._read() != before[""]:
+        if self._back is not None and self.read() != before[""]:
             self._back(before[""])
 
 

@@ -3,7 +3,7 @@
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -114,6 +114,9 @@ pytree.register_pytree_node(
 
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """The structure with these leaves."""
+    if spec.is_leaf():
+        (leaf,) = leaves
+        return leaf
     return pytree.tree_unflatten(leaves, spec)
 
 
@@ -262,10 +265,15 @@ class FlatArguments:
     """A call's arguments: what is left of them when they are taken apart, and what they were.
     ``keys``: those of ``keys_in``."""
 
-    leaves: list[object] = field(default_factory=list[object])
-    containers: list[Container] = field(default_factory=list[Container])
-    keys: list[object] = field(default_factory=list[object])
-    tree: object = None
+    leaves: list[object]
+    containers: list[Container]
+    keys: list[object]
+    tree: object
+
+    @staticmethod
+    def none() -> "FlatArguments":
+        """Of no call."""
+        return FlatArguments([], [], [], None)
 
     @staticmethod
     def of(leaves: list[object], tree: object) -> "FlatArguments":
@@ -305,7 +313,7 @@ class FlatCalls:
             leaves = [value for _, value in pairs]
             plain = kinds <= _PLAIN_NODES
             arguments = (
-                FlatArguments(leaves, tree=tree) if plain else FlatArguments.of(leaves, tree)
+                FlatArguments(leaves, [], [], tree) if plain else FlatArguments.of(leaves, tree)
             )
             facts = tuple(plain_fact(key) for key in arguments.keys if is_plain(key))
             return arguments, tuple(path for path, _ in pairs), (structure, facts)
@@ -313,4 +321,4 @@ class FlatCalls:
         if key not in self._known:
             pairs, structure = flatten_with_paths((args, kwargs), self._names)
             self._known[key] = tuple(path for path, _ in pairs), (structure, ())
-        return FlatArguments(leaves, tree=(args, kwargs)), *self._known[key]
+        return FlatArguments(leaves, [], [], (args, kwargs)), *self._known[key]

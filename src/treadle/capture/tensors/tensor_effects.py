@@ -308,7 +308,7 @@ def read_attributes(
             tensor = find()
             if isinstance(tensor, Tensor) and (names := vars(tensor)):
                 reads_of[at] = frozenset(filter(is_named_in_code, names))
-        return {at: names for at, names in reads_of.items() if names}
+        return {at: names for at, names in reads_of.items() if names} if reads_of else reads_of
 
     walk.add_computed("which attributes the tensors of the step have", read)
 

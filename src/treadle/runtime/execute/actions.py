@@ -1,10 +1,12 @@
 """The actions of an artifact's steps, as one flat list that a call walks."""
 
+import functools
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import length_hint
 from typing import final
 
 import torch
@@ -20,6 +22,19 @@ Action = Callable[[], object]
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class ActionSequence:
+    """Actions that run one after another, and the position of each among all of a step."""
+
+    actions: list[Action]
+    positions: Sequence[int]
+
+    def position(self, left: Iterator[Action]) -> int:
+        """Of the action that runs; those after it are ``left``."""
+        return self.positions[len(self.actions) - length_hint(left) - 1]
+
+
+@final
 class Actions:
     """The actions of an artifact in order, and which step each belongs to. ``joiners``: make
     one action of launches that follow each other."""
@@ -29,7 +44,7 @@ class Actions:
         self.owners: list[int] = []
         self._artifact = artifact
         self._joiners = joiners
-        self._programs: dict[tuple[int, int], list[tuple[int, Action]]] = {}
+        self._programs: dict[tuple[int, int], ActionSequence] = {}
         self._of: list[Action] = []  # what they were made of
         self._driver = target_for(artifact.device).driver
         self._device = torch.device(artifact.device)
@@ -55,26 +70,24 @@ class Actions:
         fails."""
         start_at = bisect_left(self.owners, first) if first else 0
         stop_at = len(self.flat) if end is None else bisect_left(self.owners, end)
-        position = start_at
+        if seconds is None:
+            program = self.program(start_at, stop_at)
+        else:
+            program = self._apart(start_at, stop_at, seconds)
+        left = iter(program.actions)
         try:
-            if seconds is None:
-                for position, action in self.program(start_at, stop_at):  # noqa: B007
-                    action()
-            else:
-                for position, action in enumerate(self.flat[start_at:stop_at], start_at):
-                    start = self._now()
-                    action()
-                    seconds[self.owners[position]] += self._now() - start
+            for action in left:
+                action()
         except NotExpected:
             IN_FLIGHT.finish()
             raise
         except JoinedLaunchError as joined:
-            raise self._ended(position + joined.at, joined.error) from joined.error
+            raise self._ended(program.position(left) + joined.at, joined.error) from joined.error
         except Exception as error:
-            raise self._ended(position, error) from error
+            raise self._ended(program.position(left), error) from error
 
-    def program(self, start_at: int, stop_at: int) -> list[tuple[int, Action]]:
-        """These actions with their positions, launches that follow each other as one."""
+    def program(self, start_at: int, stop_at: int) -> "ActionSequence":
+        """These actions, launches that follow each other as one."""
         if self._of is not self.flat:
             self._programs, self._of = {}, self.flat
         known = self._programs.get((start_at, stop_at))
@@ -82,6 +95,19 @@ class Actions:
             pairs = list(enumerate(self.flat))[start_at:stop_at]
             known = self._programs[start_at, stop_at] = _together(pairs, self._joiners)
         return known
+
+    def _apart(self, start_at: int, stop_at: int, seconds: list[float]) -> "ActionSequence":
+        """These actions, each of which is waited for and adds its time to that of its step."""
+
+        def timed(action: Action, owner: int) -> None:
+            start = self._now()
+            action()
+            seconds[owner] += self._now() - start
+
+        places = range(start_at, stop_at)
+        return ActionSequence(
+            [functools.partial(timed, self.flat[at], self.owners[at]) for at in places], places
+        )
 
     def run_steps(self, steps: Sequence[int]) -> None:
         """Those of some steps."""
@@ -135,7 +161,7 @@ _REMEDY = {
 
 def _together(
     pairs: Sequence[tuple[int, Action]], joiners: Sequence[LaunchJoiner]
-) -> list[tuple[int, Action]]:
+) -> ActionSequence:
     def joiner_of(pair: tuple[int, Action]) -> LaunchJoiner | None:
         return next((joiner for joiner in joiners if joiner.takes(pair[1])), None)
 
@@ -146,7 +172,7 @@ def _together(
             program.append((members[0][0], joiner.together([action for _, action in members])))
         else:
             program += members
-    return program
+    return ActionSequence([action for _, action in program], [at for at, _ in program])
 
 
 @final

@@ -47,17 +47,25 @@ class Arena:
         self._grows_only = grows_only
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._promised: tuple[int, int] | None = None  # to how many tenants, how much
+        self._changes = 0  # of the tenants and of the block
+        self._kept: tuple[int, ...] = ()  # of which the recordings were within the promise
         self._constants: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+    def stamp(self) -> tuple[int, int]:
+        """Another one whenever a tenant came, left or died, or the block is another one."""
+        return self._changes, len(self._tenants)
 
     def join(self, tenant: Tenant) -> None:
         """From now on it takes turns with the others."""
         self._tenants.add(tenant)
         self._promised = None
+        self._changes += 1
 
     def leave(self, tenant: Tenant) -> None:
         """Until its next call it takes no turns; what only it needs is freed."""
         self._tenants.discard(tenant)
         self._promised = None
+        self._changes += 1
         tenant.leave_arena()
         needed = max((other.artifact.arena_bytes for other in self._tenants), default=-1)
         if self.bytes is not None and self.bytes.numel() > needed:
@@ -90,8 +98,13 @@ class Arena:
 
     def keep_promise(self) -> None:
         """Recordings go where a plan that came later needs their bytes."""
-        if self.recordings.nbytes:
-            self.recordings.keep_within(self.promised_bytes)
+        recordings = self.recordings
+        if not recordings.newest:
+            return
+        now = *self.stamp(), *recordings.stamp()
+        if now != self._kept:
+            recordings.keep_within(self.promised_bytes)
+            self._kept = *self.stamp(), *recordings.stamp()
 
     def keeps_block(self, tenant: Tenant) -> bool:
         """Whether ``get`` gives the block that there is."""
@@ -111,6 +124,7 @@ class Arena:
             if grows and not is_first:  # the new one does not fit where the old one was
                 target_for(device).driver.give_back()
             held = self.bytes = _aligned(size, device)
+            self._changes += 1
         return held
 
     def free(self, *, again: bool = True) -> None:
@@ -120,6 +134,7 @@ class Arena:
         for tenant in self._tenants:
             tenant.leave_arena()
         self.bytes = None
+        self._changes += 1
 
     def _suits(self, size: int, artifact: Artifact) -> bool:
         beside = artifact.peak_bytes - artifact.arena_bytes

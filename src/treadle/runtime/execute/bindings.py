@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.runtime.store.artifact import BufferSpec, StepArgument, View
+from treadle.runtime.store.artifact import BufferSpec, StepArgument, Storage, View
 from treadle.util.generators import GeneratorRef
 
 Container = list[object] | dict[str, object]
@@ -64,8 +64,10 @@ def laid_out(values: Tensor, spec: BufferSpec) -> Tensor:
 
 @dataclass(slots=True)
 class BufferUses:
-    """The places that one buffer appears in: of each view of it those that show the same tensor."""
+    """The places that one buffer appears in: of each view of it those that show the same tensor.
+    ``whole``: the view of which the tensor itself is bound, if it is the call's own."""
 
+    whole: View | None = None
     pointers: list[tuple[Pointers, int]] = field(default_factory=list[tuple[Pointers, int]])
     views: dict[View | None, list[Slot]] = field(default_factory=dict[View | None, list[Slot]])
 
@@ -74,22 +76,30 @@ class BufferUses:
         """All places of views."""
         return chain.from_iterable(self.views.values())
 
-    def bind(self, tensor: Tensor, spec: BufferSpec) -> None:
-        """From now on the buffer is ``tensor``, whose layout is that of ``spec``."""
-        address = tensor.data_ptr()
-        for array, position in self.pointers:
-            array[position] = address
-        self.bind_views(tensor, spec)
+    def bind(self, tensor: Tensor, spec: BufferSpec, address: int | None = None) -> None:
+        """From now on the buffer is ``tensor``, whose layout is that of ``spec``. ``address``: its
+        first byte's, if that is known."""
+        if self.pointers:
+            address = tensor.data_ptr() if address is None else address
+            for array, position in self.pointers:
+                array[position] = address
+        if self.views:
+            self.bind_views(tensor, spec)
 
     def bind_views(self, tensor: Tensor, spec: BufferSpec) -> None:
         """Set every view of the buffer to the memory of ``tensor``."""
         storage = None  # most views are of the tensor's own dtype, and made in one step
         for view, slots in self.views.items():
-            if view is not None and view.dtype is tensor.dtype:
+            if view is None:
+                storage = storage_of(tensor, spec) if storage is None else storage
+                shown = storage
+            elif view is self.whole and tensor.stride() == view.strides:
+                shown = tensor
+            elif view.dtype is tensor.dtype:
                 shown = view_of(tensor, view)
             else:
                 storage = storage_of(tensor, spec) if storage is None else storage
-                shown = storage if view is None else view_of(storage, view)
+                shown = view_of(storage, view)
             for container, key in slots:
                 container[key] = shown
 
@@ -105,6 +115,10 @@ class BufferUses:
                 container[key] = None
 
 
+def _own_view(spec: BufferSpec) -> View | None:
+    return whole(spec) if spec.place is Storage.CALL and not spec.unsized else None
+
+
 class Bindings:
     """The uses of every buffer, collected while the steps are prepared."""
 
@@ -112,7 +126,7 @@ class Bindings:
         self, buffers: Mapping[str, BufferSpec], generators: Sequence[torch.Generator] = ()
     ) -> None:
         """``generators``: the user's, which calls draw from."""
-        self.uses = {name: BufferUses() for name in buffers}
+        self.uses = {name: BufferUses(_own_view(spec)) for name, spec in buffers.items()}
         self._generators = generators
 
     def views(self) -> list[Tensor]:
@@ -146,7 +160,9 @@ class Bindings:
         container, key = slot
         if isinstance(value, View):
             container[key] = None
-            self.uses[value.buffer].views.setdefault(value, []).append(slot)
+            uses = self.uses[value.buffer]
+            view = uses.whole if value == uses.whole else value
+            uses.views.setdefault(view, []).append(slot)
         elif isinstance(value, tuple | list):
             items: list[object] = [None] * len(value)
             for position, item in enumerate(value):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treadle.runtime.execute.bindings import Bindings, BufferUses, same_strides
 from treadle.runtime.execute.checks import check_layout, mismatch, wrong_count
-from treadle.runtime.replay.unchanged_inputs import SteadyInputs
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched
 from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 GONE = torch.empty(0, device="cpu")
@@ -41,14 +41,17 @@ class BoundInputs:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def bind(self, inputs: Sequence[Tensor], *, trusted: bool = False) -> None:
+    def bind(
+        self, inputs: Sequence[Tensor], *, trusted: bool = False, vouched: Vouched = ()
+    ) -> None:
         """``RuntimeFailure`` TR-401 where one is not what the step was compiled for. ``trusted``:
         all of them have the types that they should have."""
         if len(inputs) != len(self._inputs):
             raise wrong_count(len(inputs), len(self._inputs))
         self.tensors = inputs
         steady = self.steady
-        for index in range(len(inputs)) if steady is None else steady.others(inputs):
+        others = range(len(inputs)) if steady is None else steady.others(inputs, vouched)
+        for index in others:
             tensor, bound = inputs[index], self._inputs[index]
             spec = bound.spec
             if not trusted:
@@ -56,13 +59,14 @@ class BoundInputs:
                 if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
                     raise mismatch(tensor, spec)
             address = tensor.data_ptr()
-            if bound.stays and address == bound.address and bound.tensor() is tensor:
+            is_known = address == bound.address and bound.tensor() is tensor
+            if bound.stays and is_known:
                 if tensor.stride() != spec.strides and not same_strides(tensor, spec):
                     raise mismatch(tensor, spec)
                 continue
             if not trusted:
                 check_layout(tensor, spec, self._device)
-            bound.bind(tensor, address)
+            bound.bind(tensor, address, again=is_known)
             if not bound.stays:
                 self._passing.append(bound)
         if steady is not None and not steady.is_known:
@@ -111,12 +115,12 @@ class _Input:
         self.stays = False  # do its views stay bound?
         self.tensor: Callable[[], Tensor | None] = _no_tensor  # of the last call, if it is there
 
-    def bind(self, tensor: Tensor, address: int) -> None:
-        """To ``tensor``, which is at ``address``."""
-        same = address == self.address and self.tensor() is tensor
-        self.stays = same and self._may_stay
-        self.tensor, self.address = weakref.ref(tensor), address
-        self.uses.bind(tensor, self.spec)
+    def bind(self, tensor: Tensor, address: int, *, again: bool) -> None:
+        """To ``tensor``, which is at ``address``; ``again``: as in the last call."""
+        self.stays = again and self._may_stay
+        if not again:
+            self.tensor, self.address = weakref.ref(tensor), address
+        self.uses.bind(tensor, self.spec, address)
 
 
 def _no_tensor() -> None:

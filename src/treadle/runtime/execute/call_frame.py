@@ -25,7 +25,7 @@ from treadle.runtime.execute.loops import Repeatable
 from treadle.runtime.execute.prepare import Preparation
 from treadle.runtime.execute.step_memory import StepMemory
 from treadle.runtime.kernels.loader import Functions
-from treadle.runtime.replay.unchanged_inputs import SteadyInputs
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched
 from treadle.runtime.store.artifact import Artifact, Storage, View
 from treadle.util.memory import memory_start
 
@@ -89,11 +89,12 @@ class CallFrame:
         brought: Mapping[int, Tensor] = _NONE_BROUGHT,
         *,
         starts: Callable[[], None] = nothing,
+        vouched: Vouched = (),
     ) -> None:
         """Up to the first step. ``starts`` is called once the inputs are found to fit; ``brought``:
         copies of those on the host. TR-401 when an input is not what the step was compiled for."""
         self._incoming.brought = brought
-        self.inputs.bind(inputs)
+        self.inputs.bind(inputs, vouched=vouched)
         starts()
         self.use_threads()
         self._allocate_unfilled()
@@ -209,9 +210,14 @@ class CallFrame:
         were recorded; ``fresh``: what this call allocated."""
         self.inputs.tensors, self._live.tensors = inputs, {**held, **(fresh or {})}
         try:
-            return self.copied_out(self.results(first, end), held)
+            results = self.results(first, end)
         finally:
             self.inputs.tensors, self._live.tensors = (), {}
+        for at, view in self._shown:
+            if at >= first and (end is None or at < end) and view.buffer in held:
+                result = results[at - first]
+                results[at - first] = None if result is None else result.clone()
+        return results
 
     def copied_out(
         self, results: Sequence[Tensor | None], held: Mapping[str, Tensor]

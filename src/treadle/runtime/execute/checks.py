@@ -10,11 +10,10 @@ from treadle.util.errors import RuntimeFailure
 
 def check_layout(tensor: Tensor, spec: BufferSpec, device: torch.device) -> None:
     """TR-401 unless ``tensor`` has the strides of ``spec`` and is where the step expects it."""
-    if not same_strides(tensor, spec):
+    if tensor.stride() != spec.strides and not same_strides(tensor, spec):
         raise mismatch(tensor, spec)
-    scalar = tensor.ndim == 0 and tensor.is_cpu
     wanted = spec.device or device.type
-    if tensor.device.type != wanted and not scalar:
+    if tensor.device.type != wanted and not (tensor.ndim == 0 and tensor.is_cpu):
         raise mismatch(tensor, spec)
     if tensor.is_conj() or tensor.is_neg():
         raise RuntimeFailure(

@@ -7,7 +7,7 @@ and walks a flat list of actions (``call_frame.py``).
 
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -15,12 +15,18 @@ from torch import Tensor
 
 from treadle.runtime.execute.arena import Arena, constant_bytes
 from treadle.runtime.execute.call_frame import CallFrame, FirstLaunches, nothing
+from treadle.runtime.execute.undisturbed import Undisturbed
 from treadle.runtime.kernels.build import Build
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.replay.cuda_graph import CudaRecorder
 from treadle.runtime.replay.replay import Replay
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
-from treadle.runtime.replay.unchanged_inputs import SteadyInputs, UntouchedTensors
+from treadle.runtime.replay.unchanged_inputs import (
+    SteadyInputs,
+    UntouchedTensors,
+    Vouched,
+    WatchedInputs,
+)
 from treadle.runtime.store.artifact import Artifact, Launch
 from treadle.targets.registry import target_for
 from treadle.util.rounds import Function
@@ -85,6 +91,7 @@ class Executable:
         inputs: Sequence[Tensor],
         seconds: list[float] | None = None,
         begins: Callable[[], None] = nothing,
+        vouched: Vouched = (),
     ) -> list[Tensor | None]:
         """One call. The result tensors are the caller's: no later call changes them.
 
@@ -100,14 +107,14 @@ class Executable:
             begins()
             frame.memory.allocate()  # after what that frees
 
-        with self._arena.lock, torch.no_grad(), self._without_autocast():
+        with self._arena.lock, self.undisturbed():
             self._arena.keep_promise()
             if replay is not None:
-                results = replay.run(inputs, starts)
+                results = replay.run(inputs, starts, vouched)
                 if results is not None:
                     return results
             try:
-                frame.begin(inputs, starts=starts)
+                frame.begin(inputs, starts=starts, vouched=vouched)
                 if replay is not None:
                     replay.watch(frame.actions.run)
                 else:
@@ -116,23 +123,29 @@ class Executable:
             finally:
                 frame.end()
 
+    @property
+    def watched(self) -> WatchedInputs | None:
+        """What the next call asks about inputs that stay, unless somebody vouches for it."""
+        if self.is_recorded and self.replay is not None:
+            return self.replay.watched
+        steady = self.frame.inputs.steady
+        return None if steady is None else steady.watched
+
     def another(self) -> "Executable":
         """One of the same code with an arena of its own, for a call while this one has not ended
         its own."""
         return Executable(self.artifact, self._build, like=self, arena=Arena(), policy=self.policy)
 
-    @contextmanager
-    def undisturbed(self) -> Generator[None]:
+    def undisturbed(self) -> Undisturbed:
         """What runs inside is not changed by modes around it."""
-        with torch.no_grad(), self._without_autocast():
-            yield
+        return Undisturbed(self.device.type)
 
     @contextmanager
     def repeated(self) -> Generator[Function]:
         """Calls one after another, of a loop that does nothing else meanwhile: what does not change
         between them is done once. The arena is there until the last one is over."""
         frame = self.frame
-        with self._arena.lock, torch.no_grad(), self._without_autocast():
+        with self._arena.lock, self.undisturbed():
             frame.memory.allocate()
             frame.use_threads()
             count = len(self.artifact.inputs)
@@ -152,12 +165,6 @@ class Executable:
             return [result for result in self.frame.results() if result is not None]
         finally:
             self.frame.end()
-
-    def _without_autocast(self) -> AbstractContextManager[object]:
-        """Casts are steps of the artifact already, so a surrounding autocast must not add any."""
-        kind = self.device.type
-        on = torch.is_autocast_enabled(kind)
-        return torch.autocast(kind, enabled=False) if on else nullcontext()
 
     def held(self) -> list[Tensor]:
         """What stays allocated between calls: the arena and the constants."""

@@ -26,12 +26,15 @@ class StepMemory:
         self._device = torch.device(artifact.device)
         self._arena = arena
         self._block: Tensor | None = None
+        self._allocated: tuple[int, int] | None = None  # when all of it was there
         places = artifact.buffers.items()
         self._in_block = [name for name, spec in places if spec.place is Storage.ARENA]
         arena.join(self)
 
     def allocate(self) -> None:
         """Block and constants, where they are not there or the block is another one."""
+        if self._allocated == self._arena.stamp():
+            return
         block = self._arena.get(self, self._device)
         if self._block is not block:
             self._block = block
@@ -40,6 +43,7 @@ class StepMemory:
                 self._bindings.uses[name].bind(self.in_arena(spec), spec)
         if len(self.constants) < len(self.artifact.constants):
             self._place_constants()
+        self._allocated = self._arena.stamp()
 
     def _place_constants(self) -> None:
         for name, values in self.artifact.constants.items():
@@ -70,6 +74,7 @@ class StepMemory:
 
     def leave_arena(self) -> None:
         """Forget the block, so that nothing here keeps its memory."""
+        self._allocated = None
         if self._block is not None:
             self._block = None
             for name in self._in_block:
@@ -77,6 +82,8 @@ class StepMemory:
 
     def keeps_block(self) -> bool:
         """Whether ``allocate`` would leave everything where it is."""
+        if self._allocated is not None and self._allocated == self._arena.stamp():
+            return True
         return self._block is not None and self._arena.keeps_block(self)
 
     @property
@@ -92,9 +99,9 @@ class StepMemory:
     def give_back(self) -> None:
         """Free both; those it takes turns with lose the block as well."""
         self._arena.free()
-        self.constants = {}
+        self.constants, self._allocated = {}, None
 
     def leave(self) -> None:
         """Free the constants, and of the block what nobody else needs."""
         self._arena.leave(self)
-        self.constants = {}
+        self.constants, self._allocated = {}, None

@@ -75,16 +75,20 @@ class NativeLaunch:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class LaunchTable:
-    """Launches that run as one call, and what they need."""
+class LaunchTable(functools.partial[None]):
+    """Launches that run as one call, without a frame of Python, and what they need."""
 
-    run: Callable[[int, int], None]
     launches: tuple[NativeLaunch, ...]
     words: "ctypes.Array[ctypes.c_uint64]"
 
-    def __call__(self) -> None:
-        self.run(ctypes.addressof(self.words), len(self.launches))
+    @staticmethod
+    def of(run: Callable[[int, int], None], launches: tuple[NativeLaunch, ...]) -> "LaunchTable":
+        """Of launches in this order."""
+        rows = [word for launch in launches for word in launch.row]
+        words = (ctypes.c_uint64 * len(rows))(*rows)
+        table = LaunchTable(run, ctypes.addressof(words), len(launches))
+        table.launches, table.words = launches, words
+        return table
 
 
 @final
@@ -100,8 +104,7 @@ class LaunchRunner:
 
     def together(self, launches: Sequence[NativeLaunch]) -> LaunchTable:
         """Runs them one after another."""
-        words = [word for launch in launches for word in launch.row]
-        return LaunchTable(self.run, tuple(launches), (ctypes.c_uint64 * len(words))(*words))
+        return LaunchTable.of(self.run, tuple(launches))
 
 
 @functools.cache

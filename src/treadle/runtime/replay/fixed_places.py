@@ -10,7 +10,7 @@ from torch import Tensor
 from treadle.runtime.execute.bindings import same_strides, spec_bytes, view_of, whole
 from treadle.runtime.execute.call_frame import CallFrame
 from treadle.runtime.replay.replay_policy import ReplayPolicy
-from treadle.runtime.replay.unchanged_inputs import SteadyInputs
+from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched, WatchedInputs
 from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 _ALIGNMENT = 256
@@ -74,16 +74,24 @@ class FixedPlaces:
         self._steady = self._policy.steady_inputs(len(inputs), frozenset(self._places))
         self.fill(inputs)
 
-    def fit(self, inputs: Sequence[Tensor]) -> bool:
+    @property
+    def watched(self) -> WatchedInputs | None:
+        """What ``fit`` asks about inputs that stay."""
+        return None if self._steady is None else self._steady.watched
+
+    def fit(self, inputs: Sequence[Tensor], vouched: Vouched = ()) -> bool:
         """Whether what was recorded is right for these: what moved has its layout, nothing else
         moved."""
-        if not all(self._is_alike(inputs[at], at) for at in self._places):
-            return False
-        others = range(len(inputs)) if self._steady is None else self._steady.others(inputs)
+        for at in self._places:
+            if not self._is_alike(inputs[at], at):
+                return False
+        steady = self._steady
+        others = range(len(inputs)) if steady is None else steady.others(inputs, vouched)
         moved = {at for at in others if self._stays[at] and self._has_moved(inputs[at], at)}
-        self._moving |= moved - self._policy.written
-        if not moved and self._steady is not None:
-            self._steady.learn(inputs, self._stays)
+        if moved:
+            self._moving |= moved - self._policy.written
+        elif steady is not None and not steady.is_known:
+            steady.learn(inputs, self._stays)
         return not moved
 
     def _has_moved(self, tensor: Tensor, at: int) -> bool:
@@ -110,7 +118,7 @@ class FixedPlaces:
             tensor.shape == spec.shape
             and tensor.dtype is spec.dtype
             and tensor.device.type == (spec.device or self._device.type)
-            and same_strides(tensor, spec)
+            and (tensor.stride() == spec.strides or same_strides(tensor, spec))
         )
 
 

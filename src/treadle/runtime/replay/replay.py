@@ -26,6 +26,7 @@ from treadle.runtime.replay.recording_plan import RecordingPlan
 from treadle.runtime.replay.recordings import Recording, record_segments, record_whole
 from treadle.runtime.replay.replay_policy import Recorder, ReplayPolicy
 from treadle.runtime.replay.shared_recordings import RecordingBytes
+from treadle.runtime.replay.unchanged_inputs import Vouched, WatchedInputs
 from treadle.runtime.replay.when_to_record import WhenToRecord, memory_for_recording
 from treadle.runtime.store.artifact import Artifact
 from treadle.util.expected import NotExpected
@@ -67,8 +68,13 @@ class Replay:
             self._when.time_another()
             raise
 
+    @property
+    def watched(self) -> WatchedInputs | None:
+        """What a replay asks about inputs that stay."""
+        return self._places.watched
+
     def run(
-        self, inputs: Sequence[Tensor], begins: Callable[[], None]
+        self, inputs: Sequence[Tensor], begins: Callable[[], None], vouched: Vouched = ()
     ) -> list[Tensor | None] | None:
         """The results of a replayed call; ``None`` if this one is to run as usual. ``begins`` is
         called before anything runs."""
@@ -76,7 +82,7 @@ class Replay:
             return None
         memory = self._frame.memory
         if self._recording is not None:
-            if self._places.fit(inputs) and memory.keeps_block():
+            if self._places.fit(inputs, vouched) and memory.keeps_block():
                 memory.recordings.use(self)
                 begins()
                 self._places.fill(inputs)

@@ -54,19 +54,22 @@ class Recorded(Protocol):
 
 @final
 class SharedRecordings:
-    """``recorder``: of all of them."""
+    """``recorder``: of all of them. ``newest``: the identity of the one that was used last (a
+    reference would keep it alive); 0 if there is none."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self._members: WeakSet[Recorded] = WeakSet()
         self._held: WeakKeyDictionary[Recorded, RecordingBytes] = WeakKeyDictionary()
         """The least recently used first."""
-        self._newest = 0  # the identity of the last one; a reference would keep it alive
+        self.newest = 0
+        self._changes = 0  # of what is held
         self._block: Tensor | None = None
 
     def join(self, member: Recorded) -> None:
         """From now on it may have a recording."""
         self._members.add(member)
+        self._changes += 1
 
     @property
     def nbytes(self) -> int:
@@ -83,11 +86,15 @@ class SharedRecordings:
         held = self._held.get(member)
         return 0 if held is None else held.results
 
+    def stamp(self) -> tuple[int, int]:
+        """Another one whenever a recording was made or let go of, or a member came or died."""
+        return self._changes, len(self._members)
+
     def use(self, member: Recorded) -> None:
         """It is the most recently used one."""
-        if self._newest != id(member):
+        if self.newest != id(member):
             self._held[member] = self._held.pop(member)
-            self._newest = id(member)
+            self.newest = id(member)
 
     def keep_within(self, promised: int) -> None:
         """Let go of as many as it takes beside ``promised`` bytes of the plans, which may be more
@@ -110,14 +117,16 @@ class SharedRecordings:
             known = max(each.place_bytes for each in self._members)
             size = known if known <= room else need.places
             self._block = torch.empty(size, dtype=torch.uint8, device=device)
-        self._held[member], self._newest = need, id(member)
+        self._held[member], self.newest = need, id(member)
+        self._changes += 1
         return self._block
 
     def leave(self, member: Recorded) -> None:
         """Its recording is no more."""
         self._held.pop(member, None)
+        self._changes += 1
         if not self._held:
-            self._block, self._newest = None, 0
+            self._block, self.newest = None, 0
 
     def lose_all(self, *, again: bool) -> None:
         """No recording is right any more. ``again``: however often they were made."""

@@ -4,7 +4,7 @@ Their layouts and addresses are compared all at once; what is bound to them stay
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, final
 
 from torch import Tensor
@@ -44,6 +44,8 @@ class UntouchedTensors:
         return True
 
 
+Vouched = Collection[object]
+"""What watches things and was asked for this call already: all of them are as they were."""
 WatchInputs = Callable[[Sequence[int], Sequence[Tensor]], WatchedInputs | None]
 """Of places and the tensors there."""
 
@@ -71,14 +73,19 @@ class SteadyInputs:
         """Whether some need no look."""
         return self._watched is not None
 
-    def others(self, inputs: Sequence[Tensor]) -> Sequence[int]:
+    @property
+    def watched(self) -> WatchedInputs | None:
+        """What says whether those that need no look are as they were."""
+        return self._watched
+
+    def others(self, inputs: Sequence[Tensor], vouched: Vouched = ()) -> Sequence[int]:
         """The positions of inputs that are to be looked at."""
         if self._watched is None or len(inputs) != self._count:
             return range(len(inputs))
         if not self._watched.are_in(inputs):
             known = zip(self._at, self._tensors, strict=True)
             self._moving |= {at for at, before in known if inputs[at] is not before}
-        elif self._watched.is_same():
+        elif self._watched in vouched or self._watched.is_same():
             return self._others
         self.drop()
         return range(len(inputs))

@@ -8,6 +8,7 @@ layouts, all at once; for optimizers, the groups. Facts that no watch covers are
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, final
 
@@ -155,6 +156,32 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _SteppingOptimizer:
+    """An optimizer's class, how it steps, its groups, and how many parameters each of them has."""
+
+    optimizer: Optimizer
+    kind: type[Optimizer]
+    step: Callable[..., object]
+    groups: tuple[tuple[dict[str, Any], int], ...]
+
+    @staticmethod
+    def of(optimizer: Optimizer) -> "_SteppingOptimizer":
+        kind = type(optimizer)
+        groups = tuple((group, len(group["params"])) for group in optimizer.param_groups)
+        return _SteppingOptimizer(optimizer, kind, kind.step, groups)
+
+    def is_same(self) -> bool:
+        kind, now = type(self.optimizer), self.optimizer.param_groups
+        if kind is not self.kind or kind.step is not self.step or len(now) != len(self.groups):
+            return False
+        for group, (known, count) in zip(now, self.groups, strict=True):
+            if group is not known or len(group["params"]) != count:
+                return False
+        return True
+
+
+@final
 class OptimizerWatch:
     """Optimizers: their groups, how many parameters each has, how they step."""
 
@@ -163,15 +190,17 @@ class OptimizerWatch:
     ) -> None:
         self._dicts = watch_dicts(dicts)
         self._optimizers = optimizers
-        self._seen = self._look()
+        self._seen = [_SteppingOptimizer.of(optimizer) for optimizer in optimizers]
 
     def is_same(self) -> bool:
         """Whether all of it is as it was."""
         return self._dicts.is_same() and self._is_same_beside_dicts()
 
     def _is_same_beside_dicts(self) -> bool:
-        now = self._look()
-        return len(now) == len(self._seen) and all(map(operator.is_, now, self._seen))
+        for seen in self._seen:  # noqa: SIM110  # asked at every call
+            if not seen.is_same():
+                return False
+        return True
 
     def join(self, watches: Watches, is_known: Callable[[], bool]) -> None:
         """All of it. ``is_known``: whether what decides the graph is what it was, which schedulers,
@@ -188,14 +217,6 @@ class OptimizerWatch:
                 (g for optimizer in self._optimizers for g in optimizer.param_groups),
             )
         )
-
-    def _look(self) -> list[object]:
-        facts: list[object] = []
-        for optimizer in self._optimizers:
-            facts += (type(optimizer), type(optimizer).step)
-            for group in optimizer.param_groups:
-                facts += (group, len(group["params"]))
-        return facts
 
 
 def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | None:

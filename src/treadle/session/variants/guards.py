@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -130,8 +130,7 @@ class GuardKey:
         return self.of(other.outside, other.ignored)
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(NamedTuple):
     """What of a key the call itself decides: its arguments, and PyTorch's modes and switches."""
 
     arguments: tuple[tuple[str, ArgumentFact], ...]
@@ -175,10 +174,17 @@ class Keys:
         part of it as they are; ``update``: whether the optimizers step."""
         inputs, paths, structure = self._calls.of(args, kwargs)
         leaves = inputs.leaves
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        facts: list[ArgumentFact] = []
+        tensors: list[Tensor] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                tensors.append(leaf)
+                facts.append(tensor_fact(leaf))
+            else:
+                facts.append(_fact(leaf))
         several = len(leaves) > 1
         called = Called(
-            tuple(zip(paths, map(_fact, leaves), strict=True)),
+            tuple(zip(paths, facts, strict=True)),
             structure,
             (
                 *(first_of_each(tensors) if several else (0,) * len(tensors)),
@@ -196,15 +202,12 @@ class Keys:
 
     def _passed(self, tensors: Sequence[Tensor]) -> tuple[PassedParameter, ...]:
         """Which of the arguments are parameters."""
-        likely = [
-            PassedParameter(at, id(tensor))
-            for at, tensor in enumerate(tensors)
-            if tensor.requires_grad or isinstance(tensor, nn.Parameter)
-        ]
+        likely = [at for at, tensor in enumerate(tensors) if _may_be_parameter(tensor)]
         if not likely:
             return ()
         owned = {id(p) for model in self._trained.values() for p in model.parameters()}
-        return tuple(parameter for parameter in likely if parameter.identity in owned)
+        passed = (PassedParameter(at, id(tensors[at])) for at in likely)
+        return tuple(parameter for parameter in passed if parameter.identity in owned)
 
     def key(self, called: Called) -> GuardKey:
         """The whole key of such a call."""
@@ -306,11 +309,16 @@ def _model_facts(models: Mapping[str, nn.Module]) -> _ModelFacts:
     return _ModelFacts(*facts, sharded_facts(models.values()), tuple(parameters))
 
 
+def _may_be_parameter(tensor: Tensor) -> bool:
+    """Also one of no class of its own, if it has attributes: PyTorch asks for one of those."""
+    if type(tensor) is Tensor and not tensor.requires_grad and not vars(tensor):
+        return False
+    return tensor.requires_grad or isinstance(tensor, nn.Parameter)
+
+
 def _fact(value: object) -> ArgumentFact:
-    """What of an argument decides the graph; of objects only their kind: what they hold is looked
-    at as what a step reads outside is."""
-    if isinstance(value, Tensor):
-        return tensor_fact(value)
+    """What of an argument that is no tensor decides the graph; of objects only their kind: what
+    they hold is looked at as what a step reads outside is."""
     if is_plain(value):
         kind, fact = plain_fact(value)
         return (kind.__name__, fact)

@@ -11,7 +11,7 @@ from treadle.capture.argument_containers import ServedCall
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
-from treadle.guards.watching import Watches
+from treadle.guards.watching import WatchedTensors, Watches
 from treadle.session.variants.guards import (
     Called,
     GuardKey,
@@ -23,20 +23,43 @@ from treadle.session.variants.guards import (
     names_of,
 )
 
+_JOIN_AFTER = 16
+"""Calls in a row after which the inputs are looked at together with all else. To prepare that takes
+as long as it saves in a hundred calls, and is for nothing where inputs are others at every call."""
+_LESS_OFTEN = 4
+"""By how much that number grows whenever it was for nothing."""
 _SHARED = 32  # variants of patterns kept per variant of its own: 1.5 MB each with 12 layers
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Again:
     """What served the last call, and everything that has to be as it was for the next one.
-    ``is_same``, ``is_bare``: what a call that is served by it is told."""
+    ``is_same``, ``is_bare``, ``vouched``: what a call that is served by it is told. ``calls``: that
+    it has served."""
 
     compiled: Compiled
     called: Called
     watches: Watches
     is_same: bool
     is_bare: bool
+    vouched: tuple[object, ...] = ()
+    calls: int = 0
+
+    def join_inputs(self) -> None:
+        """From now on its inputs are looked at together with everything else, as far as they are
+        watched."""
+        if self.compiled.carrying is not None:
+            return  # another program takes them
+        holders = self.compiled.captured.inputs.values.holders
+        watched = self.compiled.executable.watched
+        if holders is not None:
+            self.watches.add(holders)
+            self.vouched += (holders,)
+        if isinstance(watched, WatchedTensors):
+            watched.join(self.watches)
+            self.vouched += (watched,)
+        self.watches.settle()
 
 
 class Variants:
@@ -52,6 +75,7 @@ class Variants:
         self._parted = False  # whether the last search gave a variant up
         self._recent: tuple[GuardKey, Compiled] | None = None  # the newest one
         self._again: _Again | None = None  # likewise, once more
+        self._join_after = _JOIN_AFTER
 
     def __iter__(self) -> Iterator[Compiled]:
         return iter(self._known.values())
@@ -68,8 +92,13 @@ class Variants:
         and says nothing of what differs. ``call`` is told."""
         last = self._again
         if last is not None and last.called == called and last.watches.is_same():
-            call.is_same, call.is_bare = last.is_same, last.is_bare
+            call.is_same, call.is_bare, call.vouched = last.is_same, last.is_bare, last.vouched
+            last.calls += 1
+            if last.calls == self._join_after:
+                last.join_inputs()
             return last.compiled
+        if last is not None and last.vouched:
+            self._join_after *= _LESS_OFTEN
         self._again = None  # what it knows may be other objects' soon
         return None
 

@@ -2,6 +2,7 @@
 under a name of a part.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,8 @@ def tensor_fact(value: Tensor) -> TensorFact:
         if not value.is_nested:  # only such a tensor has no list of sizes
             raise
         raise refused_nested("receives a nested tensor", here()) from None
-    return value.dtype, shape, value.stride(), place_of_tensor(value), value.requires_grad
+    place = value.device if type(value) in PLAIN_CLASSES else place_of_tensor(value)
+    return value.dtype, shape, value.stride(), place, value.requires_grad
 
 
 def place_of_tensor(value: Tensor) -> object:
@@ -48,7 +50,7 @@ def place_of_tensor(value: Tensor) -> object:
 def first_of_each(tensors: Iterable[object]) -> tuple[int, ...]:
     """For each tensor the position of the first one that is the same object."""
     first: dict[int, int] = {}
-    return tuple(first.setdefault(id(tensor), at) for at, tensor in enumerate(tensors))
+    return tuple(map(first.setdefault, map(id, tensors), itertools.count()))
 
 
 @final
@@ -134,6 +136,9 @@ class Watched:
 
     def is_now_same(self) -> bool:
         """Likewise, of what is there."""
+        if type(self.part) is Computed:  # without a reading that is made for it
+            held = self.held[""]
+            return isinstance(held, Contents) and held.is_same(self.part.read())
         return self.is_same(self.now())
 
     def is_untouched(self) -> bool:

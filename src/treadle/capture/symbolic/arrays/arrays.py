@@ -54,7 +54,7 @@ def array_fact(value: NdArray) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 
 def overlaps(values: Sequence[object]) -> tuple[tuple[int, int], ...]:
     """Which of these share memory, as pairs of positions: arrays with arrays, and with tensors."""
-    if not any(type(value) is np.ndarray for value in values):
+    if np.ndarray not in map(type, values):
         return ()
     spans = [(at, span) for at, span in enumerate(map(_span, values)) if span is not None]
     return tuple(
