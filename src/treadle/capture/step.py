@@ -178,7 +178,8 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
         send_written_buffers(captured.step, step.group)
     if symbols is not None:
         captured.sized = run.numbers.settle_sizes()
-        take_samples(captured, symbols)
+        assert step.dims is not None, "symbols are of dims"
+        take_samples(captured, symbols, step.dims)
     return captured
 
 
