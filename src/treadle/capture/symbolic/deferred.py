@@ -295,9 +295,10 @@ class DeferredNumber(Number):
 
     def __bool__(self) -> bool:
         """The answer that does not only raise; TR-102 where both go on."""
-        answer = None
+        answer, frame = None, sys._getframe(1)
+        self.uses.note_extreme(frame)
         if self.in_graph is not None:
-            answer = self.deferred.decide(self.in_graph(), sys._getframe(1))
+            answer = self.deferred.decide(self.in_graph(), frame)
         return self.plain() if answer is None else answer
 
     def __getattr__(self, name: str) -> object:
