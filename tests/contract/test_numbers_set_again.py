@@ -219,3 +219,19 @@ def test_what_counts_as_set_again():
         found = SetAgain.around(users_frames())
         settings.beta -= 1.0
     assert "beta" in found.attributes
+
+
+def test_a_module_that_runs_again_is_another_one():
+    source = (
+        "from treadle.capture.explain_errors import users_frames\n"
+        "from treadle.capture.python_state.code.set_again import SetAgain\n"
+        "A = 1\n"
+        "for _ in range(2):\n"
+        "    B = 2\n"
+        "    found = SetAgain.around(users_frames())\n"
+        "C = 3\n"
+    )
+    for _ in range(2):
+        variables = {}
+        exec(compile(source, __file__, "exec"), variables)
+        assert {name for _, name in variables["found"].variables} == {"_", "B", "found"}

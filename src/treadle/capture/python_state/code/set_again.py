@@ -24,6 +24,7 @@ from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 
 _Range = tuple[int, int]
 _WHOLE: _Range = (0, 1 << 62)
+_MODULE = "<module>"
 _MOST = 1 << 10
 """Functions that are looked at."""
 
@@ -46,6 +47,8 @@ class SetAgain:
         running: list[_Scope] = []
         runs_again = False
         for frame in reversed([frame for frame in frames if _is_users(frame.f_code)]):
+            if frame.f_code.co_name == _MODULE:  # what runs it again makes it anew
+                running, runs_again = [], False
             part = _WHOLE if runs_again else _loop_around(frame.f_code, frame.f_lasti)
             runs_again = part is not None
             running.append(_Scope(frame.f_code, frame.f_globals, part))
@@ -115,7 +118,7 @@ class _Sets:
 def _sets(code: CodeType, part: _Range) -> _Sets:
     start, end = part
     steps = [step for step in Instructions(code).all if start <= step.offset <= end]
-    of_module = ("STORE_NAME",) if code.co_name == "<module>" else ()
+    of_module = ("STORE_NAME",) if code.co_name == _MODULE else ()
     raw = (step for step in dis.get_instructions(code) if start <= step.offset <= end)
     sets_entries = any(step.opname == "STORE_SUBSCR" for step in raw)
     constants = (step.arg for step in steps if step.op == "LOAD_CONST")
