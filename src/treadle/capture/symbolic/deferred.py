@@ -35,6 +35,7 @@ from treadle.capture.explain_errors import (
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
+from treadle.capture.symbolic.index_ranges import calls_range
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
     GraphForm,
@@ -104,7 +105,8 @@ def _calls_real(frame: FrameType) -> bool:
     """Whether it calls a function of real numbers just now, by a global name."""
     name = called_name(frame)
     function = frame.f_globals.get(name, vars(builtins).get(name))
-    return any(function is other for other in (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS))
+    makers = (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS)
+    return any(function is other for other in makers) or calls_range(frame)
 
 
 def _makes_text(frame: FrameType) -> bool:

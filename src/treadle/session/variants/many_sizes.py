@@ -280,7 +280,8 @@ class ManySizes:
         such as a path, other ranks or updates of another call."""
         options, step = self._compiler.options, self._compiler.step
         depends, target = compiled.captured.dependencies, self._target()
-        decides = depends.path.decisions or depends.host_draws.decides()
+        others = [each for each in depends.path.decisions if not each.is_expected]
+        decides = others or depends.host_draws.decides()
         alone = step.group is None and not compiled.groups and not options.carries
         return (
             options.dynamic and self._declared is None and alone and not decides and target.any_size
