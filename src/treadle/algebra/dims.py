@@ -178,7 +178,7 @@ def from_data(data: Any) -> Any:
 
 def _functions() -> Mapping[str, Callable[..., Any]]:
     """Python's functions of numbers that a size may be computed with, by their names."""
-    own: Sequence[Any] = (int, float, round, abs, pow)
+    own: Sequence[Any] = (int, float, round, abs, pow, min, max)
     known: dict[str, Callable[..., Any]] = {f"{builtins.__name__}.{e.__name__}": e for e in own}
     for module in (math, operator):
         for name, function in vars(module).items():

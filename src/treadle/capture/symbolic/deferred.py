@@ -35,7 +35,7 @@ from treadle.capture.explain_errors import (
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
-from treadle.capture.symbolic.index_ranges import calls_range
+from treadle.capture.symbolic.functions.index_ranges import calls_range
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
     GraphForm,

@@ -31,7 +31,7 @@ from torch import Tensor
 from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
-from treadle.capture.symbolic.extremes import EXTREMES
+from treadle.capture.symbolic.functions.extremes import EXTREMES
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
 from treadle.capture.symbolic.numbers import PlainNumber, SourcePosition, Text, is_number
 from treadle.capture.symbolic.size_numbers import as_number, is_size, truncated

@@ -1,5 +1,5 @@
 """Rewriting of code that builds strings and looks up entries, so that it calls treadle:
-``texts.py``, ``capture/symbolic/entries``, ``capture/symbolic/index_ranges``,
+``texts.py``, ``capture/symbolic/entries``, ``functions/index_ranges``,
 ``capture/symbolic/arrays/legacy_tensors``.
 
 ::
@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import final
 
-from treadle.capture.symbolic import entries, index_ranges
+from treadle.capture.symbolic import entries
 from treadle.capture.symbolic.arrays import legacy_tensors
+from treadle.capture.symbolic.functions import index_ranges
 from treadle.capture.symbolic.numbers import SourcePosition
 from treadle.capture.symbolic.texts import texts
 from treadle.capture.symbolic.texts.text_code import TEXT_METHODS, codes_within, makes_texts

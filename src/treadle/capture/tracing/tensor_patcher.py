@@ -25,7 +25,6 @@ from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.capture.symbolic import (
     deferred,
     entries,
-    index_ranges,
     number_calls,
     scaled_forms,
 )
@@ -36,10 +35,11 @@ from treadle.capture.symbolic.arrays.deferred_arrays import array_of
 from treadle.capture.symbolic.arrays.listed_tensors import of_listed
 from treadle.capture.symbolic.branches.value_checks import one_hot
 from treadle.capture.symbolic.deferred import whole_tensor
+from treadle.capture.symbolic.functions import index_ranges
+from treadle.capture.symbolic.functions.sized_functions import sized_instead_of
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.capture.symbolic.scaled import scaled
 from treadle.capture.symbolic.size_numbers import as_number, is_size
-from treadle.capture.symbolic.sized_functions import sized_instead_of
 from treadle.capture.symbolic.texts import texts
 from treadle.capture.tensors.sparse_gradients import embedding
 from treadle.capture.tensors.tensor_effects import SET_DATA
