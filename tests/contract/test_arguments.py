@@ -170,7 +170,7 @@ def test_an_object_without_tensors_is_itself_and_what_it_holds():
         torch.testing.assert_close(
             compiled(long(0), settings), step(long(0), settings), rtol=1e-5, atol=1e-3
         )
-    assert compiled.recompiles == ["argument settings.scale: 1.0 became 2.0"]
+    assert not compiled.recompiles
 
 
 def middle(number: int) -> Any:

@@ -2,6 +2,7 @@
 from, beside eager: done again at every call, and compiled again only for what was read of them."""
 
 import collections
+import copy
 import types
 
 import pytest
@@ -328,3 +329,62 @@ OPERATIONS = {
         ("__contains__", 3), ("__ior__", {11}), ("__isub__", {11}), ("clear",), ("add", 1),
     ],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+def test_steps_that_share_a_dict_of_logs(kind):
+    """What one step appends is nothing that the other has read."""
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    found = []
+
+    def made(logs):
+        def first(x):
+            loss = models[0](x).sum()
+            logs["first"].append(loss.item())
+            return loss
+
+        def second(x):
+            loss = models[1](x).sum()
+            logs["second"].append(loss.item())
+            logs["nested"]["count"].append(len(x))
+            return loss
+
+        found.append(logs)
+        return first, second
+
+    fresh = kind(first=[], second=[], nested={"count": [], "names": ["a"]})
+    functions = made(copy.deepcopy(fresh))
+    compiled = made(fresh)
+    steps = [treadle.compile(f, model=m) for f, m in zip(compiled, models, strict=True)]
+    for _ in range(4):
+        x = torch.randn(4, 3)
+        for step, function in zip(steps, functions, strict=True):
+            torch.testing.assert_close(step(x), function(x))
+    assert [step.recompiles + step.recaptures for step in steps] == [[], []]
+    expected, logs = found
+    assert logs["first"] == pytest.approx(expected["first"])
+    assert logs["second"] == pytest.approx(expected["second"])
+    assert logs["nested"] == expected["nested"]
+
+
+def test_a_dict_of_logs_of_which_another_entry_is_read():
+    model = nn.Linear(3, 2)
+
+    def made(logs):
+        def step(x):
+            loss = model(x).sum() * sum(logs["scale"])
+            logs["losses"].append(loss.item())
+            return loss
+
+        return step
+
+    both = [{"losses": [], "scale": [2.0]} for _ in range(2)]
+    compiled, step = treadle.compile(made(both[0]), model=model), made(both[1])
+    for at in range(4):
+        for logs in both:
+            logs["scale"] += [0.5] if at == 2 else []
+            logs["other"] = at
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(compiled(x), step(x))
+        assert both[0]["losses"] == pytest.approx(both[1]["losses"])
+    assert len(compiled.recompiles + compiled.recaptures) == 1

@@ -114,7 +114,7 @@ def test_what_was_remembered_counts_still():
                 each["scale"] = 3.0
 
     step = beside_eager(make, lambda _: (torch.randn(4, 3),), steps=4, between=between)
-    assert step.recompiles == ["scales['scale']: 2.0 became 3.0"]
+    assert step.recompiles == ["scales has other entries"]  # with a number that is an input
 
 
 def test_variants_that_run_one_program_leave_what_each_of_them_leaves():

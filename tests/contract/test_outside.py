@@ -91,8 +91,8 @@ def test_what_modules_keep():
     same(model.parameters(), twin.parameters())
     assert model.average is average
     assert "left outside: hidden, aux, rows" in step.explain()
-    # the second size, which brings a hidden state, and the other scale: nothing else compiles again
-    assert [each.split(":")[0] for each in step.recompiles] == ["argument x", "scale"]
+    # the second size, which brings a hidden state: nothing else compiles again
+    assert [each.split(":")[0] for each in step.recompiles] == ["argument x"]
 
 
 def test_a_step_may_be_compared_with_eager_where_modules_keep_something():
@@ -150,7 +150,7 @@ def test_variables():
             found.append([function(torch.randn(2, 3)), total, last])
     for ours, theirs in zip(found[:4], found[4:], strict=True):
         same(ours, theirs)
-    assert [each.split(":")[0] for each in compiled.recompiles] == ["total", "alpha"]
+    assert [each.split(":")[0] for each in compiled.recompiles] == ["total"]
 
 
 def squares(y):
@@ -202,8 +202,7 @@ def test_methods_of_objects():
         result = step(x)
         same([trainer.logs["loss"], *trainer.last["results"]], [result, x.sum(), "text"])
         same([result], [trainer.model(x).square().mean() * trainer.weight])
-    assert step.recompiles[-1] == "self.weight: 1.0 became 3.0"
-    assert not any("epoch" in each for each in step.recompiles)
+    assert not step.recompiles
 
 
 def test_attributes_are_read_as_they_are():
@@ -430,11 +429,7 @@ def test_globals_that_forwards_helpers_and_decorated_functions_read():
         holders[0]["inner"].power = 2 if call == 3 else 1
         factor = float(call)  # read by nothing that runs
         torch.testing.assert_close(compiled(x), step(x))
-    assert [each.split(":")[0] for each in compiled.recompiles] == [
-        "temperature",
-        "offset",
-        "holders[0]['inner'].power",
-    ]
+    assert not compiled.recompiles
 
 
 def test_objects_that_are_left_are_the_same_objects():

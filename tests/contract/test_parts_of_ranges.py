@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from treadle.session.variants.compiling import VariantCompiler
 
 
 def run(function, model, inputs):
@@ -80,3 +81,24 @@ def test_sizes_up_to_the_end_of_a_table_go_together(kind):
     model = kind()
     recompiles = run(model, model, [torch.randint(50, (3, n)) for n in (40, 30, 68, 66, 69, 67)])
     assert len(recompiles) == 2, recompiles
+
+
+def test_a_part_of_a_range_is_not_captured_again(monkeypatch, own_cache):
+    captures: list[object] = []
+    real = VariantCompiler._captured
+
+    def counted(*args):
+        captures.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(VariantCompiler, "_captured", counted)
+    model = nn.Conv2d(1, 2, 3, padding=1)
+
+    def pooled(x):
+        small = F.avg_pool2d(model(x), 4)
+        return F.interpolate(small, x.shape[-2:], mode="bilinear", align_corners=True).mean()
+
+    inputs = [torch.randn(2, 1, n, n) for n in (23, 20, 9, 17, 12, 5)]
+    recompiles = run(pooled, model, inputs)
+    assert ["8..23" in recompiles[0], "4..7" in recompiles[1]] == [True, True], recompiles
+    assert len(captures) == 3

@@ -288,3 +288,24 @@ def test_a_batch_that_is_refused_leaves_what_serves_many_sizes():
     check(step, *others, [(4, 9), (4, 3), (4, 11)])
     assert step.recompiles[: len(known)] == known
     assert len(step.recompiles) == count
+
+
+def test_calls_of_another_kind_have_the_dims_of_those_before():
+    """What served sizes before ``eval()`` says which sizes change after it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    twin = copy.deepcopy(model)
+    step = treadle.compile(lambda x: model(x).square().mean(), model=model)
+    calls = step, lambda x: twin(x).square().mean(), model, twin
+
+    def draw(n):
+        return (torch.randn(n, 5),)
+
+    check(*calls, [(12,), (7,), (11,)], draw)
+    for each in (model, twin):
+        each.eval()
+    check(*calls, [(9,), (10,), (5,), (40,)], draw)
+    sizes, mode, larger = step.recompiles
+    assert sizes.startswith("argument x: shape [12, 5] became [7, 5] (dim 0: 12 -> 7)")
+    assert mode.startswith("1: switched to eval(); compiled for x_0 in 2..12")
+    assert larger.startswith("argument x: shape [5, 5] became [40, 5] (dim 0: 5 -> 40); compiled")

@@ -56,6 +56,10 @@ class SizeExpression:
         """Of the samples."""
         return self.at({dim.name: dim.sample for dim in self.roots})
 
+    def over(self, dims: "Mapping[str, Dim]") -> "SizeExpression":
+        """The same of other dims, by name."""
+        return SizeExpression(self.function, tuple(_over(each, dims) for each in self.operands))
+
     def dim(self) -> "Dim | None":
         """It as a dim; ``None`` if it is not a size for some sizes of its dims, or unknown."""
         every = sizes_of(self.roots, _MOST)
@@ -132,6 +136,17 @@ def _at(operand: Operand, sizes: Sizes) -> int | float:
     return operand.at(sizes) if isinstance(operand, SizeExpression | Dim) else operand
 
 
+def _over(operand: Operand, dims: "Mapping[str, Dim]") -> Operand:
+    if isinstance(operand, SizeExpression):
+        return operand.over(dims)
+    if not isinstance(operand, Dim):
+        return operand
+    known = dims.get(operand.name, operand)
+    if known is not operand or operand.of is None:
+        return known
+    return operand.of.over(dims).dim() or operand
+
+
 def _text(operand: Operand) -> str:
     if isinstance(operand, SizeExpression | Dim):
         return operand.text
@@ -163,7 +178,7 @@ def from_data(data: Any) -> Any:
 
 def _functions() -> Mapping[str, Callable[..., Any]]:
     """Python's functions of numbers that a size may be computed with, by their names."""
-    own: Sequence[Any] = (int, float, round, abs, pow)
+    own: Sequence[Any] = (int, float, round, abs, pow, min, max)
     known: dict[str, Callable[..., Any]] = {f"{builtins.__name__}.{e.__name__}": e for e in own}
     for module in (math, operator):
         for name, function in vars(module).items():

@@ -138,6 +138,8 @@ class Polynomial:
     @staticmethod
     def _sum(terms: Mapping[Monomial, int]) -> "Polynomial":
         kept = [(atoms, c) for atoms, c in terms.items() if c]
+        if len(kept) < 2:  # most have nothing to sort
+            return Polynomial(tuple(kept))
         order = sorted(kept, key=lambda term: (-len(term[0]), [_rank(a) for a in term[0]]))
         return Polynomial(tuple(order))
 
@@ -150,6 +152,9 @@ class Polynomial:
 
     def times(self, other: "Polynomial") -> "Polynomial":
         """``self * other``"""
+        for number, rest in ((self.constant, other), (other.constant, self)):
+            if number:
+                return Polynomial(tuple((atoms, number * c) for atoms, c in rest.terms))
         total: dict[Monomial, int] = {}
         for (a, c), (b, d) in itertools.product(self.terms, other.terms):
             atoms = _monomial((*a, *b))

@@ -26,7 +26,8 @@ from treadle.graph.core.operators import is_in_order, is_known
 from treadle.graph.core.signature import StepGraph
 from treadle.guards.watching import Watches
 
-if TYPE_CHECKING:  # few steps leave anything
+if TYPE_CHECKING:  # few steps leave anything, or have such dims
+    from treadle.capture.input_sources import Dims
     from treadle.capture.tracing.side_effects import SideEffect
 
 
@@ -138,8 +139,9 @@ class Captured:
     then the numbers that Python needs, then gradients the user's code leaves in ``.grad``, then
     those for optimizers that step eagerly, then write-backs. ``generators``: of the user's, that
     the graph names by number. ``failed``: after a guess; then it is captured up to there.
-    ``guards``: of sizes that calls change, also of no input's; ``sized``: the user's lines that
-    need numbers of them. ``stored``: its reads, for other processes.
+    ``guards``: of sizes that calls change, also of no input's; ``dims``: of the leaves of the
+    arguments that have such; ``sized``: the user's lines that need numbers of them.
+    ``stored``: its reads, for other processes.
     """
 
     step: StepGraph
@@ -153,6 +155,7 @@ class Captured:
     stored: StoredReads
     failed: Exception | None = None
     guards: GuardSet = field(default_factory=GuardSet)
+    dims: "Dims | None" = None
     sized: tuple[str, ...] = ()
 
     @property

@@ -1,17 +1,35 @@
 """Capturing a step for many sizes at once: arguments with symbols among their sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from treadle.algebra.extents import Size, dim_of, dims_in, largest, least
+from treadle.algebra.dims import Dim
+from treadle.algebra.extents import (
+    Size,
+    as_int,
+    dim_of,
+    dims_in,
+    largest,
+    least,
+    size_of,
+    with_dims,
+)
 from treadle.algebra.guards import GuardSet
 from treadle.capture.captured import Captured
 from treadle.capture.input_sources import Dims
 from treadle.capture.sources import Batch, Source
 from treadle.compat.fake import symbolic_mode
-from treadle.graph.analysis.dynamic import SampleMode, Symbols, sampled
+from treadle.graph.analysis.dynamic import (
+    SampleMode,
+    Symbols,
+    resampled,
+    sampled,
+    symbols_of_graph,
+)
+from treadle.graph.core.signature import StepGraph
 
 
 def with_symbols(
@@ -47,8 +65,41 @@ def _guard_parts(guards: GuardSet, dims: Dims) -> None:
                 guards.less(largest(part), whole)
 
 
-def take_samples(captured: Captured, symbols: Symbols) -> None:
+def take_samples(captured: Captured, symbols: Symbols, dims: Dims) -> None:
     """From symbols to samples with twins; what the trace asked of sizes is guarded."""
     sampled(captured.step.graph, SampleMode(symbols))
     symbols.note()
-    captured.guards = symbols.guards
+    captured.guards, captured.dims = symbols.guards, dims
+
+
+def in_part(captured: Captured, dims: Dims) -> Captured | None:
+    """The same for fewer sizes, which ``dims`` has: what was traced for all of them is right for
+    each. ``None`` where it has to be traced again."""
+    symbols = symbols_of_graph(captured.step.graph)
+    if symbols is None:
+        return None
+    sizes = _sizes_in(symbols, dims)
+    if sizes is None:
+        return None
+    graph = resampled(captured.step.graph, symbols, sizes)
+    parts = symbols_of_graph(graph)
+    assert parts is not None, "values of the graph have symbols"
+    _guard_parts(parts.guards, dims)
+    for guard in captured.guards.guards:
+        value = with_dims(as_int(guard.formula), sizes)
+        parts.guards.less(value, 0) if guard.sign == "<" else parts.guards.equal(value, 0)
+    parts.note()
+    step = StepGraph(graph, captured.step.signature, captured.step.history)
+    return replace(captured, step=step, guards=parts.guards, dims=dims)
+
+
+def _sizes_in(symbols: Symbols, dims: Dims) -> Mapping[str, Size] | None:
+    """By name all dims of a trace in that part; ``None`` where one is no dim there."""
+    roots = {dim.name: dim for leaf in dims.values() for dim in map(dim_of, dims_in(leaf.traced))}
+    parts: dict[str, Dim | None] = dict(roots)
+    for dim in symbols.dims:
+        if dim.of is not None:
+            part = dim.of.over(roots).dim()
+            parts[dim.name] = None if part is None else replace(part, name=dim.name)
+    known = {name: size_of(dim) for name, dim in parts.items() if dim is not None}
+    return known if len(known) == len(parts) else None

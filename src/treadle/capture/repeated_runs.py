@@ -67,6 +67,7 @@ class RepeatedRuns:
         self._tried = tried
         self._calls = NumberCalls(request.function)
         self._numbers = numbers
+        self._likely: Sequence[Location] = ()
         self._in_numbers = in_numbers
         self._containers: Sequence[ChangedContainer] | None = ()
         self._counters: list[Location] = []
@@ -99,6 +100,15 @@ class RepeatedRuns:
         with weights_in_place(), self._calls.rewritten():
             return trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
 
+    def expects(self, likely: Iterable[Location]) -> bool:
+        """Whether other runs follow, in which numbers stand in at these places too, as they are
+        likely to change: without those if anything fails for that."""
+        if not self._in_numbers:
+            return False
+        known = {_identity(place) for place in (*self._numbers, *self._counters)}
+        self._likely = [place for place in likely if _identity(place) not in known]
+        return bool(self._likely)
+
     def located(self, error: Exception) -> Exception:
         """An error that was found when the step's code was done with the user's line: that code
         runs once more as in the last run, and the error is found again."""
@@ -113,7 +123,7 @@ class RepeatedRuns:
         return error if line is None else error.at(show_line(line))
 
     def _next(self) -> Run:
-        numbers = (*self._numbers, *self._counters)
+        numbers = (*self._numbers, *self._counters, *self._likely)
         parts = numbers, self._in_numbers, self._containers, self._calls.originals, self._sized
         run = Run(self._request, Substitutes(*parts))
         run.numbers.uses.whole |= self._whole
@@ -130,7 +140,10 @@ class RepeatedRuns:
             return True
         if self._refusal is not None and not self._in_numbers:
             raise self._refusal
-        self._numbers, self._in_numbers, self._containers = (), False, None
+        if self._likely:
+            self._likely = ()
+        else:
+            self._numbers, self._in_numbers, self._containers = (), False, None
         return False
 
     def _covers_more(self, run: Run, error: Exception | None = None) -> bool:
@@ -171,7 +184,9 @@ class RepeatedRuns:
 
     def _retreat(self, error: Exception, run: Run) -> None:
         """What stood in for others may be why: it does so no longer."""
-        if self._containers:
+        if self._likely:
+            self._likely = ()
+        elif self._containers:
             self._containers = None
         elif not self._in_numbers and self._refusal is not None:
             raise self._refusal from error
@@ -187,7 +202,8 @@ def _asked(run: Run, error: Exception | None) -> Iterable[tuple[CodeType, ...]]:
     refused what stands in."""
     types = () if run.external is None else run.external.calls_type
     refused = () if error is None else users_codes(error)
-    return [*run.numbers.uses.asked.values(), *types, *([refused] if refused else [])]
+    asked = (*run.numbers.uses.asked.values(), *run.recorder.numbers.uses.asked.values())
+    return [*asked, *types, *([refused] if refused else [])]
 
 
 def _asks_types(run: Run) -> bool:
@@ -200,3 +216,7 @@ def _asks_types(run: Run) -> bool:
     if not run.numbers.stand_in:
         return bool(run.numbers.changing.keys())
     return run.numbers.may_change() or run.external.is_named_in_code("param_groups")
+
+
+def _identity(place: Location) -> tuple[object, ...]:
+    return place.owner, place.at, place.name

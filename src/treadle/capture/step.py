@@ -23,9 +23,12 @@ from treadle.capture.distributed.shared_buffers import send_written_buffers
 from treadle.capture.distributed.unsynced_gradients import refuse_unsynced_gradients
 from treadle.capture.dynamic import take_samples, with_symbols
 from treadle.capture.eager import CallsClosure
+from treadle.capture.explain_errors import users_frames
 from treadle.capture.failures import raise_told
 from treadle.capture.input_sources import Dims, StepInputs
 from treadle.capture.optimizers.own_steps import OwnSteps
+from treadle.capture.python_state.code.set_again import SetAgain
+from treadle.capture.python_state.reads.numbers_set_again import numbers_set_again
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.refuse import check_models, refuse_within_trace
 from treadle.capture.repeated_runs import RepeatedRuns
@@ -178,7 +181,8 @@ def _captured(step: _Capture, own_steps: OwnSteps, tried: list[Run]) -> Captured
         send_written_buffers(captured.step, step.group)
     if symbols is not None:
         captured.sized = run.numbers.settle_sizes()
-        take_samples(captured, symbols)
+        assert step.dims is not None, "symbols are of dims"
+        take_samples(captured, symbols, step.dims)
     return captured
 
 
@@ -209,7 +213,12 @@ def _traced(
         runs = RepeatedRuns(request, step.numbers, tried, in_numbers=not request.plans)
         try:
             run, module = runs.last(inputs, symbolic=symbols is not None)
-            return run, build_graph(module, run, reads_of(run), symbolic=symbols is not None)
+            reads = reads_of(run)
+            again = SetAgain.around(users_frames(), reads.origin.codes)
+            if runs.expects(numbers_set_again(reads.guard.graph, again)):
+                run, module = runs.last(inputs, symbolic=symbols is not None)
+                reads = reads_of(run)
+            return run, build_graph(module, run, reads, symbolic=symbols is not None)
         except Exception as error:
             raise_told(runs.located(error))
 

@@ -41,7 +41,8 @@ def require_unspecialized(
 
 
 def _others(dims: Iterable[Dim], guards: GuardSet) -> Iterator[Dim]:
-    """Other samples, with which the guards hold where there are such."""
+    """Other samples, with which the guards hold where there are such. As terms are in the order of
+    their samples, dims are in the same order by these."""
     known = sorted(dims)
     roots = sorted({root for dim in known for root in dim.roots})
     asked = {guard: {dim.name: dim for dim in guard.formula.roots} for guard in guards.guards}
@@ -51,8 +52,9 @@ def _others(dims: Iterable[Dim], guards: GuardSet) -> Iterator[Dim]:
         mine = [guard for guard, named in asked.items() if dim.name in named]
         near = [n for d in range(1, _FAR) for n in (dim.sample + d, dim.sample - d)]
         inside = [n for n in near if dim.low <= n <= dim.high] or [dim.sample]
-        fitting = (n for n in inside if _hold(mine, {**sizes, dim.name: n}))
-        sizes[dim.name] = next(fitting, inside[0])
+        fitting = [n for n in inside if _hold(mine, {**sizes, dim.name: n})] or inside
+        ordered = (n for n in fitting if _is_in_order(dim, n, roots, sizes))
+        sizes[dim.name] = next(ordered, fitting[0])
     for dim in known:
         sample = dim.at(sizes)
         if sample == dim.sample and dim.of is not None:  # another, though no size gives it
@@ -61,6 +63,17 @@ def _others(dims: Iterable[Dim], guards: GuardSet) -> Iterator[Dim]:
             fitting = (n for n in near if _hold(mine, {**sizes, dim.name: n}))
             sample = next(fitting, sample)
         yield replace(dim, sample=sample)
+
+
+def _is_in_order(dim: Dim, size: int, others: Iterable[Dim], sizes: Sizes) -> bool:
+    """Whether ``size`` is below or above the sizes of others as its sample is below or above
+    theirs."""
+    return all(
+        (size > sizes[other.name]) - (size < sizes[other.name])
+        == (dim.sample > other.sample) - (dim.sample < other.sample)
+        for other in others
+        if other != dim
+    )
 
 
 def _hold(guards: Iterable[Guard], sizes: Sizes) -> bool:

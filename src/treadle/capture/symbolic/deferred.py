@@ -35,6 +35,7 @@ from treadle.capture.explain_errors import (
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
+from treadle.capture.symbolic.functions.index_ranges import calls_range
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
     GraphForm,
@@ -104,7 +105,8 @@ def _calls_real(frame: FrameType) -> bool:
     """Whether it calls a function of real numbers just now, by a global name."""
     name = called_name(frame)
     function = frame.f_globals.get(name, vars(builtins).get(name))
-    return any(function is other for other in (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS))
+    makers = (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS)
+    return any(function is other for other in makers) or calls_range(frame)
 
 
 def _makes_text(frame: FrameType) -> bool:
@@ -295,9 +297,10 @@ class DeferredNumber(Number):
 
     def __bool__(self) -> bool:
         """The answer that does not only raise; TR-102 where both go on."""
-        answer = None
+        answer, frame = None, sys._getframe(1)
+        self.uses.note_extreme(frame)
         if self.in_graph is not None:
-            answer = self.deferred.decide(self.in_graph(), sys._getframe(1))
+            answer = self.deferred.decide(self.in_graph(), frame)
         return self.plain() if answer is None else answer
 
     def __getattr__(self, name: str) -> object:

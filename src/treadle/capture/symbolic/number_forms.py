@@ -143,6 +143,16 @@ def _same(number: Tensor) -> Tensor:
     return number
 
 
+def _extreme(is_before: Callable[[Tensor, Tensor], Tensor]) -> GraphForm:
+    """As Python compares: each number with the best one so far, which stays where it is equal, and
+    where one of them is NaN."""
+
+    def compute(*numbers: Tensor) -> Tensor:
+        return functools.reduce(lambda best, n: torch.where(is_before(n, best), n, best), numbers)
+
+    return GraphForm(compute)
+
+
 _ARITHMETIC: tuple[Callable[..., object], ...] = (
     operator.add,
     operator.sub,
@@ -173,6 +183,8 @@ _FORMS: dict[object, GraphForm] = {
     **dict.fromkeys((int, math.trunc), _to_whole(torch.trunc)),
     math.fabs: GraphForm(torch.abs, of_floats=True),
     **dict.fromkeys((abs, np.absolute), GraphForm(torch.abs)),
+    min: _extreme(torch.lt),
+    max: _extreme(torch.gt),
     np.minimum: GraphForm(torch.minimum),
     np.maximum: GraphForm(torch.maximum),
     float: GraphForm(_same, of_floats=True),

@@ -79,6 +79,7 @@ class Uses:
     # where an entry was looked for, and where a frame looks for one
     places: set[SourcePosition] = field(default_factory=set[SourcePosition])
     place_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
+    extreme_asked: Callable[[FrameType], bool] = lambda _: False  # whether it calls min or max
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
     looked_at: list[NDArray[np.generic]] = field(
         default_factory=list[NDArray[np.generic]]
@@ -129,6 +130,11 @@ class Uses:
         place = None if self.ours else self.place_asked(frame)
         if place is not None:
             self.places.add(place)
+            self.note_asked()
+
+    def note_extreme(self, frame: FrameType) -> None:
+        """Python compares a number, in ``frame``."""
+        if not self.ours and self.extreme_asked(frame):
             self.note_asked()
 
     def written_late(self) -> set[Key]:
@@ -467,6 +473,7 @@ def _give_comparisons() -> None:
             if isinstance(other, Tensor) or is_later:
                 return NotImplemented
             if is_number(other) or isinstance(other, bool) or is_real(other):
+                self._uses.note_extreme(sys._getframe(1))  # pyright: ignore
                 return self.decided(function, (self, other))
             return function(self.plain(), _value(other))
 

@@ -1,5 +1,6 @@
 """Rewriting of code that builds strings and looks up entries, so that it calls treadle:
-``texts.py``, ``capture/symbolic/entries``, ``capture/symbolic/arrays/legacy_tensors``.
+``texts.py``, ``capture/symbolic/entries``, ``functions/index_ranges``,
+``capture/symbolic/arrays/legacy_tensors``.
 
 ::
 
@@ -7,6 +8,7 @@
     "%d of %d" % (n, m)      ->    modulo("%d of %d", (n, m))
     ", ".join(texts)         ->    method(", ", "join")(texts)
     table[n]                 ->    entry(table, n)              where a number was asked for
+    x[range(n), y]           ->    x[span(range, n), y]
     torch.Tensor([n])        ->    maker(torch.Tensor)([n])
 
 Python's bytecode builds f-strings only from real strings, and differs between versions. So this
@@ -26,6 +28,7 @@ from typing import final
 
 from treadle.capture.symbolic import entries
 from treadle.capture.symbolic.arrays import legacy_tensors
+from treadle.capture.symbolic.functions import index_ranges
 from treadle.capture.symbolic.numbers import SourcePosition
 from treadle.capture.symbolic.texts import texts
 from treadle.capture.symbolic.texts.text_code import TEXT_METHODS, codes_within, makes_texts
@@ -39,10 +42,11 @@ _CALLED: dict[str, Callable[..., object]] = {
         texts.method,
         entries.entry,
         legacy_tensors.maker,
+        index_ranges.span,
     )
 }
 """By the names that rewritten code calls: no name of anybody's code has a space."""
-_JOINED, _PIECE, _MODULO, _METHOD, _ENTRY, _MAKER = _CALLED
+_JOINED, _PIECE, _MODULO, _METHOD, _ENTRY, _MAKER, _SPAN = _CALLED
 _FUTURE = functools.reduce(
     operator.or_,
     (getattr(__future__, feature).compiler_flag for feature in __future__.all_feature_names),
@@ -56,7 +60,8 @@ def rewritten_source(
     ``variables``: its globals; ``places``: where entries are looked for."""
     file = code.co_filename
     places = frozenset(place for place in places if place[0] == file)
-    if not makes_texts(code) and not places and not legacy_tensors.names(code):
+    is_named = legacy_tensors.names(code) or index_ranges.names(code)
+    if not makes_texts(code) and not places and not is_named:
         return code
     source = "".join(linecache.getlines(file, variables))
     return _codes(source, file, code.co_flags & _FUTURE, places).get(code, code)
@@ -119,7 +124,13 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        spans = [part for part in parts if index_ranges.is_span(part)]
         self.generic_visit(node)
+        for part in spans:
+            assert isinstance(part, ast.Call)
+            part.args.insert(0, part.func)
+            part.func = ast.copy_location(ast.Name(_SPAN, ast.Load()), part)
         place = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
         if place not in self._places or not isinstance(node.ctx, ast.Load):
             return node

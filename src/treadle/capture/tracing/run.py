@@ -24,6 +24,7 @@ from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import Part
 from treadle.capture.symbolic.deferred import AsksNumber, asks_size
+from treadle.capture.symbolic.functions.extremes import asks_extreme
 from treadle.capture.symbolic.numbers import no_size
 from treadle.capture.symbolic.size_numbers import as_number
 from treadle.capture.tensors.gradient_effects import GradientEffects
@@ -101,6 +102,7 @@ class Run:
         for table in (uses, recorder.numbers.uses):
             table.mode = lambda: recorder.mode()
             table.of_size = self._number_of
+            table.extreme_asked = asks_extreme
         if self.numbers.sizes is not None:
             uses.as_size = self.numbers.sizes.symbol
         recorder.conditions.path = self.request.path

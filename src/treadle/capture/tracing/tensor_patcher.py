@@ -22,7 +22,12 @@ from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
 from treadle.capture.python_state.containers.copies import deep_copied, shallow_copied
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
-from treadle.capture.symbolic import deferred, entries, number_calls, scaled_forms
+from treadle.capture.symbolic import (
+    deferred,
+    entries,
+    number_calls,
+    scaled_forms,
+)
 from treadle.capture.symbolic import scaled as scaled_functions
 from treadle.capture.symbolic.arrays import legacy_tensors
 from treadle.capture.symbolic.arrays.arrays import CONVERSIONS, converted, is_array
@@ -30,6 +35,8 @@ from treadle.capture.symbolic.arrays.deferred_arrays import array_of
 from treadle.capture.symbolic.arrays.listed_tensors import of_listed
 from treadle.capture.symbolic.branches.value_checks import one_hot
 from treadle.capture.symbolic.deferred import whole_tensor
+from treadle.capture.symbolic.functions import index_ranges
+from treadle.capture.symbolic.functions.sized_functions import sized_instead_of
 from treadle.capture.symbolic.numbers import is_stand_in
 from treadle.capture.symbolic.scaled import scaled
 from treadle.capture.symbolic.size_numbers import as_number, is_size
@@ -89,7 +96,10 @@ _SETTERS = frozenset(
 
 _FOR_USERS = frozenset(
     str(module.__file__)
-    for module in (averaging, deferred, entries, legacy_tensors, number_calls, scaled_forms, texts)
+    for module in (
+        *(averaging, deferred, entries, index_ranges, legacy_tensors, number_calls, scaled_forms),
+        texts,
+    )
 )
 """Modules whose functions stand in for Python's and PyTorch's: they ask for the user's code."""
 
@@ -249,6 +259,8 @@ class TensorPatcher(TorchFunctionMode):
         function, args, kwargs = call.function, call.args, call.kwargs
         recorder = self._recorder
         if instead := counts_instead_of(function, recorder.decides_short):
+            return instead(*args, **kwargs)
+        if instead := sized_instead_of(function, args, kwargs):
             return instead(*args, **kwargs)
         if instead := inverse_instead_of(function, recorder.require):
             return instead(*args, **kwargs)

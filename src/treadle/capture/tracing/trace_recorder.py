@@ -161,7 +161,7 @@ class TraceRecorder:
 
     def decides_short(self, value: Tensor) -> bool | None:
         """A decision that is likely to be true."""
-        return self.conditions.decide(value, self.tensors.fresh, guess=True, is_branch=False)
+        return self.conditions.decide_likely(value, self.tensors.fresh)
 
     def _decides_size(
         self, condition: SymBool, likely: bool, frame: FrameType | None

@@ -72,9 +72,15 @@ class Symbols:
         self._noted = 0
         self._replayed: dict[object, object] = {}
         self._computed: dict[object, Size] = {}  # by PyTorch's expressions, which have no form
+        self._formulas: dict[object, int] = {}  # by others
+
+    @property
+    def dims(self) -> list[Dim]:
+        """Those of arguments, and those that are computed of these."""
+        return list(self._ints)
 
     def with_samples(self, sizes: Mapping[str, Size]) -> "Symbols":
-        """The same dims with other samples, by name. Nothing is guarded yet."""
+        """The same dims with other samples or bounds, by name. Nothing is guarded yet."""
         known = {
             symbol: (symint, sizes.get(dim.name, size))
             for symbol, (symint, size) in self._known.items()
@@ -93,7 +99,12 @@ class Symbols:
 
     def size(self, value: int | SymInt) -> int:
         """A number of the trace as one of ours."""
-        return value if isinstance(value, int) else self._from(value.node.expr)
+        if isinstance(value, int):
+            return value
+        expr = value.node.expr
+        if expr not in self._formulas:
+            self._formulas[expr] = self._from(expr)
+        return self._formulas[expr]
 
     def computed(self, function: SizeExpression) -> SymInt | None:
         """A Python computation on sizes, as a symbol of its own; ``None`` if it is not a size."""
@@ -112,6 +123,7 @@ class Symbols:
         dim = function.dim()
         if dim is not None:
             self._computed[number.node.expr] = size_of(dim)
+            self._formulas.clear()
             self._ints.setdefault(dim, number)
 
     def symbols_in(self, values: Iterable[int]) -> list[SymInt]:
@@ -472,7 +484,8 @@ def _sample(node: fx.Node, mode: SampleMode) -> Any:
 
 
 def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> fx.Graph:
-    """A copy of a graph of samples, which ``symbols`` are behind, for other samples of its dims."""
+    """A copy of a graph of samples, which ``symbols`` are behind, where its dims have other samples
+    or bounds."""
     mode = SampleMode(symbols.with_samples(sizes))
     new_graph, _ = copied(graph)
     for new, old in zip(new_graph.nodes, graph.nodes, strict=True):

@@ -26,6 +26,7 @@ from treadle.session.starts import Starts
 from treadle.session.user_step import UserStep
 from treadle.session.variants.guards import GuardKey
 from treadle.session.variants.history import History
+from treadle.session.variants.narrowing import compiled_in_part
 from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.variants import Variants
 from treadle.util.collector import without_collector
@@ -114,14 +115,15 @@ class VariantCompiler:
             with clock.stage("capture"), _without_inference_mode():
                 captured = self._captured(capture, call)
             self.note_numbers(captured.dependencies.counters)
-            compiled = compile_graph(
-                captured,
-                self.options,
+            compile_ = functools.partial(
+                compile_graph,
+                options=self.options,
                 cache=self.cache,
                 clock=clock,
                 known=known,
                 arena=self.arena,
             )
+            compiled = compiled_in_part(captured, compile_)
         finally:
             watcher.closes()
         for program in compiled.programs:

@@ -169,5 +169,5 @@ class Dispatcher:
                 f"it takes a new path, and there are max_cached={most} variants already"
             )
         if not path or last is None:
-            return self.variants.why_not(key, self._step.models)
+            return self.variants.why_not(key, self._step.models, self._sizes.with_sizes_of)
         return [last.path.decisions[len(path) - 1].words]

@@ -10,7 +10,7 @@ from treadle.compiler.compiled import Compiled
 from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.guards import GuardKey, Ignored
 from treadle.session.variants.new_call import NewCall
-from treadle.session.variants.seen_sizes import AlikeCalls
+from treadle.session.variants.seen_sizes import AlikeCalls, with_sizes_of
 from treadle.session.variants.shapes import Dynamic, Found, find
 from treadle.session.variants.specialization import Specializations, fixed_numbers
 from treadle.session.variants.variants import Variants
@@ -32,6 +32,11 @@ class _Seen:
     calls: AlikeCalls
     is_dynamic: bool = False
     special: Specializations | None = None
+
+    @property
+    def serves_all(self) -> bool:
+        """Whether something was made for all of them."""
+        return self.is_dynamic and self.special is not None and not self.special.has_failed
 
     def undo(self) -> Callable[[], None]:
         """What forgets the calls that are seen from now on."""
@@ -98,9 +103,33 @@ class ManySizes:
         if self._declared is not None:
             return self._of_declared(self._declared, key, call, known)
         seen = next((seen for seen in self._seen if seen.calls.is_of(key)), None)
-        if seen is None or call.path:
+        if call.path:
             return None
+        if seen is None:
+            return self._of_new_kind(key, call, known)
         return self._of_seen(seen, key, call, known, in_a_row)
+
+    def with_sizes_of(self, key: GuardKey, other: GuardKey) -> GuardKey:
+        """``other``, that of a variant, with the sizes of a call, where calls like it may have any:
+        then these are not why it does not serve the call."""
+        served = any(seen.serves_all and seen.calls.is_like(other) for seen in self._seen)
+        return with_sizes_of(key, other) if served else other
+
+    def _of_new_kind(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
+        """Where other calls with such arguments have had several sizes, these have as well: those
+        after ``eval()``, or of another update."""
+        kin = (seen for seen in self._seen if seen.serves_all and seen.calls.is_like(key))
+        spec = next((seen.calls.spec for seen in kin), None)
+        if spec is None:
+            return None
+        seen = _Seen(AlikeCalls(key), is_dynamic=True)
+        seen.calls.adopt(spec)
+        self._saw(seen)
+        compiled = self._of_seen(seen, key, call, known, 0)
+        if compiled is not None:
+            captured = compiled.captured
+            seen.calls.key = key.of(captured.dependencies.reads, Ignored.of(captured))
+        return compiled
 
     def _of_declared(
         self, declared: Dynamic, key: GuardKey, call: NewCall, known: Variants
@@ -127,7 +156,7 @@ class ManySizes:
         is_refused = seen.special is not None and seen.special.has_failed
         if is_settled or is_refused or not seen.is_dynamic:
             return None
-        why = known.why_not(key, self._compiler.step.models)
+        why = known.why_not(key, self._compiler.step.models, self.with_sizes_of)
         if seen.special is None:
             stored = self._compiler.stored(key, call, known)
             if stored is not None:
@@ -251,7 +280,8 @@ class ManySizes:
         such as a path, other ranks or updates of another call."""
         options, step = self._compiler.options, self._compiler.step
         depends, target = compiled.captured.dependencies, self._target()
-        decides = depends.path.decisions or depends.host_draws.decides()
+        others = [each for each in depends.path.decisions if not each.is_expected]
+        decides = others or depends.host_draws.decides()
         alone = step.group is None and not compiled.groups and not options.carries
         return (
             options.dynamic and self._declared is None and alone and not decides and target.any_size

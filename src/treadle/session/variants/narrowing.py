@@ -6,20 +6,49 @@
     avg_pool2d(x, 2) of n in 2..64 gives one row or more  compiled for n in 4..64
 
 A step is compiled for all sizes of a range at once. If one kernel cannot serve them all, the failed
-question defines which part of the range belongs to the sample.
+question defines which part of the range belongs to the sample. What was captured for the range is
+right for its part, and is not captured again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from treadle.algebra.dims import Dim, sizes_of
 from treadle.algebra.extents import dim_of, dims_in, size_of
 from treadle.algebra.guards import Guard
 from treadle.algebra.polynomial import Undecided
+from treadle.capture.captured import Captured
 from treadle.capture.input_sources import Dims
+from treadle.compiler.compiled import Compiled
+from treadle.util.errors import LoweringError, VerifyError
 
 _MOST = 1 << 16
 """Sizes that are tried."""
+MOST_PARTS = 8
+"""Questions about sizes of which each leaves a part of a range."""
+
+
+def compiled_in_part(captured: Captured, make: Callable[[Captured], Compiled]) -> Compiled:
+    """What ``make`` compiles of a captured step, or of the part of its sizes that one program
+    serves."""
+    for _ in range(MOST_PARTS):
+        try:
+            return make(captured)
+        except (VerifyError, LoweringError) as error:
+            part = _in_part(captured, error)
+            if part is None:
+                raise
+            captured = part
+    return make(captured)
+
+
+def _in_part(captured: Captured, error: BaseException) -> Captured | None:
+    dims = None if captured.dims is None else narrowed(captured.dims, error)
+    if dims is None:
+        return None
+    from treadle.capture.dynamic import in_part  # late: few steps have such sizes
+
+    return in_part(captured, dims)
 
 
 def narrowed(dims: Dims, error: BaseException) -> Dims | None:

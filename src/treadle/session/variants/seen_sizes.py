@@ -78,6 +78,11 @@ class AlikeCalls:
         """Whether a call with this key is one of them."""
         return without_sizes(key.as_seen_by(self.key)) == without_sizes(self.key)
 
+    def is_like(self, key: GuardKey) -> bool:
+        """Whether a call with this key has such arguments, of these sizes or others."""
+        mine, other = (without_sizes(each.of_any_values()) for each in (self.key, key))
+        return mine.arguments == other.arguments and mine.structure == other.structure
+
     def undo(self) -> Callable[[], None]:
         """What forgets the calls that are seen from now on."""
         spec, groups = self.spec, self._groups
@@ -181,3 +186,10 @@ def without_sizes(key: GuardKey) -> GuardKey:
         for path, fact in key.arguments
     )
     return replace(key, arguments=arguments)
+
+
+def with_sizes_of(key: GuardKey, other: GuardKey) -> GuardKey:
+    """``other``, whose tensors have the sizes of those of ``key``."""
+    pairs = zip(other.arguments, key.arguments, strict=True)
+    arguments = tuple((path, new if _is_sized(old) else old) for (path, old), (_, new) in pairs)
+    return replace(other, arguments=arguments)

@@ -13,17 +13,13 @@ from treadle.compiler.compiled import Compiled
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
 from treadle.session.variants.guards import GuardKey, Ignored
-from treadle.session.variants.narrowing import narrowed, ranges
+from treadle.session.variants.narrowing import MOST_PARTS, narrowed, ranges
 from treadle.session.variants.shapes import SMALLEST, Dynamic, Found, sampled_dims
 from treadle.util.errors import LoweringError, VerifyError
 
 _MOST = 3
 """Patterns for one range of sizes. PyTorch chooses libraries by size: oneDNN's convolution is for
 16 images or more."""
-
-
-_MOST_PARTS = 8
-"""Questions about sizes of which each leaves a part of a range."""
 
 
 @dataclass(slots=True)
@@ -121,7 +117,7 @@ class Specializations:
         if general in self._failed:
             return None
         compiled: Compiled | None = None
-        for _ in range(_MOST_PARTS):
+        for _ in range(MOST_PARTS):
             try:
                 compiled = make(general, dims)
                 break
@@ -135,7 +131,8 @@ class Specializations:
         if compiled is None:
             return None
         self._known.append((general.of(None, Ignored.of(compiled.captured)), compiled))
-        self.notes.append(self._said(compiled, dynamic_dims, fixed, dims))
+        traced = compiled.captured.dims or dims
+        self.notes.append(self._said(compiled, dynamic_dims, fixed, traced))
         return compiled
 
     def _said(

@@ -1,7 +1,7 @@
 """The compiled variants of a step, by what each of them depends on."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -160,8 +160,14 @@ class Variants:
             numbers += [f"argument {at}" for at in differing_numbers(known_key, key)]
         return numbers
 
-    def why_not(self, key: GuardKey, models: Mapping[str, nn.Module]) -> list[str]:
-        """Why there was none for a call, in words; nothing where there is none at all."""
+    def why_not(
+        self,
+        key: GuardKey,
+        models: Mapping[str, nn.Module],
+        sized: Callable[[GuardKey, GuardKey], GuardKey],
+    ) -> list[str]:
+        """Why there was none for a call, in words; nothing where there is none at all. ``sized``:
+        the key of a variant, the second, as one that serves the sizes of a call."""
         if self._parted:
             return ["the step counts of an optimizer's parameters differ now"]
         keys = list(reversed(self._known))
@@ -170,7 +176,10 @@ class Variants:
         if alike:  # all but what they read outside: the one that comes nearest
             changes = [self._known[other].captured.dependencies.changed() for other in alike]
             return [min(changes, key=len)[0]] if all(changes) else []
-        nearest = sorted(keys, key=lambda other: differing_arguments(other, key))[:1]
+        served = {other: sized(key, other) for other in keys}
+        other_sizes = [k for k, other in served.items() if key.as_seen_by(other) == other]
+        candidates = other_sizes or served.values()
+        nearest = sorted(candidates, key=lambda other: differing_arguments(other, key))[:1]
         return [explain_difference(other, key, names) for other in nearest]
 
     def forget_replaced(self, key: GuardKey) -> bool:

@@ -170,7 +170,32 @@ class KeptState:
             if places and all(map(self._may_stand_in, places)):
                 value = cast("Contents", kept.owner)
                 containers.append(ChangedContainer(value, kept.part.label, tuple(places)))
-        return containers
+        return [*containers, *self._dicts_around(containers)]
+
+    def _dicts_around(self, containers: Sequence[ChangedContainer]) -> list[ChangedContainer]:
+        """The dicts that these are in, at any depth: of a dict of logs, one of which the run
+        changed, it may have read no other. Where it set entries, these may be numbers that change,
+        which are found in the dict itself."""
+        around = list(containers)
+        known = {id(container.value) for container in containers}
+        for container in around:  # those of what is found come behind it
+            for owner, part, _ in container.places:
+                if not (part.entries and isinstance(owner, dict) and type(owner) in RECORDED):
+                    continue
+                dict_ = cast("dict[object, object]", owner)
+                if self._is_changed(dict_):
+                    continue
+                places = [*self._places_of(dict_)]
+                if id(dict_) in known or not places or not all(map(self._may_stand_in, places)):
+                    continue
+                known.add(id(dict_))
+                around.append(ChangedContainer(dict_, part.label, tuple(places)))
+        return around[len(containers) :]
+
+    def _is_changed(self, value: object) -> bool:
+        """Whether other entries are in a container than before the run."""
+        kept = [kept for kept in self.parts.values() if kept.owner is value and kept.part.entries]
+        return any(not each.part.is_same(each.part.now(), each.before) for each in kept)
 
     def _may_stand_in(self, place: tuple[object, Part, object]) -> bool:
         """Whether something else may stand there during a run: nothing of what PyTorch's and

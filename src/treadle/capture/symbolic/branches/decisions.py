@@ -34,11 +34,18 @@ MOST_DECISIONS = 64
 @dataclass(frozen=True, slots=True)
 class ValueDecision:
     """The answer that was taken, and the user's line that asks. ``is_branch``: their code goes on
-    by it; else it is about a length that depends on values."""
+    by it; else it is about a length that depends on values. ``is_likely``: where a step may have no
+    path, true is taken for granted."""
 
     answer: bool
     where: str
     is_branch: bool = True
+    is_likely: bool = False
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether a step without a path answers alike."""
+        return self.is_likely and self.answer
 
     @property
     def words(self) -> str:

@@ -66,6 +66,13 @@ class Conditions:
         self._take(value, answer, (frame.f_code, frame.f_lasti, answer, None), cleared)
         return answer
 
+    def decide_likely(self, value: Tensor, cleared: set[int]) -> bool | None:
+        """Likewise of what is rarely false: taken for granted where a run may have no path."""
+        if self.path is None:
+            self.require(value, cleared)
+            return True
+        return self.decide(value, cleared, guess=True, is_branch=False, is_likely=True)
+
     def decide(
         self,
         value: Tensor,
@@ -73,6 +80,7 @@ class Conditions:
         *,
         guess: bool = False,
         is_branch: bool = True,
+        is_likely: bool = False,
         of_size: bool = False,
     ) -> bool | None:
         """Whether ``value`` is true along the path of this run; ``None`` if it may have none.
@@ -82,7 +90,7 @@ class Conditions:
             return None
         number = len(self.decisions)
         answer = self.path[number] if number < len(self.path) else guess
-        self.decisions.append(ValueDecision(answer, here(), is_branch))
+        self.decisions.append(ValueDecision(answer, here(), is_branch, is_likely))
         self._take(value, answer, (_OF_SIZE, number) if of_size else (number,), cleared)
         return answer
 

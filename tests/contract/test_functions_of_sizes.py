@@ -1,0 +1,130 @@
+"""Functions that take a size as a plain number, or look at values for one, in a step for many
+sizes: one compile for sizes up to the first two's larger one, equal to eager at each."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+SIZES = (9, 13, 7, 2, 11, 12, 13, 1, 5)
+CLASSES = 5
+
+
+def counted(model, x, y):
+    counts = torch.bincount(y, minlength=CLASSES).float()
+    return (model(x).softmax(1) / (counts + 1)).sum()
+
+
+def counted_with_weights(model, x, y):
+    return model(x).sum() + torch.bincount(y, weights=x[:, 0], minlength=CLASSES).square().sum()
+
+
+def spaced(model, x, y):
+    return (model(x) * torch.linspace(0, 1, len(x))[:, None]).sum()
+
+
+def spaced_otherwise(model, x, y):
+    places = torch.linspace(1.5, -2, steps=x.shape[0] // 2 + 1, dtype=torch.float64)
+    whole = torch.linspace(0, 9, x.shape[0], dtype=torch.int64)
+    return model(x).sum() * places.square().sum() + (whole[:, None] * model(x)).sum()
+
+
+def picked(model, x, y):
+    return -model(x).log_softmax(1)[range(len(y)), y].mean()
+
+
+def picked_by_a_helper(model, x, y):
+    return helper(model(x), y) + model(x)[range(0, x.shape[0], 1)].sum()
+
+
+def helper(scores, y):
+    return scores[range(len(scores)), y].sum()
+
+
+def written(model, x, y):
+    target = torch.zeros(len(x), CLASSES)
+    target[range(y.shape[0]), y] = 1.0
+    return (model(x) * target).sum()
+
+
+def looped(model, x, y):
+    """Where a range is no index it is one of numbers."""
+    total = model(x).sum()
+    for at in range(2):
+        total = total * (at + 1) + model(x)[range(len(x)), y].sum()
+    return total
+
+
+STEPS = (
+    counted, counted_with_weights, spaced, spaced_otherwise, picked, picked_by_a_helper, written,
+    looped,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", STEPS)
+def test_one_compile_serves_many_sizes(function):
+    torch.manual_seed(0)
+    model = nn.Linear(4, CLASSES)
+    step = treadle.compile(lambda x, y: function(model, x, y), model=model)
+    for size in SIZES:
+        x, y = torch.randn(size, 4), torch.randint(CLASSES, (size,))
+        torch.testing.assert_close(step(x, y), function(model, x, y), rtol=1e-5, atol=1e-5)
+    many, alone = step.recompiles
+    assert "compiled for x_0 in 2..13, as" in many
+    assert alone == "argument x: shape [13, 4] became [1, 4] (dim 0: 13 -> 1)"
+
+
+def test_labels_that_make_counts_longer():
+    """Which no program for many sizes has: such a call is eager's."""
+    model = nn.Linear(4, CLASSES)
+    step = treadle.compile(lambda x, y: counted_any(model, x, y), model=model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for size, most in ((6, 5), (9, 5), (9, 8), (4, 7), (9, 5), (6, 5)):
+            x, y = torch.randn(size, 4), torch.randint(5, (size,))
+            y[-1] = most - 1
+            torch.testing.assert_close(step(x, y), counted_any(model, x, y))
+        y[-1] = -1
+        with pytest.raises(RuntimeError, match="negative"):
+            step(x, y)
+    assert "compiled for x_0 in 2..9" in step.recompiles[0]
+
+
+def counted_any(model, x, y):
+    counts = torch.bincount(y, minlength=CLASSES).float()
+    return model(x).sum() * (counts * torch.arange(len(counts))).sum()
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic", align_corners=False),
+        lambda x: F.interpolate(x, size=(5, 7), mode="bicubic", align_corners=True),
+        lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+        lambda x: F.adaptive_avg_pool2d(x, (None, 1)),
+        lambda x: F.adaptive_avg_pool1d(x.flatten(2), 4),
+        lambda x: F.adaptive_max_pool2d(x, 2),
+    ],
+    ids=["bicubic", "bicubic corners", "average", "average rows", "average 1d", "largest"],
+)
+def test_images_that_are_resized(resize):
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 3, 3, padding=1)
+    step = treadle.compile(lambda x: backward(model, resize, x), model=model)
+    for size in (9, 13, 7, 11, 3, 12):
+        x = torch.randn(2, 2, size, size + 1)
+        ours = step(x)
+        theirs = backward(model, resize, x)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert len(step.recompiles) == 1
+
+
+def backward(model, resize, x):
+    loss = resize(model(x)).square().sum()
+    weight = torch.autograd.grad(loss, model.weight)[0]
+    return loss.detach(), weight
