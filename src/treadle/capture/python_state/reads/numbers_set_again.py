@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from types import CellType
 
 from treadle.capture.python_state.code.set_again import SetAgain
-from treadle.capture.python_state.parts import Part, Sequenced
+from treadle.capture.python_state.container_parts import Sequenced
+from treadle.capture.python_state.parts import Part
 from treadle.capture.python_state.plain_values import NUMBERS
 from treadle.capture.python_state.reads.object_graph import Location, Node, ReadValue, Space
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph

@@ -15,7 +15,7 @@ from types import FrameType
 
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.numbers import is_number, lead_of
-from treadle.util.branch_analysis import called_name
+from treadle.util.frames.branch_analysis import called_name
 
 _FUNCTIONS: tuple[Callable[..., object], ...] = (min, max)
 

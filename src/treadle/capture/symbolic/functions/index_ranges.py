@@ -14,7 +14,7 @@ import torch
 from treadle.capture.symbolic.numbers import is_number, sized
 from treadle.capture.symbolic.size_numbers import is_size
 from treadle.capture.symbolic.texts.text_code import codes_within
-from treadle.util.branch_analysis import called_name
+from treadle.util.frames.branch_analysis import called_name
 
 
 def span(function: object, *bounds: object) -> object:
