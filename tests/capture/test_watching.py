@@ -328,6 +328,17 @@ def test_what_two_watches_have_is_compared_once_and_not_lost(way):
     assert second.changed() == [1]
 
 
+def test_a_watch_of_nothing_is_one_of_several(way):
+    dicts = [{"x": 1}]
+    several = Watches()
+    for watch in (watch_dicts([]), watch_dicts(dicts), watch_dicts([]), watch_dicts(dicts)):
+        several.add(watch)
+    several.settle()
+    assert several.is_same()
+    dicts[0]["x"] = 2
+    assert not several.is_same()
+
+
 def test_what_one_watch_has_accepted_another_one_has_not(way):
     dicts = [{"x": 1}]
     first, second = watch_dicts(dicts), watch_dicts(dicts)

@@ -32,6 +32,16 @@ def test_what_moves_is_looked_at_alone():
     assert list(steady.others([torch.randn(9), *values[1:]])) == [0]
 
 
+def test_a_watch_that_was_asked_for_this_call_is_not_asked_again():
+    values = inputs()
+    steady, other = known(values), known(values)
+    values[1].data = torch.randn(4, 2)
+    assert list(steady.others(values, (steady.watched,))) == [0]
+    assert list(steady.others(values, (other.watched,))) == [0, 1, 2]
+    another = [values[0], values[1].clone(), values[2]]
+    assert list(other.others(another, (other.watched,))) == [0, 1, 2]
+
+
 def test_another_object_is_looked_at_from_then_on():
     values = inputs()
     steady = known(values)

@@ -260,7 +260,8 @@ class Watches:
         for watch, table in zip(self._watches, self._tables, strict=True):
             excuses = watch.excuse is not None
             tables.append(table if excuses or known is None else table.without(known))
-            known = table if known is None and not excuses else known
+            if known is None and table.exact and not excuses:
+                known = table
         return tables
 
     def is_same(self) -> bool:
