@@ -15,7 +15,7 @@ from torch.fx.experimental import proxy_tensor
 import treadle
 from contract.contract_help import training
 from treadle.compat import tracing
-from treadle.graph.rewrite import inline, pattern, torch_programs
+from treadle.graph.rewrite import inline, pattern_programs, torch_programs
 
 
 def stepping(model, optimizer, scale=1.0):
@@ -130,7 +130,8 @@ def test_one_thread_traces_at_a_time(monkeypatch):
             monkeypatch.setattr(module, "make_fx", watched)
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 2)) for _ in range(3)]
-    for function in (pattern.traced, pattern.returned_by, pattern.roots_of, pattern.pattern_of):
+    programs = pattern_programs
+    for function in (programs.traced, programs.returned_by, programs.roots_of, programs.pattern_of):
         function.cache_clear()  # as in a process that has compiled nothing yet
     served = []
 
