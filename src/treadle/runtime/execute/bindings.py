@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.algebra.extents import same, same_sizes
 from treadle.runtime.store.artifact import BufferSpec, StepArgument, Storage, View
 from treadle.util.generators import GeneratorRef
 
@@ -52,6 +53,12 @@ def view_of(storage: Tensor, view: View) -> Tensor:
 def whole(spec: BufferSpec) -> View:
     """The view that shows the buffer as its specification says."""
     return View(spec.name, spec.dtype, spec.shape, spec.strides)
+
+
+def shows_all(view: View, spec: BufferSpec) -> bool:
+    """Whether it is that view, for all sizes of a step for many."""
+    mine, other = (*view.shape, *view.strides), (*spec.shape, *spec.strides)
+    return view.dtype is spec.dtype and same(view.offset, 0) and same_sizes(mine, other)
 
 
 def laid_out(values: Tensor, spec: BufferSpec) -> Tensor:
@@ -126,6 +133,7 @@ class Bindings:
         self, buffers: Mapping[str, BufferSpec], generators: Sequence[torch.Generator] = ()
     ) -> None:
         """``generators``: the user's, which calls draw from."""
+        self._buffers = buffers
         self.uses = {name: BufferUses(_own_view(spec)) for name, spec in buffers.items()}
         self._generators = generators
 
@@ -161,7 +169,8 @@ class Bindings:
         if isinstance(value, View):
             container[key] = None
             uses = self.uses[value.buffer]
-            view = uses.whole if value == uses.whole else value
+            own = uses.whole is not None and shows_all(value, self._buffers[value.buffer])
+            view = uses.whole if own else value
             uses.views.setdefault(view, []).append(slot)
         elif isinstance(value, tuple | list):
             items: list[object] = [None] * len(value)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from treadle.runtime.execute.arena import Arena
-from treadle.runtime.execute.bindings import Bindings, Live, storage_of, view_of, whole
+from treadle.runtime.execute.bindings import Bindings, Live, shows_all, storage_of, view_of
 from treadle.runtime.execute.bound_inputs import BoundInputs
 from treadle.runtime.execute.incoming import Incoming
 from treadle.runtime.execute.loops import Repeatable
@@ -242,7 +242,7 @@ class CallFrame:
                 base = self._live.tensors[view.buffer]
             case Storage.ARENA:
                 base = self.memory.in_arena(spec)
-        if spec.place is Storage.CALL and view == whole(spec):
+        if spec.place is Storage.CALL and shows_all(view, spec):
             return base
         shown = view_of(storage_of(base, spec), view)
         return shown.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else shown
@@ -258,7 +258,7 @@ def _given_away(artifact: Artifact) -> frozenset[str]:
     names: set[str] = set()
     for name, shown in views.items():
         spec = artifact.buffers[name]
-        all_of_it = all(view == whole(spec) for view in shown)
+        all_of_it = all(shows_all(view, spec) for view in shown)
         if spec.unsized or (spec.place is Storage.CALL and all_of_it):
             names.add(name)
     return frozenset(names)
