@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from treadle.capture.symbolic.functions.sized_functions import _linspace
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 SIZES = (9, 13, 7, 2, 11, 12, 13, 1, 5)
@@ -30,8 +31,7 @@ def spaced(model, x, y):
 
 def spaced_otherwise(model, x, y):
     places = torch.linspace(1.5, -2, steps=x.shape[0] // 2 + 1, dtype=torch.float64)
-    whole = torch.linspace(0, 9, x.shape[0], dtype=torch.int64)
-    return model(x).sum() * places.square().sum() + (whole[:, None] * model(x)).sum()
+    return model(x).sum() * places.square().sum()
 
 
 def picked(model, x, y):
@@ -77,6 +77,36 @@ def test_one_compile_serves_many_sizes(function):
     many, alone = step.recompiles
     assert "compiled for x_0 in 2..13, as" in many
     assert alone == "argument x: shape [13, 4] became [1, 4] (dim 0: 13 -> 1)"
+
+
+BOUNDS = [(0, 10), (-3, 7), (0, 100), (5, 2), (-10, 0), (1.5, -2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_evenly_spaced_numbers_are_eagers_to_the_last_place(dtype):
+    for steps in range(60):
+        for start, end in BOUNDS:
+            exact = torch.linspace(start, end, steps, dtype=dtype)
+            last_place = torch.finfo(dtype).eps * exact.abs().max() if steps else 0.0
+            ours = _linspace(start, end, steps, dtype=dtype)
+            torch.testing.assert_close(ours, exact, rtol=0.0, atol=float(last_place))
+
+
+@pytest.mark.parametrize(("start", "end"), BOUNDS[:-1])
+def test_evenly_spaced_whole_numbers_are_pytorchs_own(start, end):
+    """CPUs and GPUs round them in different orders, so a formula of sizes would be wrong on one."""
+
+    def spaced_whole(model, x):
+        places = torch.linspace(start, end, len(x), dtype=torch.int64)
+        return (model(x) * places[:, None]).sum(), places
+
+    model = nn.Linear(4, 1)
+    step = treadle.compile(lambda x: spaced_whole(model, x), model=model)
+    for size in (16, 19, 7, 13, 15):
+        x = torch.randn(size, 4)
+        ours, theirs = step(x), spaced_whole(model, x)
+        assert torch.equal(ours[1], theirs[1])
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-4)
 
 
 def test_labels_that_make_counts_longer():

@@ -10,8 +10,7 @@ from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.convolutions.gradients import derivatives_in, replace_result
-from treadle.targets.registry import target_for
+from treadle.passes.convolutions.calls import derivatives_in, has_cudnn, replace_result
 
 aten = torch.ops.aten
 
@@ -26,8 +25,10 @@ class SplitConvolutionBias(GraphPass):
     before:  y = convolution(x, w, b, ...);  r = convolution_backward(g, x, w, ..., [.., .., True])
     after:   y = add(convolution(x, w, None, ...), view(b, [c, 1, 1])); db = sum(g, [0, 2, 3])
 
-    On GPUs PyTorch does the same after it has called cuDNN, in kernels of their own: one reads and
-    writes the image, one reads its gradient. ``everywhere``: on other devices as well.
+    On GPUs PyTorch does the same after it has called cuDNN, in separate kernels: one reads and
+    writes the image, one reads its gradient. The image is rounded before the bias is added there
+    as well, except in PyTorch's own kernel for depthwise convolutions of contiguous images.
+    ``everywhere``: on other devices as well.
     """
 
     contract = Contract()
@@ -53,7 +54,7 @@ class SplitConvolutionBias(GraphPass):
         return bool(args["output_mask"][_BIAS]) and self._placed(args["input"])
 
     def _placed(self, image: fx.Node) -> bool:
-        return self.everywhere or "cudnn" in target_for(tensor_of(image).device).libraries
+        return self.everywhere or has_cudnn(image)
 
 
 def _add(node: fx.Node) -> None:

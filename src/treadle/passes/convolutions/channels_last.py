@@ -14,8 +14,8 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import is_tensor, tensors_in
 from treadle.graph.core.values import compute, emit, emit_ahead
 from treadle.graph.rewrite.passes import Contract, GraphPass
+from treadle.passes.convolutions.calls import has_cudnn
 from treadle.passes.convolutions.depthwise import is_depthwise
-from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
 
@@ -46,9 +46,9 @@ class ConvolveChannelsLast(GraphPass):
              y = convolution(a, b); z = relu(y); c = clone(z, contiguous); v = view(c, [8, 4096])
 
     cuDNN's kernels compute so, and turn other operands around at every call; depthwise convolutions
-    of contiguous images have slow kernels of PyTorch's. Layouts spread through
-    elementwise operations, norms and pools; what other operations read, gradients of weights and
-    what the caller gets lie as before. Not where that would copy more than cuDNN does.
+    of contiguous images have slow kernels of PyTorch's. Layouts spread through elementwise
+    operations, norms and pools; what other operations read, gradients of weights and what the
+    caller gets lie as before. Not where that would copy more than cuDNN does.
     ``everywhere``: on other devices than those with cuDNN as well.
     """
 
@@ -70,7 +70,7 @@ class ConvolveChannelsLast(GraphPass):
         image, weight = tensor_of(args["input"]), tensor_of(args["weight"])
         if image.dtype not in (torch.bfloat16, torch.float16) or image.dim() != 4:
             return False
-        if not self.everywhere and "cudnn" not in target_for(image.device).libraries:
+        if not self.everywhere and not has_cudnn(args["input"]):
             return False
         rows, columns = weight.shape[:2]
         if is_depthwise(node):

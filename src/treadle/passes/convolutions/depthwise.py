@@ -12,8 +12,7 @@ from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.builder import ReplacementBuilder
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.convolutions.gradients import derivatives_in, replace_result
-from treadle.targets.registry import target_for
+from treadle.passes.convolutions.calls import derivatives_in, has_cudnn, replace_result
 
 aten = torch.ops.aten
 
@@ -21,9 +20,10 @@ _FILTERS = ((3, 3), (5, 5), (7, 7))
 """Sizes for which cuDNN has kernels of its own. With larger filters, channels-last convolutions are
 several times slower than contiguous ones (``benchmarks/depthwise.py``)."""
 _STRIDES = ((1, 1), (2, 2))
+"""Those that were measured."""
 _FLIPPED = {torch.bfloat16: 3, torch.float16: 7}
-"""From which size of the filter on the convolution of the gradient is faster than cuDNN's own
-derivative."""
+"""The smallest filters for which the convolution of the gradient is faster than cuDNN's own
+derivative (the same benchmark)."""
 
 
 def is_depthwise(node: fx.Node) -> bool:
@@ -54,8 +54,9 @@ class ConvolveDepthwiseGradient(GraphPass):
     after:   dx = convolution(g, flip(w, [2, 3]), ..., padding k - 1 - p)
              r = convolution_backward(g, x, w, ..., [False, True, False]); dw = r[1]
 
-    cuDNN computes it up to 2.4 times as fast. Steps of one pixel, in 16 bits; both sum in float32
-    and round once. ``everywhere``: on other devices than those with cuDNN as well.
+    cuDNN computes it up to 2.3 times as fast (``benchmarks/depthwise.py``). Stride 1, in 16 bits;
+    both sum in float32 and round once. ``everywhere``: on other devices than those with cuDNN as
+    well.
     """
 
     contract = Contract()
@@ -68,7 +69,7 @@ class ConvolveDepthwiseGradient(GraphPass):
     def _matches(self, node: fx.Node) -> bool:
         args = arguments(node)
         image, weight = tensor_of(args["input"]), tensor_of(args["weight"])
-        if not self.everywhere and "cudnn" not in target_for(image.device).libraries:
+        if not self.everywhere and not has_cudnn(args["input"]):
             return False
         if image.dim() != 4 or not args["output_mask"][0] or not is_depthwise(node):
             return False

@@ -20,14 +20,18 @@ _MADE_AS = frozenset({"dtype", "device"})
 def sized_instead_of(
     func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Callable[..., object] | None:
-    """What to call in place of ``func``, which is given sizes; ``None``: ``func`` itself."""
+    """What to call in place of ``func``, which is given sizes; ``None``: ``func`` itself. Whole
+    numbers are left to it: CPUs and GPUs round them in different orders."""
     if func is not torch.linspace:
         return None
     named = dict(zip(("start", "end", "steps"), args, strict=False)) | dict(kwargs)
     bounds = named.get("start"), named.get("end")
     is_plain = all(type(bound) in (int, float) for bound in bounds)
     others = named.keys() - {"start", "end", "steps"} - _MADE_AS
-    return _linspace if is_plain and not others and is_size(named.get("steps")) else None
+    dtype = named.get("dtype") or torch.get_default_dtype()
+    rounds = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    is_sized = is_size(named.get("steps"))
+    return _linspace if is_plain and rounds and is_sized and not others else None
 
 
 def _linspace(start: float, end: float, steps: int, **made: Any) -> Tensor:

@@ -1,15 +1,23 @@
-"""Results of the derivative of a convolution that something else computes."""
+"""Convolutions and their derivatives as calls: where they run, and results of a derivative that
+something else computes."""
 
 import operator
 
 import torch
 from torch import fx
 
+from treadle.graph.core.node_info import tensor_of
 from treadle.graph.core.operators import arguments
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.builder import ReplacementBuilder
+from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
+
+
+def has_cudnn(image: fx.Node) -> bool:
+    """Whether convolutions of ``image`` run where cuDNN is."""
+    return "cudnn" in target_for(tensor_of(image).device).libraries
 
 
 def derivatives_in(step: StepGraph) -> list[fx.Node]:
