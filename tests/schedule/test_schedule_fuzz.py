@@ -31,7 +31,7 @@ def random_program(seed: int) -> Program:
     rows, columns = [b.input(3, 4, 1)], [b.input(5)]
     square = b.input(5, 5)
     for _ in range(pick.randint(8, 30)):
-        kind = pick.randrange(9)
+        kind = pick.randrange(10)
         x, y = pick.choice(full), pick.choice(full)
         if kind < 3:
             full.append(b.pointwise(pick.choice(("add", "mul", "sub")), x, y))
@@ -46,6 +46,9 @@ def random_program(seed: int) -> Program:
         elif kind == 7:
             target = pick.choice(full[:2])
             b.pointwise("sub", target, pick.choice(full), into=target)
+        elif kind == 8:
+            group = pick.choice((rows, columns))
+            b.pointwise("sub", group[0], pick.choice(group), into=group[0])
         else:
             flat = TensorRef(x.buffer, x.dtype, (12, 5), (5, 1))
             product = b.mm(flat, square)

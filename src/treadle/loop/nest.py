@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from treadle.algebra.extents import Size, dims_in, largest, same, surely_less
+from treadle.algebra.extents import Size, dims_in, same, surely_less
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod
 from treadle.algebra.index_walks import numbers_in
 from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind, values_of
@@ -60,6 +60,17 @@ def reductions_of(kernel: Kernel) -> tuple[Reduce, ...]:
     """What is reduced, in the order of the body."""
     found = (item.expr for item in kernel.body if isinstance(item, Definition))
     return tuple(expr for expr in found if isinstance(expr, Reduce))
+
+
+def updates(kernel: Kernel) -> tuple[Store, ...]:
+    """The stores of a reducing kernel into what it reads: values of a row or of a column, each
+    read at the place that is written alone, as of a parameter that its gradient's kernel updates.
+    They come after every other work of the row or column."""
+    read, full = set(loaded(kernel.body)), (kernel.rows, kernel.cols)
+    if not reductions_of(kernel):
+        return ()
+    stores = (item for item in kernel.body if isinstance(item, Store))
+    return tuple(item for item in stores if item.axes != full and item.buffer in read)
 
 
 def is_over(item: Definition, axis: Axis) -> bool:
@@ -354,62 +365,6 @@ def levels(kernel: Kernel) -> Levels:
 
 def _reduced(kernel: Kernel) -> Axis:
     return kernel.cols if kernel.kind is KernelKind.ROWS else kernel.rows
-
-
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class AccessSet:
-    """What kernels read and write: by name, and by bytes of the arena."""
-
-    reads: frozenset[str]
-    writes: frozenset[str]
-    read_bytes: tuple[Span, ...]
-    write_bytes: tuple[Span, ...]
-
-    @staticmethod
-    def of(
-        kernel: Kernel, buffers: Mapping[str, Buffer], offsets: Mapping[str, int]
-    ) -> "AccessSet":
-        """Of one kernel, whose buffers lie at ``offsets`` in the arena."""
-        reads, writes = frozenset(loaded(kernel.body)), frozenset(stored(kernel.body))
-        writes |= frozenset(kernel.scratch)
-
-        def places(names: frozenset[str]) -> tuple[Span, ...]:
-            return tuple(
-                (offsets[name], offsets[name] + largest(buffers[name].nbytes))
-                for name in sorted(names & offsets.keys())
-            )
-
-        return AccessSet(reads, writes, places(reads), places(writes))
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether the kernel writes what it reads, by name or by place."""
-        return bool(self.reads & self.writes) or _overlap(self.read_bytes, self.write_bytes)
-
-    def before(self, later: "AccessSet") -> bool:
-        """Whether ``later`` must wait for these kernels."""
-        return bool(
-            self.writes & (later.reads | later.writes)
-            or self.reads & later.writes
-            or _overlap(self.write_bytes, later.read_bytes + later.write_bytes)
-            or _overlap(self.read_bytes, later.write_bytes)
-        )
-
-    def joined(self, other: "AccessSet") -> "AccessSet":
-        """What the kernels of both touch."""
-        return AccessSet(
-            self.reads | other.reads,
-            self.writes | other.writes,
-            self.read_bytes + other.read_bytes,
-            self.write_bytes + other.write_bytes,
-        )
-
-
-def _overlap(left: tuple[Span, ...], right: tuple[Span, ...]) -> bool:
-    return any(a < d and c < b for a, b in left for c, d in right)
 
 
 @dataclass(frozen=True, slots=True)

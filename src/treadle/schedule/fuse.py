@@ -90,7 +90,10 @@ class _Flow:
             return False
         if op.buffer in self.read:
             same = all(place == (op.level, op.index) for place in self.read[op.buffer])
-            if not (pointwise and same and op.level is Level.FULL):
+            once = (
+                op.level is Level.FULL
+            ) is pointwise  # a row or column is written after its loops
+            if not (same and once):
                 return False
             self.overwrites = True
         self.written[op.buffer] = op
@@ -232,7 +235,7 @@ class Fuser:
         if placed is None or flow is None or self._comes_between(a, b):
             return None
         again = nest.kind is KernelKind.COLUMNS and not _columns_are_last(placed, nest)
-        if again and not self._descends(nest.rows.extent, nest.cols.extent):
+        if again and (flow.overwrites or not self._descends(nest.rows.extent, nest.cols.extent)):
             return None
         if not self._pressure.allows(self._merge_of(a, b)):
             return None

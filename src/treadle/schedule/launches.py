@@ -8,8 +8,8 @@
 
 from collections.abc import Hashable, Sequence
 
+from treadle.loop.access import AccessSet
 from treadle.loop.kernel import Kernel, KernelLaunch, KernelPlan
-from treadle.loop.nest import AccessSet
 from treadle.loop.program import Call
 from treadle.schedule.equality import kernel_key
 

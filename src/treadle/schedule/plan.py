@@ -11,9 +11,10 @@ from dataclasses import replace
 from treadle.algebra.extents import largest, same, same_sizes, surely_less
 from treadle.algebra.index import Index
 from treadle.compat.operators.operator_facts import may_accumulate
+from treadle.loop.access import AccessSet
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
-from treadle.loop.nest import AccessSet, kernel_loads, live, locals_of, stored
+from treadle.loop.nest import kernel_loads, live, locals_of, stored, updates
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads
 from treadle.schedule.arena import Interval, chained, pack
@@ -204,8 +205,13 @@ def _placed(
 def noting_overlap(
     step: PlanStep, buffers: Mapping[str, Buffer], offsets: Mapping[str, int]
 ) -> PlanStep:
-    """A kernel that knows whether it may write where it reads."""
-    if isinstance(step, Call) or not AccessSet.of(step, buffers, offsets).overwrites:
+    """A kernel that knows whether its loops may write where they read. Updates of rows and columns
+    come after the loops anyway."""
+    if isinstance(step, Call):
+        return step
+    late = updates(step)
+    looped = replace(step, body=tuple(item for item in step.body if item not in late))
+    if not AccessSet.of(looped, buffers, offsets).overwrites:
         return step
     return replace(step, schedule=replace(step.scheduled, in_place=True))
 

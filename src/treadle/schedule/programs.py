@@ -25,6 +25,7 @@ from treadle.algebra.index import Axis
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import (
     accumulators,
+    after_rows,
     indices,
     kernel_loads,
     live,
@@ -82,15 +83,13 @@ def _narrowed(kernel: Kernel) -> Kernel:
 
 def _without_narrow_updates(kernel: Kernel) -> list[Kernel]:
     """Split off stores that other programs would read too late or too early."""
-    parallel = {kernel.rows, kernel.cols}
-    if reductions_of(kernel):
-        parallel = {kernel.cols if kernel.kind is KernelKind.COLUMNS else kernel.rows}
-    parallel = {axis for axis in parallel if not surely_less(axis.extent, 2)}
     read = set(loaded(kernel.body))
     late = [
         item
         for item in kernel.body
-        if isinstance(item, Store) and item.buffer in read and not parallel <= set(item.axes)
+        if isinstance(item, Store)
+        and item.buffer in read
+        and any(axis not in item.axes for axis in _shared(kernel, item))
     ]
     if not late:
         return [kernel]
@@ -102,6 +101,15 @@ def _without_narrow_updates(kernel: Kernel) -> list[Kernel]:
         return [replace(kernel, body=parts[0])]
     names = (kernel.name, f"{kernel.name}_after")
     return [replace(kernel, name=n, body=part) for n, part in zip(names, parts, strict=True)]
+
+
+def _shared(kernel: Kernel, item: Store) -> list[Axis]:
+    """The axes of which each program that makes the value has its part."""
+    shared = [kernel.rows, kernel.cols]
+    if reductions_of(kernel):
+        by_columns = item.value.name in after_rows(kernel) or kernel.kind is KernelKind.COLUMNS
+        shared = [kernel.cols if by_columns else kernel.rows]
+    return [axis for axis in shared if not surely_less(axis.extent, 2)]
 
 
 def _require_order(kernel: Kernel) -> None:

@@ -9,7 +9,7 @@ from treadle.codegen.cpp.expr import CppWriter, stored
 from treadle.codegen.cpp.reduce import Accumulator
 from treadle.loop.expr import Expr, Load, Reduce
 from treadle.loop.kernel import Definition, Kernel, Store
-from treadle.loop.nest import Levels, kernel_loads, levels, split_columns
+from treadle.loop.nest import Levels, kernel_loads, levels, split_columns, updates
 
 
 class CppBody:
@@ -25,6 +25,7 @@ class CppBody:
         self.split = split_columns(kernel, width) if width else None
         self.kernel = kernel if self.split is None else self.split.kernel
         self.levels: Levels = levels(self.kernel)
+        self.updates: tuple[Store, ...] = updates(self.kernel)
         self._summed = only_summed(self.kernel) if contract else frozenset[Expr]()
         self.names = names
         self._numbers = itertools.count()
@@ -68,7 +69,8 @@ class CppBody:
 
     def narrow(self, level: int) -> list[Definition | Store]:
         """Values of a row or column, and their stores, that wait for the passes before
-        ``level`` and for no later one. Reductions are defined already."""
+        ``level`` and for no later one; updates of what the kernel reads come last. Reductions are
+        defined already."""
         known = self.levels
         found: list[Definition | Store] = []
         for item in self.kernel.body:
@@ -77,9 +79,9 @@ class CppBody:
                     continue
                 if known.of[item.name] == level:
                     found.append(item)
-            elif item.value.name not in known.varying and known.pass_of(item.value) == level:
-                found.append(item)
-        return found
+            elif item.value.name not in known.varying and item not in self.updates:
+                found.extend([item] if known.pass_of(item.value) == level else [])
+        return [*found, *(self.updates if level == self.last + 1 else ())]
 
     def target(self, item: Store, writer: CppWriter) -> str:
         """The element that a store writes, as an lvalue."""

@@ -286,6 +286,8 @@ class RowLoops(CppBody):
                 self.outer[item.name] = writer.value(item.expr)
             else:
                 value = stored(self.outer[item.value.name], item.value.dtype)
+                if wide and item in self.updates[:1]:
+                    scope.lines.append("#pragma omp barrier")  # every thread has read it
                 once = "if (omp_get_thread_num() == 0) " if wide else ""
                 scope.lines.append(f"{once}{self.target(item, writer)} = {value};")
         return scope.lines[begin:]

@@ -9,7 +9,7 @@ from treadle.codegen.triton.expr import TYPES, Named, TritonWriter, number
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, fill, finish
 from treadle.loop.expr import Expr, Reduce, values_of
 from treadle.loop.kernel import Definition, Kernel, KernelSchedule, LoopForm, Store
-from treadle.loop.nest import is_position, is_wide
+from treadle.loop.nest import is_position, is_wide, updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,19 @@ class TritonBody:
 
     kernel: Kernel
     writer: TritonWriter
+    updates: tuple[Store, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.updates = updates(self.kernel)
 
     @property
     def in_place(self) -> bool:
         """Whether every read comes before the first write."""
         return self.kernel.scheduled.in_place
+
+    def is_late(self, item: Store) -> bool:
+        """Whether this program may have read the bytes that a store writes."""
+        return self.in_place or item in self.updates
 
     def stores(self, items: Sequence[Store]) -> None:
         """Stores whose bytes this program may have read: after every read of every thread."""
@@ -162,7 +170,7 @@ def straight(body: TritonBody, tile: Tile | None) -> None:
     for item in body.kernel.body:
         if isinstance(item, Definition):
             body.define(item, tile)
-        elif body.in_place:
+        elif body.is_late(item):
             late.append(item)
         else:
             body.store(item)

@@ -35,7 +35,7 @@ from treadle.codegen.triton.shape import (
 from treadle.codegen.triton.sweeps import swept
 from treadle.loop.expr import Load, Reduce
 from treadle.loop.kernel import Definition, Kernel, LoopForm, Store
-from treadle.loop.nest import Levels, accumulators, levels, roots
+from treadle.loop.nest import Levels, accumulators, levels, roots, updates
 from treadle.loop.traverse import walk_all
 
 
@@ -78,9 +78,15 @@ class Looped:
         for level in range(self.levels.last + 1):
             self._fixed(body, level)
             self._collapse(body, self._loop(body, level))
-        for item in self.levels.final_stores:
-            body.store(item)
+        self._finish(body)
         return self._stage(body, self.shape.programs)
+
+    def _finish(self, body: TritonBody, only: str = "") -> None:
+        """Store the values that do not vary along the reduced axis."""
+        for item in self.levels.final_stores:
+            if item not in body.updates:
+                body.store(item, only)
+        body.stores(body.updates)
 
     def _collapse(self, body: TritonBody, sums: Sequence[tuple[Definition, Partial]]) -> None:
         """The values of reductions, after their loop."""
@@ -96,7 +102,8 @@ class Looped:
             body.writer.locals[item.name] = body.result(reduce, whole[item.name], tile)
 
     def split(self) -> list[GridFunction]:
-        """One stage per level; partial results pass through scratch."""
+        """One stage per level; partial results pass through scratch. Updates of what every part
+        reads have a stage of their own."""
         self._name_scratch()
         stages: list[GridFunction] = []
         for level in range(self.levels.last + 1):
@@ -105,10 +112,12 @@ class Looped:
             if not has_loop and not (is_last and self.levels.final_stores):
                 continue
             splits = self.shape.splits if has_loop else 1
-            stages.append(self._one(level, splits, is_last))
+            apart = is_last and splits > 1 and bool(updates(self.kernel))
+            stages.append(self._one(level, splits, ends=is_last and not apart))
+            stages += [self._one(level, 1, ends=True)] if apart else []
         return stages
 
-    def _one(self, level: int, splits: int, is_last: bool) -> GridFunction:
+    def _one(self, level: int, splits: int, *, ends: bool) -> GridFunction:
         body = self._begin(f"(program // {splits})")
         if splits > 1:
             body.writer.line(f"part = program % {splits}")
@@ -118,8 +127,8 @@ class Looped:
                 gather(body, self.shape, item, self.scratch[item.name])
         for item, partial in self._loop(body, level) if splits > 1 else []:
             scatter(body, self.shape, item, partial, self.scratch[item.name])
-        for item in self.levels.final_stores if is_last else []:
-            body.store(item, "(part == 0)" if splits > 1 else "")
+        if ends:
+            self._finish(body, "(part == 0)" if splits > 1 else "")
         return self._stage(body, self.shape.programs * splits)
 
     def _stage(self, body: TritonBody, programs: int) -> GridFunction:

@@ -104,13 +104,16 @@ class _Sweep:
         writer = reducing_writer(self.kernel, self.buffers, shape, contract=self.contract)
         body = TritonBody(self.kernel, writer)
         parallel_positions(body.writer, shape, "program")
-        for item in self._of_columns():
+        items = self._of_columns()
+        for item in items:
             if isinstance(item, Store):
-                body.store(item)
+                if item not in body.updates:
+                    body.store(item)
             elif item.name in self.scratch:
                 gather(body, shape, item, self.scratch[item.name])
             else:
                 body.define(item, None)
+        body.stores([item for item in body.updates if item in items])
         how = replace(self.shape.how, warps=_WARPS)
         return GridFunction(tuple(body.writer.lines), number(shape.programs), how)
 
@@ -189,12 +192,13 @@ class _Sweep:
         stores: list[Store] = []
         for item in items:
             if isinstance(item, Store):
-                stores.append(item)
-                if not body.in_place:
+                if body.is_late(item):
+                    stores.append(item)
+                else:
                     body.store(item)
             elif item.name in sums:
                 reduce = as_reduce(item)
                 combine(writer, reduce, sums[item.name], fill(writer, reduce, down))
             elif item.name not in writer.locals:
                 body.define(item, across)
-        body.stores(stores if body.in_place else [])
+        body.stores(stores)
