@@ -266,9 +266,11 @@ def report(name: str, stamps: Stamps, given: argparse.Namespace) -> None:
         actions = compiled.executable.frame.actions
         spent = timed_actions(actions, lambda: step(*batch), given.parts)
         steps = compiled.artifact.steps
-        launches = sum(isinstance(step, Launch) for step in steps)
+        kernels = [len(step.buffers) for step in steps if isinstance(step, Launch)]
+        launches = len(kernels)
         print(
-            f"    {launches} launches, {spent['launches'] / max(1, launches):.2f} µs each; "
+            f"    {launches} launches of {sum(kernels)} kernels, "
+            f"{spent['launches'] / max(1, launches):.2f} µs each; "
             f"{len(steps) - launches} library calls, "
             f"{spent['calls'] / max(1, len(steps) - launches):.2f} each; "
             f"allocating and releasing {spent['rest']:.1f}"

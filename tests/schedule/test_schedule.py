@@ -7,10 +7,12 @@ from schedule.steps import Builder, at, kernels_of, run_plan
 from treadle.loop.expr import ReduceKind
 from treadle.loop.interpret import interpret_kernel
 from treadle.loop.kernel import Kernel, KernelKind
+from treadle.loop.nest import arguments_of, updates
 from treadle.loop.program import TensorRef
 from treadle.schedule import schedule
 from treadle.schedule.arena import Interval, pack
 from treadle.schedule.depend import facts
+from treadle.schedule.fuse import MAX_BUFFERS
 
 SUM, MAX = ReduceKind.SUM, ReduceKind.MAX
 
@@ -274,3 +276,29 @@ def test_the_plan_is_deterministic():
         return [(k.name, len(k.body)) for k in kernels_of(plan)], dict(plan.offsets)
 
     assert text() == text()
+
+
+def test_values_in_registers_are_no_buffers():
+    """A kernel has room for 40 buffers in memory, and for any number of values between them."""
+    b = Builder()
+    x = b.input(64)
+    for _ in range(60):
+        x = b.pointwise("mul", x, 1.25)
+    assert len(kernels_of(schedule(b.program(x)))) == 1
+    b = Builder()
+    total, *others = (b.input(64) for _ in range(60))
+    for other in others:
+        total = b.pointwise("add", total, other)
+    first, *rest = kernels_of(schedule(b.program(total)))
+    assert rest
+    assert all(len(arguments_of(each)) <= MAX_BUFFERS for each in (first, *rest))
+
+
+def test_a_gradient_and_the_update_of_its_bias_are_one_kernel():
+    b = Builder()
+    dy, p, m, v = b.input(300, 40), *(b.input(40) for _ in range(3))
+    grad = b.reduce(SUM, dy, [0])
+    adam(b, p, grad, m, v)
+    (kernel,) = kernels_of(schedule(b.program()))
+    assert kernel.kind is KernelKind.COLUMNS
+    assert {item.buffer for item in updates(kernel)} == {p.buffer, m.buffer, v.buffer}

@@ -222,9 +222,7 @@ class Fuser:
         """The union of two groups, or ``None`` where they must stay apart."""
         if a.nest is None or b.nest is None:
             return None
-        names = a.buffers | b.buffers
-        too_big = len(a.members) + len(b.members) > _MAX_MEMBERS or len(names) > MAX_BUFFERS
-        if too_big or self._between(a, b) or self._between(b, a):
+        if self._is_too_large(a, b) or self._between(a, b) or self._between(b, a):
             return None
         nest = _common_nest(a, b)
         if nest is None or not self._at_home(a, b, nest):
@@ -240,6 +238,22 @@ class Fuser:
         if not self._pressure.allows(self._merge_of(a, b)):
             return None
         return _union(a, b, nest, placed, flow)
+
+    def _is_too_large(self, a: Group, b: Group) -> bool:
+        """Whether one kernel of both would have too many members, or buffers in memory: values
+        that its members alone read stay in registers."""
+        if len(a.members) + len(b.members) > _MAX_MEMBERS:
+            return True
+        names, mask = a.buffers | b.buffers, a.mask | b.mask
+        if len(names) <= MAX_BUFFERS:
+            return False
+        return sum(not self._stays_inside(name, mask) for name in names) > MAX_BUFFERS
+
+    def _stays_inside(self, name: str, mask: int) -> bool:
+        """Whether steps of ``mask`` alone touch a buffer, and some read it."""
+        readers, writers = self._facts.readers.get(name, ()), self._facts.writers.get(name, ())
+        every = all(mask >> step & 1 for step in (*readers, *writers))
+        return every and bool(readers) and bool(writers)
 
     def _comes_between(self, a: Group, b: Group) -> bool:
         """Whether one kernel of both would stand between larger ones that could meet: it waits for
@@ -299,11 +313,9 @@ class Fuser:
     def join(self, a: Group, b: Group, nest: LoopNest) -> Group | None:
         """Make one group of two that stand in ``nest`` as they are; ``None`` where they must stay
         apart, or where a row needs what is there after the last row only."""
-        many = len(a.members) + len(b.members) > _MAX_MEMBERS
-        too_big = many or len(a.buffers | b.buffers) > MAX_BUFFERS
         earlier, later = sorted((a, b), key=lambda group: group.members[0])
-        near = self._near(earlier, later.members[0])
-        if too_big or not near or self._between(a, b) or self._between(b, a):
+        near = self._near(earlier, later.members[0]) and not self._is_too_large(a, b)
+        if not near or self._between(a, b) or self._between(b, a):
             return None
         placed = tuple(sorted((*a.placed, *b.placed), key=lambda op: op.step))
         flow = flow_of(placed, nest, self._facts)
