@@ -41,10 +41,9 @@ class Merge:
     place: int
     names: frozenset[str]
 
-    def at(self, step: int, places: Sequence[int]) -> int:
-        """Where ``step`` runs then."""
-        moved = step in self.members or step in self.delayed
-        return max(self.place, places[step]) if moved else places[step]
+    def moved(self, places: Sequence[int]) -> dict[int, int]:
+        """Where each step of it runs then; others stay at ``places``."""
+        return {step: max(self.place, places[step]) for step in (*self.members, *self.delayed)}
 
 
 _NOTHING = Merge(frozenset(), frozenset(), 0, frozenset())
@@ -75,7 +74,10 @@ class MemoryPressure:
             if buffers[name].kind is BufferKind.TEMPORARY
         }
         self._sizes = {name: size for name, size in self._sizes.items() if size >= _COUNTED}
-        self._spans = {name: self._span(name, _NOTHING) for name in self._sizes}
+        self._touching = {
+            name: (*facts.writers[name], *facts.readers.get(name, ())) for name in self._sizes
+        }
+        self._spans = {name: self._span(name, _NOTHING, {}) for name in self._sizes}
         self._alive = np.zeros(len(steps) + 1, np.int64)
         for i, step in enumerate(steps):
             self._alive[i] += step.workspace if isinstance(step, Call) else 0
@@ -103,8 +105,8 @@ class MemoryPressure:
             _add(self._alive, before, -self._sizes[name])
             _add(self._alive, after, self._sizes[name])
             self._spans[name] = after
-        for step in (*merge.members, *merge.delayed):
-            self._place[step] = merge.at(step, self._place)
+        for step, place in merge.moved(self._place).items():
+            self._place[step] = place
 
     def _keeps(self, changes: list[_Change]) -> bool:
         longer = [piece for _, before, after in changes for piece in _longer(before, after)]
@@ -119,20 +121,21 @@ class MemoryPressure:
 
     def _changes(self, merge: Merge) -> list[_Change]:
         """The values that live otherwise then."""
-        names = merge.names & self._sizes.keys()
-        spans = ((name, self._spans[name], self._span(name, merge)) for name in names)
+        names = [name for name in merge.names if name in self._sizes]
+        if not names:
+            return []
+        moved = merge.moved(self._place)
+        spans = [(name, self._spans[name], self._span(name, merge, moved)) for name in names]
         return [span for span in spans if span[1] != span[2]]
 
-    def _span(self, name: str, merge: Merge) -> _Span | None:
+    def _span(self, name: str, merge: Merge, moved: Mapping[int, int]) -> _Span | None:
         """From where to where a value lives; ``None`` for one that stays within a kernel."""
-        writers, readers = self._facts.writers[name], self._facts.readers.get(name, ())
-        touching = (*writers, *readers)
-        if name in self._kept:
-            return min(merge.at(writer, self._place) for writer in writers), self._end
-        if merge.members and all(step in merge.members for step in touching):
+        touching = self._touching[name]
+        if name not in self._kept and merge.members.issuperset(touching):
             return None
-        places = [merge.at(step, self._place) for step in touching]
-        return min(places[: len(writers)]), max(places)
+        places = [moved[step] if step in moved else self._place[step] for step in touching]
+        first = min(places[: len(self._facts.writers[name])])
+        return first, self._end if name in self._kept else max(places)
 
 
 def _longer(before: _Span | None, after: _Span | None) -> list[_Span]:

@@ -50,12 +50,17 @@ def type_text(value: object) -> str:
         case torch.Tensor() if value.layout is not torch.strided:
             return f"{value.layout}"
         case torch.Tensor():
-            tensor_type = type_of_tensor(value)
-            return f"{tensor_type}{_strides_text(tensor_type)}{_device_text(tensor_type.device)}"
+            return _strided_text(type_of_tensor(value))
         case tuple() | list():
             return f"({', '.join(map(type_text, value))})"
         case _:
             return type(value).__name__
+
+
+@functools.lru_cache(maxsize=4096)
+def _strided_text(tensor_type: TensorType) -> str:
+    """The nodes of a graph have few types, and equal layers have the same."""
+    return f"{tensor_type}{_strides_text(tensor_type)}{_device_text(tensor_type.device)}"
 
 
 def _strides_text(tensor_type: TensorType) -> str:
@@ -70,6 +75,8 @@ def _device_text(device: torch.device) -> str:
 
 def value_text(arg: object, names: Mapping[fx.Node, str]) -> str:
     """An argument: a value of the graph, a literal, or lists of them."""
+    if type(arg) in (int, bool, str):  # before what asks Python for the class of each
+        return repr(arg)
     match arg:
         case fx.Node():
             return names.get(arg, f"<foreign {arg}>")
