@@ -102,21 +102,25 @@ class MemoryPressure:
         """Note that what was allowed last is so from now on."""
         merge, changes = self._allowed
         for name, before, after in changes:
-            _add(self._alive, before, -self._sizes[name])
-            _add(self._alive, after, self._sizes[name])
+            for first, last, sign in _pieces(before, after):
+                self._alive[first : last + 1] += sign * self._sizes[name]
             self._spans[name] = after
         for step, place in merge.moved(self._place).items():
             self._place[step] = place
 
     def _keeps(self, changes: list[_Change]) -> bool:
-        longer = [piece for _, before, after in changes for piece in _longer(before, after)]
+        pieces = [
+            (first, last, sign * self._sizes[name])
+            for name, before, after in changes
+            for first, last, sign in _pieces(before, after)
+        ]
+        longer = [piece for piece in pieces if piece[2] > 0]
         if not longer:
             return True
-        low, high = min(first for first, _ in longer), max(last for _, last in longer)
+        low, high = min(piece[0] for piece in longer), max(piece[1] for piece in longer)
         alive = self._alive[low : high + 1].copy()
-        for name, before, after in changes:
-            _add(alive, before, -self._sizes[name], low)
-            _add(alive, after, self._sizes[name], low)
+        for first, last, size in pieces:
+            alive[max(first - low, 0) : max(last + 1 - low, 0)] += size
         return int(alive.max()) <= self._bound
 
     def _changes(self, merge: Merge) -> list[_Change]:
@@ -138,16 +142,25 @@ class MemoryPressure:
         return first, self._end if name in self._kept else max(places)
 
 
-def _longer(before: _Span | None, after: _Span | None) -> list[_Span]:
-    """Where a value is alive after a merge, and was not before it."""
-    if after is None:
-        return []
+def _pieces(before: _Span | None, after: _Span | None) -> list[tuple[int, int, int]]:
+    """Where a value is alive after a merge and was not before it, with 1; with -1 where it was and
+    is not. From which step to which: most values are alive at most of the same steps."""
     if before is None:
-        return [after]
-    pieces = (after[0], before[0] - 1), (before[1] + 1, after[1])
-    return [piece for piece in pieces if piece[0] <= piece[1]]
+        return [] if after is None else [(*after, 1)]
+    if after is None:
+        return [(*before, -1)]
+    if after[0] > before[1] or before[0] > after[1]:
+        return [(*before, -1), (*after, 1)]
+    pieces: list[tuple[int, int, int]] = []
+    if after[0] != before[0]:
+        low, high = sorted((after[0], before[0]))
+        pieces.append((low, high - 1, 1 if low == after[0] else -1))
+    if after[1] != before[1]:
+        low, high = sorted((after[1], before[1]))
+        pieces.append((low + 1, high, 1 if high == after[1] else -1))
+    return pieces
 
 
-def _add(alive: Bytes, span: _Span | None, size: int, low: int = 0) -> None:
+def _add(alive: Bytes, span: _Span | None, size: int) -> None:
     if span is not None:
-        alive[max(span[0] - low, 0) : max(span[1] + 1 - low, 0)] += size
+        alive[span[0] : span[1] + 1] += size

@@ -25,6 +25,7 @@ from treadle.algebra.extents import Size, same_sizes
 from treadle.algebra.strides import contiguous_strides
 from treadle.compat.fake import is_fake
 from treadle.compat.operators.schemas import OpOverload
+from treadle.graph.analysis.dynamic import is_sized
 from treadle.graph.core.node_info import NodeInfo
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import TensorType, type_of_tensor
@@ -49,8 +50,10 @@ def type_text(value: object) -> str:
     match value:
         case torch.Tensor() if value.layout is not torch.strided:
             return f"{value.layout}"
-        case torch.Tensor():
+        case torch.Tensor() if is_sized(value):
             return _strided_text(type_of_tensor(value))
+        case torch.Tensor():
+            return _plain_text(value.dtype, tuple(value.shape), value.stride(), value.device)
         case tuple() | list():
             return f"({', '.join(map(type_text, value))})"
         case _:
@@ -58,8 +61,14 @@ def type_text(value: object) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
+def _plain_text(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: torch.device
+) -> str:
+    """Of sizes that are numbers: the values of a graph have few types."""
+    return _strided_text(TensorType(dtype, shape, strides, device))
+
+
 def _strided_text(tensor_type: TensorType) -> str:
-    """The nodes of a graph have few types, and equal layers have the same."""
     return f"{tensor_type}{_strides_text(tensor_type)}{_device_text(tensor_type.device)}"
 
 

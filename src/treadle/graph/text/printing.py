@@ -27,7 +27,7 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import Size
-from treadle.graph.analysis.dynamic import layout_of, symbols_of
+from treadle.graph.analysis.dynamic import is_sized, layout_of
 from treadle.graph.core.node_info import has_value, info, known_value, value_of
 from treadle.graph.core.operators import is_item, operation_name
 from treadle.graph.core.signature import Input, StepGraph
@@ -123,7 +123,7 @@ def _sizes_in(graph: fx.Graph) -> Iterator[int]:
     """Those that each call decides, in types and arguments."""
     for node in graph.nodes:
         for tensor in tensors_in(known_value(node)):
-            if symbols_of(tensor) is not None:
+            if is_sized(tensor):
                 yield from itertools.chain(*layout_of(tensor))
         for argument in (*node.args, *node.kwargs.values()):
             if type(argument) is not fx.Node:  # most are
