@@ -55,6 +55,47 @@ def test_no_step_holds_more_than_the_floor(seed):
     assert pack(inside)[1] >= max(alive_now)
 
 
+def one_by_one(blocks, busy):
+    """``blocks_beside`` in plain words: the fullest step first, at each the smallest block that is
+    enough, or the largest."""
+    alive, floor = sums(blocks, busy)
+    outside, moved = list(busy), set()
+    room = floor - max(busy)
+    if max(alive) - room < 1 << 16:
+        return moved
+    full = [at for at in range(len(busy)) if alive[at] > room]
+    for at in sorted(full, key=lambda at: -alive[at]):
+        while alive[at] > room:
+            fits = sorted(
+                (b.nbytes, b.name, b.first, b.last)
+                for b in blocks
+                if b.name not in moved and b.nbytes >= 64 and b.first <= at <= b.last
+                if max(outside[b.first : b.last + 1]) + b.nbytes <= floor - room
+            )
+            if not fits:
+                break
+            enough = [fit for fit in fits if fit[0] >= alive[at] - room]
+            nbytes, name, first, last = enough[0] if enough else fits[-1]
+            moved.add(name)
+            for step in range(first, last + 1):
+                alive[step] -= nbytes
+                outside[step] += nbytes
+    return moved
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_moves_the_same_blocks_as_one_by_one(seed):
+    rng = random.Random(seed)
+    steps, unit = rng.randint(1, 60), rng.choice([64, 4 * KIB, 100_000])
+    blocks = []
+    for number in range(rng.randint(0, 70)):
+        first, last = sorted((rng.randrange(steps), rng.randrange(steps + 1)))
+        most = rng.choice([3, 10_000])
+        blocks.append(Interval(f"b{number}", unit * rng.randint(0, most), first, last))
+    busy = [*(rng.choice([0, unit * rng.randint(1, 80_000)]) for _ in range(steps)), 0]
+    assert blocks_beside(blocks, busy) == one_by_one(blocks, busy)
+
+
 def segmentation(model, optimizer):
     def step(x, y):
         out = F.interpolate(model(x), size=x.shape[-2:], mode="bilinear", align_corners=False)

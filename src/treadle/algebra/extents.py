@@ -393,6 +393,8 @@ def _pair_of(value: SizeKey | int) -> tuple[int, str]:
 
 def size_key(size: int) -> "int | SizeKey":
     """``size`` as a part of a key, which compares where sizes do not."""
+    if type(size) is int:
+        return size
     return SizeKey(sample_of(size), str(size)) if isinstance(size, Size) else size
 
 

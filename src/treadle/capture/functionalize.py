@@ -106,7 +106,7 @@ class Functionalizer:
                     inputs.append(node)
                     self._define(node, copy, None)
                 case "call_function":
-                    with internal_errors(f"capturing {node.target}", info(node).where):
+                    with internal_errors("capturing", info(node).where, node.target):
                         self._call(node)
                 case "output":
                     break

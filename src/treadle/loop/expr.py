@@ -134,13 +134,16 @@ class Apply(Inner):
         _remember_hash(self, (self.fn, self.operands, self.dtype))
         same = self.operands[1:] if self.fn == "where" else self.operands
         dtypes = {operand.dtype for operand in same}
-        require(len(dtypes) == 1, VerifyError, f"{self.fn} mixes {dtypes}")
+        if len(dtypes) != 1:  # no text unless it is needed: kernels are made of millions of these
+            raise VerifyError(f"{self.fn} mixes {dtypes}")
         if self.fn in COMPARE or self.fn in BOOLEAN:
-            require(self.dtype is torch.bool, VerifyError, f"{self.fn} gives bool")
+            if self.dtype is not torch.bool:
+                raise VerifyError(f"{self.fn} gives bool")
         elif self.fn != "cast":
-            known = self.fn in SAME or self.fn == "where"
-            require(known, VerifyError, f"{self.fn} is not a function of the loop IR")
-            require(dtypes == {self.dtype}, VerifyError, f"{self.fn} keeps the dtype")
+            if self.fn not in SAME and self.fn != "where":
+                raise VerifyError(f"{self.fn} is not a function of the loop IR")
+            if dtypes != {self.dtype}:
+                raise VerifyError(f"{self.fn} keeps the dtype")
 
     def __hash__(self) -> int:
         return self._hash

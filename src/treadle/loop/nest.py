@@ -30,7 +30,7 @@ def loaded(items: Iterable[Item]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for item in items:
         for root in roots(item):
-            names.update({node.buffer: None for node in walk(root) if isinstance(node, Load)})
+            names.update([(load.buffer, None) for load in loads(root)])
     return tuple(names)
 
 

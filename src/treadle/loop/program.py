@@ -132,7 +132,7 @@ class Compute:
             return self
         names = self.names
         reads = tuple([names[name] for name in buffers_in(template.body)])
-        return replace(self, template=template, reads=reads)
+        return Compute(self.output, template, self.origin, reads)
 
     def renamed(self, names: Mapping[str, str], origin: Origin | None = None) -> "Compute":
         """The step on other buffers; buffers that ``names`` does not know stay. Different buffers
@@ -141,7 +141,7 @@ class Compute:
         origin = origin or self.origin
         reads = tuple([names.get(name, name) for name in self.reads])
         if reads == self.reads:
-            return replace(self, output=output, origin=origin)
+            return Compute(output, self.template, origin, reads)
         if _reads_to_index(self.template):
             template = _named(self.template, dict(zip(self.reads, reads, strict=True)))
             return Compute(output, template, origin)

@@ -4,6 +4,7 @@ A formula's operands are: the operands of an apply, the body of a reduce, the ma
 the formulas whose values stand in an index.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from treadle.algebra.index import Axis, Index, IndexLike, Key, Value
@@ -24,6 +25,8 @@ from treadle.loop.expr import (
 
 def operands_of(expr: Expr) -> tuple[Expr, ...]:
     """Every formula directly inside ``expr``."""
+    if isinstance(expr, Apply):  # most are
+        return expr.operands
     match expr:
         case Const() | Local():
             return ()
@@ -32,8 +35,6 @@ def operands_of(expr: Expr) -> tuple[Expr, ...]:
         case Load():
             inside = values_of(expr.index)
             return inside if expr.mask is None else (*inside, expr.mask)
-        case Apply():
-            return expr.operands
         case Reduce():
             return (expr.body,)
 
@@ -81,6 +82,10 @@ def map_expr(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
 
 def _rebuild(node: Expr, get: Callable[[Expr], Expr]) -> Expr:
     """``node`` with each operand replaced by ``get(operand)``; itself if none changes."""
+    if isinstance(node, Apply):  # most are
+        operands = tuple([get(inner) for inner in node.operands])
+        same = all(map(operator.is_, operands, node.operands))
+        return node if same else Apply(node.fn, operands, node.dtype)
     if all(get(inner) is inner for inner in operands_of(node)):
         return node
     match node:
@@ -91,8 +96,6 @@ def _rebuild(node: Expr, get: Callable[[Expr], Expr]) -> Expr:
         case Load():
             mask = None if node.mask is None else get(node.mask)
             return Load(node.buffer, _map_values(node.index, get), node.dtype, mask)
-        case Apply():
-            return Apply(node.fn, tuple(get(inner) for inner in node.operands), node.dtype)
         case Reduce():
             return Reduce(node.kind, node.axes, get(node.body))
 
@@ -166,7 +169,7 @@ def loads(expr: Expr) -> tuple[Load, ...]:
         object.__setattr__(expr, "reads", inside)
     assert expr.reads is not None
     if isinstance(expr, Load):
-        return tuple(_distinct_loads((*expr.reads, expr)))
+        return tuple(_distinct_loads((*expr.reads, expr))) if expr.reads else (expr,)
     return expr.reads
 
 

@@ -62,11 +62,8 @@ def verify_program(program: Program, guards: GuardSet | None = None) -> None:
                     checked.add(known)
                 _check_ref(step.output, program.buffers, guards)
                 shape, dtype = step.template.shape, step.template.dtype
-                require(
-                    shape == step.output.shape and dtype is step.output.dtype,
-                    VerifyError,
-                    f"{step.output} gets {dtype}{shape}",
-                )
+                if shape != step.output.shape or dtype is not step.output.dtype:
+                    raise VerifyError(f"{step.output} gets {dtype}{shape}")
                 if step.output.numel:
                     _check_written(set(step.reads), written, program)
                 written.add(step.output.buffer)
@@ -197,11 +194,13 @@ def _check_ref(ref: TensorRef, buffers: Mapping[str, Buffer], guards: GuardSet) 
     reach = [(n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True)]
     low = ref.offset + sum(guards.smaller_of(distance, 0) for distance in reach)
     high = ref.offset + sum(guards.larger_of(distance, 0) for distance in reach)
-    inside = guards.less(-1, low) and guards.less(high, elements)
-    require(inside, VerifyError, f"{ref} reaches outside {buffer}")
+    if not (guards.less(-1, low) and guards.less(high, elements)):
+        raise VerifyError(f"{ref} reaches outside {buffer}")
 
 
 def _check_written(read: set[str], written: set[str], program: Program) -> None:
+    if read <= written:
+        return
     missing = sorted(
         name
         for name in read - written
@@ -220,8 +219,9 @@ def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None, guards: 
     is_empty = any(is_zero(axis.extent) for axis in (kernel.rows, kernel.cols))
     defined: dict[str, Definition] = {}
     for item in kernel.body:
-        ordered = tuple(axis for axis in (kernel.rows, kernel.cols) if axis in item.axes)
-        require(ordered == item.axes, VerifyError, f"axes {item.axes} are not the kernel's")
+        ordered = tuple([axis for axis in (kernel.rows, kernel.cols) if axis in item.axes])
+        if ordered != item.axes:
+            raise VerifyError(f"axes {item.axes} are not the kernel's")
         match item:
             case Definition():
                 require(item.name not in defined, VerifyError, f"%{item.name} is defined twice")
@@ -232,8 +232,8 @@ def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None, guards: 
                 defined[item.name] = item
             case Store():
                 _check_local(item.value, defined, item.axes)
-                free = item.index.axes - set(item.axes)
-                require(not free, VerifyError, f"a store to {item.buffer} varies over {free}")
+                if free := item.index.axes - set(item.axes):
+                    raise VerifyError(f"a store to {item.buffer} varies over {free}")
                 if buffers is not None:
                     require(item.buffer in buffers, VerifyError, f"no buffer {item.buffer}")
                     if not is_empty:
@@ -262,8 +262,8 @@ def _check_definition(
     for node in nodes:
         if isinstance(node, Local):
             _check_local(node, defined, scope)
-    free = axes_of(item.expr) - set(item.axes)
-    require(not free, VerifyError, f"%{item.name} varies over {set(free)} as well")
+    if free := axes_of(item.expr) - set(item.axes):
+        raise VerifyError(f"%{item.name} varies over {set(free)} as well")
     return nodes
 
 
@@ -271,8 +271,8 @@ def _check_late(item: Definition, late: frozenset[str], kernel: Kernel) -> None:
     """What is there after the last row is read by nothing that a row needs."""
     read = sorted(late & set(locals_of(item.expr)))
     early = isinstance(item.expr, Reduce) or kernel.rows in item.axes
-    reason = f"%{item.name} reads {read}, which are there after the last row only"
-    require(not (read and early), VerifyError, reason)
+    if read and early:
+        raise VerifyError(f"%{item.name} reads {read}, which are there after the last row only")
 
 
 def _check_local(local: Local, defined: Mapping[str, Definition], scope: tuple[Axis, ...]) -> None:
@@ -280,5 +280,5 @@ def _check_local(local: Local, defined: Mapping[str, Definition], scope: tuple[A
     definition = defined[local.name]
     is_same = definition.expr.dtype is local.dtype
     require(is_same, VerifyError, f"%{local.name} is {definition.expr.dtype}, not {local.dtype}")
-    extra = set(definition.axes) - set(scope)
-    require(not extra, VerifyError, f"%{local.name} varies over {extra}, its use does not")
+    if extra := set(definition.axes) - set(scope):
+        raise VerifyError(f"%{local.name} varies over {extra}, its use does not")

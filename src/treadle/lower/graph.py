@@ -82,7 +82,7 @@ def lower(
         if node.op == "get_attr":
             env[node] = lower_constant(builder, step.graph.owning_module, node)
         elif node.op == "call_function":
-            with internal_errors(f"lowering {node.target}", info(node).where):
+            with internal_errors("lowering", info(node).where, node.target):
                 env[node] = lower_one(builder, node, env)
         elif node.op not in ("placeholder", "output"):
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")

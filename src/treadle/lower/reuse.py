@@ -20,8 +20,8 @@ from typing import final
 import torch
 from torch import fx
 
-from treadle.graph.analysis.dynamic import layout_of, offset_of
-from treadle.graph.core.node_info import Value, known_value
+from treadle.graph.core.node_info import known_value
+from treadle.graph.core.node_keys import NoKey, plain_key, value_key
 from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Origin, Step, TensorRef, renamed_ref
 from treadle.loop.traverse import buffers_in
@@ -29,8 +29,6 @@ from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
 from treadle.lower.registry import Lowered
 from treadle.util.nested import leaves, map_leaves
-
-_STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
 @final
@@ -70,10 +68,6 @@ class _Lowered:
         return names
 
 
-class _Unknown(Exception):
-    """An argument of a kind that cannot be compared."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoweredNodes:
     """The nodes of graphs that were lowered; all of one step, for one device."""
@@ -85,7 +79,7 @@ class LoweredNodes:
         operands: dict[str, int] = {}
         try:
             key = _key_of(builder, node, env, operands)
-        except _Unknown:
+        except NoKey:
             return lower_node(builder, node, env)
         found = self._known.get(key)
         if found is not None and _fits(builder, node, found):
@@ -137,10 +131,10 @@ def _is_numbered(buffer: str, node: str, taken: Container[str]) -> bool:
 def _key_of(
     builder: Builder, node: fx.Node, env: Environment, operands: dict[str, int]
 ) -> Hashable:
-    """All that decides what a node becomes but names; ``_Unknown`` where that is more than is
+    """All that decides what a node becomes but names; ``NoKey`` where that is more than is
     known. ``operands``: gets the number of each buffer that is an operand."""
     if builder.moved:
-        raise _Unknown
+        raise NoKey
     layouts = builder.layouts
 
     def fixed(leaf: object) -> Hashable:
@@ -160,35 +154,18 @@ def _results(node: fx.Node) -> Hashable:
     """The types of the results, and of several those that are read."""
     val = known_value(node)
     if isinstance(val, torch.Tensor):
-        return _eager(val)
+        return value_key(val)
     if not isinstance(val, tuple | list):
-        raise _Unknown
+        raise NoKey
     items = [user.args[1] for user in node.users if user.target is operator.getitem]
-    return tuple(map(_eager, val)), frozenset(map(str, items)), len(items) == len(node.users)
-
-
-def _eager(val: Value) -> Hashable:
-    """What a key needs of a value of the trace."""
-    match val:
-        case torch.Tensor():
-            return val.dtype, layout_of(val), offset_of(val), val.device
-        case None:
-            return None
-        case _:
-            raise _Unknown
+    return tuple(map(value_key, val)), frozenset(map(str, items)), len(items) == len(node.users)
 
 
 def _fixed(builder: Builder, leaf: object, env: Environment, operands: dict[str, int]) -> Hashable:
     """An argument by value, with the operands that it names as they were lowered."""
-    match leaf:
-        case fx.Node():
-            return _operand(builder, env.get(leaf), operands), _eager(known_value(leaf))
-        case bool() | int() | float() | complex():
-            return type(leaf), repr(leaf)
-        case _ if isinstance(leaf, _STATIC):
-            return leaf
-        case _:
-            raise _Unknown
+    if isinstance(leaf, fx.Node):
+        return _operand(builder, env.get(leaf), operands), value_key(known_value(leaf))
+    return plain_key(leaf)
 
 
 def _operand(builder: Builder, value: object, operands: dict[str, int]) -> Hashable:
@@ -202,4 +179,4 @@ def _operand(builder: Builder, value: object, operands: dict[str, int]) -> Hasha
         case Array() if not buffers_in(value.body):
             return value
         case _:
-            raise _Unknown
+            raise NoKey

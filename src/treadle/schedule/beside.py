@@ -38,36 +38,46 @@ def blocks_beside(blocks: Sequence[Interval], busy: Sequence[int]) -> frozenset[
     if alive.max() - room < _LEAST:
         return frozenset()
     fullest = sorted(np.flatnonzero(alive > room).tolist(), key=lambda at: -alive[at])
-    left = [block for block in blocks if block.nbytes >= ALIGNMENT]
+    by_size = sorted(
+        [block for block in blocks if block.nbytes >= ALIGNMENT],
+        key=lambda block: (block.nbytes, block.name),
+    )
+    firsts, lasts, sizes = _columns(by_size)
+    left = np.ones(len(by_size), np.bool_)
     for at in fullest:
         while alive[at] > room:
-            here = [block for block in left if block.first <= at <= block.last]
-            fits = [block for block in here if _fits(block, outside, floor - room)]
-            gone = {block.name for block in here} - {block.name for block in fits}
-            if fits:
-                block = _smallest_that_is_enough(fits, int(alive[at]) - room)
-                gone.add(block.name)
-                moved.add(block.name)
-                alive[block.first : block.last + 1] -= block.nbytes
-                outside[block.first : block.last + 1] += block.nbytes
-            # what does not fit now never will: there is only more outside
-            left = [block for block in left if block.name not in gone]
-            if not fits:
+            here = np.flatnonzero(left & (firsts <= at) & (lasts >= at))
+            fitting = _most_within(outside, firsts[here], lasts[here]) + sizes[here] <= floor - room
+            left[here[~fitting]] = False  # there will only be more outside
+            fits = here[fitting]
+            if not fits.size:
                 break
+            chosen = _smallest_that_is_enough(fits, sizes, int(alive[at]) - room)
+            left[chosen] = False
+            block = by_size[chosen]
+            moved.add(block.name)
+            alive[block.first : block.last + 1] -= block.nbytes
+            outside[block.first : block.last + 1] += block.nbytes
     return frozenset(moved)
 
 
-def _fits(block: Interval, outside: Bytes, most: int) -> bool:
-    """Whether a block fits beside the others that are outside the arena."""
-    return int(outside[block.first : block.last + 1].max()) + block.nbytes <= most
+def _columns(blocks: Sequence[Interval]) -> tuple[Bytes, Bytes, Bytes]:
+    """The first step, the last step and the bytes of each block."""
+    rows = [(block.first, block.last, block.nbytes) for block in blocks]
+    firsts, lasts, sizes = np.array(rows, np.int64).reshape(-1, 3).T
+    return firsts, lasts, sizes
 
 
-def _smallest_that_is_enough(blocks: Sequence[Interval], excess: int) -> Interval:
-    """The largest if none is."""
-    enough = [block for block in blocks if block.nbytes >= excess]
-    if enough:
-        return min(enough, key=lambda block: (block.nbytes, block.name))
-    return max(blocks, key=lambda block: (block.nbytes, block.name))
+def _most_within(held: Bytes, firsts: Bytes, lasts: Bytes) -> Bytes:
+    """The most that is held at a step from each of ``firsts`` to its ``lasts``."""
+    ends = np.stack([firsts, lasts + 1], axis=1).reshape(-1)
+    return np.maximum.reduceat(np.append(held, 0), ends)[::2] if ends.size else ends
+
+
+def _smallest_that_is_enough(fits: Bytes, sizes: Bytes, excess: int) -> int:
+    """Of the places of blocks, which are in order of their sizes; the largest if none is."""
+    enough = np.flatnonzero(sizes[fits] >= excess)
+    return int(fits[enough[0] if enough.size else -1])
 
 
 def lives_beside(

@@ -43,11 +43,11 @@ class Group:
     buffers: frozenset[str] = field(default_factory=frozenset[str])
     flow: "_Flow | None" = None  # of ``placed``, once it was looked at
     again: frozenset[str] = frozenset()
+    pointwise: bool = field(init=False)
+    """Whether nothing in it reduces."""
 
-    @property
-    def pointwise(self) -> bool:
-        """Whether nothing in it reduces."""
-        return not any(op.reduces for op in self.placed)
+    def __post_init__(self) -> None:
+        self.pointwise = not any(op.reduces for op in self.placed)
 
     @property
     def loaded(self) -> frozenset[str]:
@@ -74,9 +74,7 @@ class _Flow:
         read = {name: list(places) for name, places in self.read.items()}
         return _Flow(dict(self.written), read, self.overwrites)
 
-    def takes(
-        self, op: ScheduledOp, nest: LoopNest, facts: Dependencies, *, pointwise: bool
-    ) -> bool:
+    def takes(self, op: ScheduledOp, facts: Dependencies, *, pointwise: bool) -> bool:
         """Whether ``each`` can be the next: it finds the values of earlier members at its own
         place of the nest, and overwrites nothing that another element still reads."""
         available = Level.FULL if op.reduces else op.level
@@ -84,7 +82,7 @@ class _Flow:
             source = self.written.get(name)
             if source is None:
                 self.read.setdefault(name, []).append((available, index))
-            elif not _flows(source, op, index, nest, facts):
+            elif not _flows(source, op, index, facts):
                 return False
         if op.buffer in self.written:
             return False
@@ -104,14 +102,15 @@ def _flows(
     source: ScheduledOp,
     reader: ScheduledOp,
     index: Index | None,
-    nest: LoopNest,
     facts: Dependencies,
 ) -> bool:
     """Whether ``reader`` finds the value of ``source`` at its own place in the nest."""
     available = Level.FULL if reader.reduces else reader.level
-    narrow = set(nest.axes(source.level)) <= set(nest.axes(available))
-    only = sum(1 for w in facts.writers[source.buffer] if w < reader.step) == 1
-    return narrow and only and index == source.index
+    if source.level is not available and available is not Level.FULL:
+        return False  # it varies over an axis that the reader does not
+    writers = facts.writers[source.buffer]
+    only = len(writers) == 1 or sum(1 for w in writers if w < reader.step) == 1
+    return only and index == source.index
 
 
 Sweeps = Callable[[int, int, int], bool]
@@ -143,6 +142,7 @@ class Fuser:
         self._home = {m: self._either(nest) for m, nest in home.items()}
         self._group_of: list[Group] = []
         self._sizes = {name: sample_of(buffer.nbytes) for name, buffer in buffers.items()}
+        self._touched = [(*step.reads, *step.writes) for step in steps]
 
     def run(self, *, fuse: bool) -> list[Group]:
         """The groups; without ``fuse`` each step is one."""
@@ -227,8 +227,7 @@ class Fuser:
         nest = _common_nest(a, b)
         if nest is None or not self._at_home(a, b, nest):
             return None
-        members = tuple(sorted((*a.members, *b.members)))
-        placed = self._place_all(members, nest, {**_by_step(a), **_by_step(b)}, a, b)
+        placed = self._place_all(nest, a, b)
         flow = None if placed is None else self._flow(placed, nest, a)
         if placed is None or flow is None or self._comes_between(a, b):
             return None
@@ -317,8 +316,8 @@ class Fuser:
         near = self._near(earlier, later.members[0]) and not self._is_too_large(a, b)
         if not near or self._between(a, b) or self._between(b, a):
             return None
-        placed = tuple(sorted((*a.placed, *b.placed), key=lambda op: op.step))
-        flow = flow_of(placed, nest, self._facts)
+        placed = tuple(sorted((*a.placed, *b.placed), key=_step_of))
+        flow = flow_of(placed, self._facts)
         if flow is None or not _columns_are_last(placed, nest):
             return None
         if not self._pressure.allows(self._merge_of(a, b)):
@@ -350,27 +349,19 @@ class Fuser:
                 return True
         return False
 
-    def _place_all(
-        self,
-        members: tuple[int, ...],
-        nest: LoopNest,
-        known: dict[int, ScheduledOp],
-        a: Group,
-        b: Group,
-    ) -> tuple[ScheduledOp, ...] | None:
+    def _place_all(self, nest: LoopNest, a: Group, b: Group) -> tuple[ScheduledOp, ...] | None:
+        """The members of both in that nest, in order; ``None`` where one does not fit."""
         result: list[ScheduledOp] = []
-        for m in members:
-            owner = a if a.mask >> m & 1 else b
-            if owner.nest == nest:
-                result.append(known[m])
+        for group in (a, b):
+            if group.nest == nest:
+                result += group.placed
                 continue
-            step = self._steps[m]
-            assert isinstance(step, Compute)
-            placed = self._nests.place(m, step, nest)
-            if placed is None:
-                return None
-            result.append(placed)
-        return tuple(result)
+            for op in group.placed:
+                placed = self._nests.place(op.step, op.compute, nest)
+                if placed is None:
+                    return None
+                result.append(placed)
+        return tuple(sorted(result, key=_step_of))
 
     def _flow(
         self, placed: tuple[ScheduledOp, ...], nest: LoopNest, first: Group
@@ -380,20 +371,20 @@ class Fuser:
         pointwise = not any(op.reduces for op in placed)
         known = first.flow if placed[: len(first.placed)] == first.placed else None
         if known is None or (known.overwrites and not pointwise):
-            return flow_of(placed, nest, self._facts)
+            return flow_of(placed, self._facts)
         flow, rest = known.copy(), placed[len(first.placed) :]
-        done = all(flow.takes(op, nest, self._facts, pointwise=pointwise) for op in rest)
+        done = all(flow.takes(op, self._facts, pointwise=pointwise) for op in rest)
         return flow if done else None
 
     def _merge_of(self, a: Group, b: Group) -> Merge:
         """What runs where once the two are one kernel, and what then waits for it."""
-        at = {group: self._pressure.place(group.members[0]) for group in (a, b)}
-        early, late = sorted((a, b), key=lambda group: at[group])
-        steps = frozenset(m for group in self._ahead_of(at[late], early) for m in group.members)
-        names = {name for i in steps for name in self._touched(i)}
-        return Merge(
-            frozenset((*a.members, *b.members)), steps, at[late], a.buffers | b.buffers | names
-        )
+        names = a.buffers | b.buffers
+        at, of_b = (self._pressure.place(group.members[0]) for group in (a, b))
+        early, late = (a, of_b) if at <= of_b else (b, at)
+        steps = frozenset([m for group in self._ahead_of(late, early) for m in group.members])
+        if steps:
+            names = names.union(*(self._touched[i] for i in steps))
+        return Merge(frozenset((*a.members, *b.members)), steps, late, names)
 
     def _ahead_of(self, place: int, group: Group) -> set[Group]:
         """The groups that wait for ``group``, directly or not, and run before ``place``."""
@@ -405,9 +396,6 @@ class Fuser:
                     found.add(waiting)
                     pending.append(waiting)
         return found - {group}
-
-    def _touched(self, i: int) -> tuple[str, ...]:
-        return (*self._steps[i].reads, *self._steps[i].writes)
 
     def _replace(self, merged: Group) -> None:
         self._pressure.make()
@@ -428,10 +416,10 @@ class Fuser:
         return {self._group_of[i] for m in group.members for i in after[m] if i < count}
 
 
-def flow_of(placed: tuple[ScheduledOp, ...], nest: LoopNest, facts: Dependencies) -> "_Flow | None":
-    """How values pass between ``placed`` in one kernel of that nest; ``None`` if they cannot."""
+def flow_of(placed: tuple[ScheduledOp, ...], facts: Dependencies) -> "_Flow | None":
+    """How values pass between ``placed`` in one kernel of a nest; ``None`` if they cannot."""
     flow, pointwise = _Flow(), not any(op.reduces for op in placed)
-    done = all(flow.takes(op, nest, facts, pointwise=pointwise) for op in placed)
+    done = all(flow.takes(op, facts, pointwise=pointwise) for op in placed)
     return flow if done else None
 
 
@@ -456,8 +444,8 @@ def _columns_are_last(placed: tuple[ScheduledOp, ...], nest: LoopNest) -> bool:
     return True
 
 
-def _by_step(group: Group) -> dict[int, ScheduledOp]:
-    return {op.step: op for op in group.placed}
+def _step_of(op: ScheduledOp) -> int:
+    return op.step
 
 
 def _common_nest(a: Group, b: Group) -> LoopNest | None:

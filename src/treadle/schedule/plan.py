@@ -148,11 +148,12 @@ def _finish(
     by_call = {
         name for step in steps if isinstance(step, Call) and not step.out for name in step.writes
     }
-    ours = {name: interval for name, interval in lives.items() if name not in by_call | kept}
+    apart = by_call | kept
+    ours = {name: interval for name, interval in lives.items() if name not in apart}
     calls = {
         name: replace(interval, nbytes=allocator.taken(interval.nbytes))
         for name, interval in lives.items()
-        if name in by_call | kept and not program.is_elsewhere(buffers[name])
+        if name in apart and not program.is_elsewhere(buffers[name])
     }
     offsets, arena_bytes, calls = _placed(steps, ours, buffers, calls, allocator)
     steps = tuple(noting_overlap(step, buffers, offsets) for step in steps)

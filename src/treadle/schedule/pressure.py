@@ -41,10 +41,9 @@ class Merge:
     place: int
     names: frozenset[str]
 
-    def at(self, step: int, places: Sequence[int]) -> int:
-        """Where ``step`` runs then."""
-        moved = step in self.members or step in self.delayed
-        return max(self.place, places[step]) if moved else places[step]
+    def moved(self, places: Sequence[int]) -> dict[int, int]:
+        """Where each step of it runs then; others stay at ``places``."""
+        return {step: max(self.place, places[step]) for step in (*self.members, *self.delayed)}
 
 
 _NOTHING = Merge(frozenset(), frozenset(), 0, frozenset())
@@ -75,7 +74,10 @@ class MemoryPressure:
             if buffers[name].kind is BufferKind.TEMPORARY
         }
         self._sizes = {name: size for name, size in self._sizes.items() if size >= _COUNTED}
-        self._spans = {name: self._span(name, _NOTHING) for name in self._sizes}
+        self._touching = {
+            name: (*facts.writers[name], *facts.readers.get(name, ())) for name in self._sizes
+        }
+        self._spans = {name: self._span(name, _NOTHING, {}) for name in self._sizes}
         self._alive = np.zeros(len(steps) + 1, np.int64)
         for i, step in enumerate(steps):
             self._alive[i] += step.workspace if isinstance(step, Call) else 0
@@ -100,51 +102,65 @@ class MemoryPressure:
         """Note that what was allowed last is so from now on."""
         merge, changes = self._allowed
         for name, before, after in changes:
-            _add(self._alive, before, -self._sizes[name])
-            _add(self._alive, after, self._sizes[name])
+            for first, last, sign in _pieces(before, after):
+                self._alive[first : last + 1] += sign * self._sizes[name]
             self._spans[name] = after
-        for step in (*merge.members, *merge.delayed):
-            self._place[step] = merge.at(step, self._place)
+        for step, place in merge.moved(self._place).items():
+            self._place[step] = place
 
     def _keeps(self, changes: list[_Change]) -> bool:
-        longer = [piece for _, before, after in changes for piece in _longer(before, after)]
+        pieces = [
+            (first, last, sign * self._sizes[name])
+            for name, before, after in changes
+            for first, last, sign in _pieces(before, after)
+        ]
+        longer = [piece for piece in pieces if piece[2] > 0]
         if not longer:
             return True
-        low, high = min(first for first, _ in longer), max(last for _, last in longer)
+        low, high = min(piece[0] for piece in longer), max(piece[1] for piece in longer)
         alive = self._alive[low : high + 1].copy()
-        for name, before, after in changes:
-            _add(alive, before, -self._sizes[name], low)
-            _add(alive, after, self._sizes[name], low)
+        for first, last, size in pieces:
+            alive[max(first - low, 0) : max(last + 1 - low, 0)] += size
         return int(alive.max()) <= self._bound
 
     def _changes(self, merge: Merge) -> list[_Change]:
         """The values that live otherwise then."""
-        names = merge.names & self._sizes.keys()
-        spans = ((name, self._spans[name], self._span(name, merge)) for name in names)
+        names = [name for name in merge.names if name in self._sizes]
+        if not names:
+            return []
+        moved = merge.moved(self._place)
+        spans = [(name, self._spans[name], self._span(name, merge, moved)) for name in names]
         return [span for span in spans if span[1] != span[2]]
 
-    def _span(self, name: str, merge: Merge) -> _Span | None:
+    def _span(self, name: str, merge: Merge, moved: Mapping[int, int]) -> _Span | None:
         """From where to where a value lives; ``None`` for one that stays within a kernel."""
-        writers, readers = self._facts.writers[name], self._facts.readers.get(name, ())
-        touching = (*writers, *readers)
-        if name in self._kept:
-            return min(merge.at(writer, self._place) for writer in writers), self._end
-        if merge.members and all(step in merge.members for step in touching):
+        touching = self._touching[name]
+        if name not in self._kept and merge.members.issuperset(touching):
             return None
-        places = [merge.at(step, self._place) for step in touching]
-        return min(places[: len(writers)]), max(places)
+        places = [moved[step] if step in moved else self._place[step] for step in touching]
+        first = min(places[: len(self._facts.writers[name])])
+        return first, self._end if name in self._kept else max(places)
 
 
-def _longer(before: _Span | None, after: _Span | None) -> list[_Span]:
-    """Where a value is alive after a merge, and was not before it."""
-    if after is None:
-        return []
+def _pieces(before: _Span | None, after: _Span | None) -> list[tuple[int, int, int]]:
+    """Where a value is alive after a merge and was not before it, with 1; with -1 where it was and
+    is not. From which step to which: most values are alive at most of the same steps."""
     if before is None:
-        return [after]
-    pieces = (after[0], before[0] - 1), (before[1] + 1, after[1])
-    return [piece for piece in pieces if piece[0] <= piece[1]]
+        return [] if after is None else [(*after, 1)]
+    if after is None:
+        return [(*before, -1)]
+    if after[0] > before[1] or before[0] > after[1]:
+        return [(*before, -1), (*after, 1)]
+    pieces: list[tuple[int, int, int]] = []
+    if after[0] != before[0]:
+        low, high = sorted((after[0], before[0]))
+        pieces.append((low, high - 1, 1 if low == after[0] else -1))
+    if after[1] != before[1]:
+        low, high = sorted((after[1], before[1]))
+        pieces.append((low + 1, high, 1 if high == after[1] else -1))
+    return pieces
 
 
-def _add(alive: Bytes, span: _Span | None, size: int, low: int = 0) -> None:
+def _add(alive: Bytes, span: _Span | None, size: int) -> None:
     if span is not None:
-        alive[max(span[0] - low, 0) : max(span[1] + 1 - low, 0)] += size
+        alive[span[0] : span[1] + 1] += size

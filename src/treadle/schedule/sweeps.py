@@ -60,12 +60,15 @@ def _by_share(
     most bytes."""
     assert columns.nest is not None
     mine = sum(sizes[name] for name in columns.loaded)
+    own = _over_rows(columns)
     shared: list[tuple[int, int, Group]] = []
     for other in others:
-        both = sum(sizes[name] for name in columns.buffers & other.buffers)
-        sums = [*_over_rows(columns), *_over_rows(other)]
+        both = sum([sizes[name] for name in columns.buffers & other.buffers])
+        if both < _SHARE * mine:  # as most do: the rest is looked at only then
+            continue
+        sums = [*own, *_over_rows(other)]
         fits = sweeps(columns.nest.rows.extent, columns.nest.cols.extent, len(sums))
-        if both >= _SHARE * mine and fits and not any(map(is_position, sums)):
+        if fits and not any(map(is_position, sums)):
             shared.append((both, -other.members[0], other))
     return [
         other

@@ -112,9 +112,12 @@ def _beside_arena(
 
 def _constants(plan: KernelPlan) -> int:
     """What is neither a temporary nor an input."""
-    kinds = {name: buffer for name, buffer in plan.buffers.items() if name not in plan.inputs}
-    fixed = [buffer for buffer in kinds.values() if buffer.kind is not BufferKind.TEMPORARY]
-    return sum(largest(buffer.nbytes) for buffer in fixed)
+    inputs = frozenset(plan.inputs)
+    return sum(
+        largest(buffer.nbytes)
+        for name, buffer in plan.buffers.items()
+        if buffer.kind is not BufferKind.TEMPORARY and name not in inputs
+    )
 
 
 def _in_arena(

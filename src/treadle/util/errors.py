@@ -124,8 +124,9 @@ class InternalError(TreadleError):
 
 
 @contextmanager
-def internal_errors(stage: str, where: str = "") -> Iterator[None]:
-    """What fails inside without a code is a bug, in ``stage``, for the user's line ``where``."""
+def internal_errors(stage: str, where: str = "", of: object = "") -> Iterator[None]:
+    """What fails inside without a code is a bug, in ``stage`` of something, for the user's line
+    ``where``. Texts are made of neither unless it fails."""
     from torch import OutOfMemoryError  # late: the command line's help needs no PyTorch
 
     try:
@@ -133,7 +134,7 @@ def internal_errors(stage: str, where: str = "") -> Iterator[None]:
     except (TreadleError, OutOfMemoryError):
         raise
     except Exception as error:
-        raise InternalError(stage, error, where) from error
+        raise InternalError(f"{stage} {of}".rstrip(), error, where) from error
 
 
 def require(condition: bool, error: TreadleError | type[TreadleError], reason: str = "") -> None:

@@ -18,6 +18,7 @@ from treadle.graph.core.node_info import info, set_value, with_info
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.custom_ops.grouped import grouped_mm
 from treadle.graph.text.printing import show
+from treadle.passes.memory.bound import StepBound
 from treadle.passes.memory.choose import Plans, Version, fastest_plan, plan_memory
 from treadle.passes.memory.classify import classify, must_save
 from treadle.passes.memory.cost import Kind, flops_of, kind_of
@@ -389,7 +390,7 @@ def test_a_larger_budget_is_never_slower_and_a_smaller_one_never_larger(stack, s
     def asked(budget: int) -> tuple[int | None, int]:
         last = len(points) - 1
         # nothing is evaluated yet
-        plans = Plans(points, last, always, versions, evaluator, CPU_MODEL)
+        plans = Plans(points, last, always, versions, evaluator, StepBound(()))
         chosen = plans.within(budget)
         return chosen, 0 if chosen is None else plans.exact(chosen)
 
@@ -432,7 +433,7 @@ def test_budgets_are_used_where_versions_are_missed_by_different_bytes(stack):
 
     last = len(points) - 1
     for i in range(1, last):
-        plans = Plans(points, last, frozenset([last]), versions, evaluator, CPU_MODEL)
+        plans = Plans(points, last, frozenset([last]), versions, evaluator, StepBound(()))
         chosen = plans.within(evaluator(points[i].step))
         assert chosen is not None
         assert chosen <= i

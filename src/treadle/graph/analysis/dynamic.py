@@ -268,9 +268,16 @@ def _sample_mode_of(value: Tensor) -> SampleMode | None:
 
 
 def _twin_and_symbols(value: Tensor) -> tuple[Tensor, Symbols] | None:
-    mode = _sample_mode_of(value)
-    twin = None if mode is None else mode.twins.get(value)
-    return None if mode is None or twin is None else (twin, mode.symbols)
+    mode = value.fake_mode if isinstance(value, FakeTensor) else None
+    if not isinstance(mode, SampleMode):  # most are of graphs whose sizes are all known
+        return None
+    twin = mode.twins.get(value)
+    return None if twin is None else (twin, mode.symbols)
+
+
+def is_sized(value: Tensor) -> bool:
+    """Whether calls decide some of its shape, strides or offset."""
+    return _twin_and_symbols(value) is not None
 
 
 def twin_of(value: Value) -> Value:

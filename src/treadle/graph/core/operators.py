@@ -113,9 +113,14 @@ def draw_reads_values(node: fx.Node) -> bool:
 def operation_name(target: object) -> str:
     """``aten.add.Tensor`` -> ``"add.Tensor"``, ``aten.mm.default`` -> ``"mm"``."""
     if isinstance(target, OpOverload):
-        name = str(target).removeprefix("aten.").removeprefix("_c10d_functional.")
-        return name.removesuffix(".default")
+        return _overload_name(target)
     return getattr(target, "__name__", str(target)) if callable(target) else str(target)
+
+
+@functools.cache
+def _overload_name(target: OpOverload) -> str:
+    name = str(target).removeprefix("aten.").removeprefix("_c10d_functional.")
+    return name.removesuffix(".default")
 
 
 @functools.cache

@@ -26,6 +26,10 @@ _SHORT = {
 }
 
 
+_ONE_KIND = frozenset({int})
+"""Of sizes that are numbers: then they are their own keys."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorType:
     """``f32[4, 8]``. Equal types have equal strides and live on the same device; sizes that the
@@ -44,7 +48,9 @@ class TensorType:
 
     @property
     def _key(self) -> tuple[object, ...]:
-        sizes = tuple(map(size_key, (*self.shape, *self.strides)))
+        sizes = (*self.shape, *self.strides)
+        if not _ONE_KIND.issuperset(map(type, sizes)):
+            sizes = tuple(map(size_key, sizes))
         return self.dtype, len(self.shape), sizes, self.device
 
     @property

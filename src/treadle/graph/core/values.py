@@ -1,7 +1,7 @@
 """Fake values of new and changed nodes: shapes, strides and storages without any data."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,11 +10,13 @@ from torch import fx
 
 from treadle.compat.fake import FakeTensor, fake_like, fake_result
 from treadle.graph.analysis.alias import storages
-from treadle.graph.analysis.dynamic import pair, twin_of, twin_result
+from treadle.graph.analysis.dynamic import is_sized, pair, twin_of, twin_result
 from treadle.graph.core.arguments import Argument, types_of
 from treadle.graph.core.node_info import belong, known_value, set_value, value_of
+from treadle.graph.core.node_keys import NoKey, plain_key, value_key
 from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.types import same_types, tensors_in
+from treadle.util.nested import map_leaves
 
 
 def compute(node: fx.Node, mode: AbstractContextManager[object] | None = None) -> Any:
@@ -125,18 +127,44 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
     dirty = set(changed)
     if not dirty:
         return
+    lasting: set[Hashable] = set()  # nodes that keep their values, as those of other layers do
     for node in graph.nodes:
         if node.op != "call_function" or dirty.isdisjoint(node.all_input_nodes):
             continue
-        old, new = value_of(node), compute(node)
-        moved = not same_types(old, new)
-        if moved or _is_view(new, node) or storages(old) & _operand_storages(node):
+        old, shared = value_of(node), _operand_storages(node)
+        key = _key_of(node) if storages(old).isdisjoint(shared) else None
+        if key is not None and key in lasting:
+            continue
+        new = compute(node)
+        if not same_types(old, new) or not shared.isdisjoint(storages(new) | storages(old)):
             set_value(node, new)
             dirty.add(node)
+        elif key is not None:
+            lasting.add(key)
 
 
-def _is_view(value: object, node: fx.Node) -> bool:
-    return bool(storages(value) & _operand_storages(node))
+def _key_of(node: fx.Node) -> Hashable:
+    """Equal for nodes of which equal types are computed, in storages of their own or not, where
+    they have equal types so far; ``None`` where that is not known."""
+
+    def keyed(leaf: object) -> Hashable:
+        return _plain_key(value_of(leaf)) if isinstance(leaf, fx.Node) else plain_key(leaf)
+
+    try:
+        given = map_leaves(keyed, node.args), map_leaves(keyed, tuple(node.kwargs.items()))
+        return node.target, given, _plain_key(value_of(node))
+    except NoKey:
+        return None
+
+
+def _plain_key(value: object) -> Hashable:
+    """``value_key`` of a tensor of which it says all: its sizes are numbers, its elements unknown,
+    and it shows memory as it is."""
+    if not isinstance(value, FakeTensor) or value.layout is not torch.strided or is_sized(value):
+        raise NoKey
+    if value.constant is not None or value.is_conj() or value.is_neg():
+        raise NoKey
+    return value_key(value)
 
 
 def _operand_storages(node: fx.Node) -> frozenset[int]:

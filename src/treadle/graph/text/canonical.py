@@ -29,7 +29,7 @@ from treadle.algebra.polynomial import to_data
 from treadle.compat.operators.schemas import schema_of
 from treadle.compat.tensors import storage_of
 from treadle.graph.analysis.data_dependent import DataDependentOp
-from treadle.graph.analysis.dynamic import layout_of, offset_of
+from treadle.graph.analysis.dynamic import is_sized, layout_of, offset_of
 from treadle.graph.core.copying import copied
 from treadle.graph.core.node_info import drop_notes, info, known_value, notes, with_info
 from treadle.graph.core.operators import OpOverload
@@ -166,12 +166,28 @@ class _Facts:
         storage = storage_of(value)
         number = self._storages.setdefault(storage, len(self._storages))
         known = vars(value).get("constant")  # of a fake tensor: what it is known to be
-        facts = (
-            *(value.dtype, *layout_of(value), offset_of(value), number, value.device),
-            *(value.requires_grad, value.is_conj(), value.is_neg()),
-            "" if known is None else _contents(known),
-        )
-        return text_of_value(facts)
+        where = *layout_of(value), offset_of(value)
+        flags = value.requires_grad, value.is_conj(), value.is_neg()
+        text = _sized_text if is_sized(value) else _plain_text
+        before, after = text(value.dtype, *where, value.device, *flags)
+        return f"({before}, {number}, {after}, {'' if known is None else _contents(known)!r},)"
+
+
+def _sized_text(
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    device: torch.device,
+    *flags: bool,
+) -> tuple[str, str]:
+    """What is said of a tensor before and after the number of its storage."""
+    before, after = (dtype, shape, strides, offset), (device, *flags)
+    return ", ".join(map(text_of_value, before)), ", ".join(map(text_of_value, after))
+
+
+_plain_text = functools.lru_cache(maxsize=4096)(_sized_text)
+"""Of sizes that are numbers: the values of a graph have few types."""
 
 
 @functools.cache
@@ -194,11 +210,15 @@ def text_of_value(value: object) -> str:
 
     ``(1, 1.0, "1", True)``  ->  ``(1, 1.0, '1', True)``. ``VerifyError`` for kinds without a text.
     """
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind in _PLAIN:
         return repr(value)
+    if kind is fx.Node:
+        return f"%{value.name}"  # pyright: ignore[reportAttributeAccessIssue]
+    if kind is tuple:  # these before what asks one class after another
+        inside = ", ".join(map(text_of_value, value))  # pyright: ignore[reportArgumentType]
+        return f"({inside},)"
     match value:
-        case fx.Node():
-            return f"%{value.name}"
         case Size():
             return f"size {to_data(value.formula)!r}"
         case enum.Enum():

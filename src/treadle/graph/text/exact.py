@@ -25,6 +25,7 @@ from treadle.algebra.extents import Size, same_sizes
 from treadle.algebra.strides import contiguous_strides
 from treadle.compat.fake import is_fake
 from treadle.compat.operators.schemas import OpOverload
+from treadle.graph.analysis.dynamic import is_sized
 from treadle.graph.core.node_info import NodeInfo
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import TensorType, type_of_tensor
@@ -49,13 +50,26 @@ def type_text(value: object) -> str:
     match value:
         case torch.Tensor() if value.layout is not torch.strided:
             return f"{value.layout}"
+        case torch.Tensor() if is_sized(value):
+            return _strided_text(type_of_tensor(value))
         case torch.Tensor():
-            tensor_type = type_of_tensor(value)
-            return f"{tensor_type}{_strides_text(tensor_type)}{_device_text(tensor_type.device)}"
+            return _plain_text(value.dtype, tuple(value.shape), value.stride(), value.device)
         case tuple() | list():
             return f"({', '.join(map(type_text, value))})"
         case _:
             return type(value).__name__
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_text(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: torch.device
+) -> str:
+    """Of sizes that are numbers: the values of a graph have few types."""
+    return _strided_text(TensorType(dtype, shape, strides, device))
+
+
+def _strided_text(tensor_type: TensorType) -> str:
+    return f"{tensor_type}{_strides_text(tensor_type)}{_device_text(tensor_type.device)}"
 
 
 def _strides_text(tensor_type: TensorType) -> str:
@@ -70,6 +84,8 @@ def _device_text(device: torch.device) -> str:
 
 def value_text(arg: object, names: Mapping[fx.Node, str]) -> str:
     """An argument: a value of the graph, a literal, or lists of them."""
+    if type(arg) in (int, bool, str):  # before what asks Python for the class of each
+        return repr(arg)
     match arg:
         case fx.Node():
             return names.get(arg, f"<foreign {arg}>")

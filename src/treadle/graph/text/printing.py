@@ -27,7 +27,7 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import Size
-from treadle.graph.analysis.dynamic import layout_of
+from treadle.graph.analysis.dynamic import is_sized, layout_of
 from treadle.graph.core.node_info import has_value, info, known_value, value_of
 from treadle.graph.core.operators import is_item, operation_name
 from treadle.graph.core.signature import Input, StepGraph
@@ -123,8 +123,11 @@ def _sizes_in(graph: fx.Graph) -> Iterator[int]:
     """Those that each call decides, in types and arguments."""
     for node in graph.nodes:
         for tensor in tensors_in(known_value(node)):
-            yield from itertools.chain(*layout_of(tensor))
-        yield from (leaf for leaf in leaves(node.args, node.kwargs) if isinstance(leaf, Size))
+            if is_sized(tensor):
+                yield from itertools.chain(*layout_of(tensor))
+        for argument in (*node.args, *node.kwargs.values()):
+            if type(argument) is not fx.Node:  # most are
+                yield from (leaf for leaf in leaves(argument) if isinstance(leaf, Size))
 
 
 def _name_values(graph: fx.Graph, taken: Sequence[str] = ()) -> Names:

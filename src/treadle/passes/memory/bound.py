@@ -168,19 +168,13 @@ class PeakBound:
 
 @dataclass(frozen=True)
 class StepBound:
-    """The bound of a step that may be planned in several ``versions``."""
+    """The bound of a step that may be planned in several versions; ``bounds``: one for each."""
 
-    versions: tuple[StepGraph, ...]
-    device: DeviceModel
+    bounds: tuple[PeakBound, ...]
 
     def within(self, seconds: float) -> int:
         """Of all plans, of any version, that are estimated at ``seconds``."""
         return min(bound.within(seconds) for bound in self.bounds)
-
-    @functools.cached_property
-    def bounds(self) -> tuple[PeakBound, ...]:
-        """One for each version."""
-        return tuple(PeakBound.of(step, self.device) for step in self.versions)
 
 
 class _Moment:

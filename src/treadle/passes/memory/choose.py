@@ -18,7 +18,6 @@ A smaller budget excludes some of these plans. Therefore no smaller budget gives
 one with a larger peak; and the peak of any choice, passed as the budget, chooses the same plan.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -30,9 +29,9 @@ from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.memory.apply import passes_of
-from treadle.passes.memory.bound import StepBound
+from treadle.passes.memory.bound import PeakBound, StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
-from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
+from treadle.passes.memory.search import Candidate, StepCosts, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
 from treadle.passes.memory.solvers.exact import step_optimum
 from treadle.targets.model import DeviceModel
@@ -104,15 +103,15 @@ class MemoryPlan:
 @dataclass(frozen=True)
 class Plans:
     """The plans of a step, from fastest to slowest. ``last``: the smallest, as simulated;
-    ``always``: those that are admissible whatever their peaks; the version of each plan, and the
-    exact peaks asked for so far."""
+    ``always``: those that are admissible whatever their peaks; the version of each plan, the bound
+    of all versions, and the exact peaks asked for so far."""
 
     points: Sequence[Candidate]
     last: int
     always: frozenset[int]
     versions: Sequence[Version]
     evaluator: PeakEvaluator
-    device: DeviceModel
+    step_bound: StepBound
     peaks: dict[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
@@ -125,7 +124,11 @@ class Plans:
     ) -> "Plans":
         """The frontier of all versions together, and the ends of each."""
         versions = _versions(step)
-        of_each = [list(candidates(version.step, device, method)) for version in versions]
+        costs = [StepCosts.of(version.step, device) for version in versions]
+        of_each = [
+            list(candidates(version.step, device, method, known))
+            for version, known in zip(versions, costs, strict=True)
+        ]
         tried = [(plan, v) for v, plans in zip(versions, of_each, strict=True) for plan in plans]
         front = pareto([plan for plan, _ in tried]) if len(versions) > 1 else of_each[0]
         ends = [end for plans in of_each for end in (*plans[:1], *plans[1:][-1:])]
@@ -142,7 +145,7 @@ class Plans:
             frozenset(i for i, plan in enumerate(points) if id(plan) in wanted),
             [version for _, version in found],
             evaluator,
-            device,
+            StepBound(tuple(PeakBound(each.masked, each.fused) for each in costs)),
         )
 
     def exact(self, i: int) -> int:
@@ -188,12 +191,6 @@ class Plans:
     def optimum(self, i: int) -> int:
         """The smallest peak, as simulated, of plans as fast as plan ``i``: ``solvers/exact.py``."""
         return step_optimum(self.step_bound, self.points[i].seconds)
-
-    @functools.cached_property
-    def step_bound(self) -> StepBound:
-        """The bound of all versions."""
-        steps = {id(version): version.step for version in self.versions}
-        return StepBound(tuple(steps.values()), self.device)
 
     def lowest(self, i: int) -> float:
         """The smallest exact peak with which the plan is admissible. It does not depend on which

@@ -11,7 +11,7 @@ from treadle.passes.memory.after import finished
 from treadle.passes.memory.classify import SaveCandidates, classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.cut import cheapest_cut, keeping_costs
-from treadle.passes.memory.fused import recompute_costs
+from treadle.passes.memory.fused import RecomputeCost, recompute_costs
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
@@ -53,16 +53,34 @@ class Candidate:
         return finished(build(self.order))
 
 
+@dataclass(frozen=True)
+class StepCosts:
+    """What is known of a step whatever its plan: its values, those with masks as bytes, and what
+    they cost."""
+
+    traced: Facts
+    masked: Facts
+    fused: RecomputeCost
+
+    @classmethod
+    def of(cls, step: StepGraph, device: DeviceModel) -> "StepCosts":
+        """For ``step`` on a device."""
+        traced, masked = facts_of(step), with_byte_masks(step)
+        facts = traced if masked is step else facts_of(masked)
+        return cls(traced, facts, recompute_costs(facts, device))
+
+
 class _Planner:
     """Everything about one step that the candidates share."""
 
-    def __init__(self, step: StepGraph, device: DeviceModel) -> None:
-        plain = facts_of(step)
-        masked = with_byte_masks(step)
-        self.traced = as_traced(plain)
-        self.facts: Facts = plain if masked is step else facts_of(masked)
+    def __init__(
+        self, step: StepGraph, device: DeviceModel, costs: StepCosts | None = None
+    ) -> None:
+        costs = costs or StepCosts.of(step, device)
+        self.traced = as_traced(costs.traced)
+        self.facts: Facts = costs.masked
         self.claims: SaveCandidates = classify(self.facts)
-        self.fused = recompute_costs(self.facts, device)
+        self.fused = costs.fused
         self.costs = keeping_costs(self.facts, self.claims, self.fused.stored)
         self.bandwidth = device.bandwidth
         self.seen: dict[frozenset[int], Candidate] = {}
@@ -203,10 +221,14 @@ def _slope(fast: Candidate, small: Candidate) -> float:
 
 
 def candidates(
-    step: StepGraph, device: DeviceModel, method: Planner = _DEFAULT
+    step: StepGraph,
+    device: DeviceModel,
+    method: Planner = _DEFAULT,
+    costs: StepCosts | None = None,
 ) -> Iterator[Candidate]:
-    """The simulated frontier, from keeping everything to the smallest peak found."""
-    planner = _Planner(step, device)
+    """The simulated frontier, from keeping everything to the smallest peak found. ``costs``: those
+    of the step, if they are known."""
+    planner = _Planner(step, device, costs)
     first = planner.keep_all()
     if method.solver != "cut":
         points = pareto([first, planner.fastest(), *planner.solved(solver_of(method))])
