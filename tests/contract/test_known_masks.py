@@ -241,3 +241,16 @@ def test_numbers_of_constants_are_python_s(function):
     for _ in range(2):
         torch.testing.assert_close(step(*crops), function(model, crops))
     assert step.recompiles == []
+
+
+def test_covariances_look_at_the_number_of_rows():
+    """``torch.cov`` asks in C++ whether there are enough of them."""
+    model = nn.Linear(4, 3).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+
+    def loss(x):
+        z = model(x).t()
+        return torch.cov(z).square().sum() + torch.corrcoef(z).tril(-1).sum()
+
+    step = treadle.compile(loss, model=model)
+    torch.testing.assert_close(step(x), loss(x), rtol=1e-10, atol=1e-12)

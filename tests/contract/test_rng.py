@@ -153,3 +153,26 @@ def drawing_behind_gradients(model, generator):
         return each["0.weight"].sum(), torch.randn(7, generator=generator)
 
     return step
+
+
+DRAWN = {
+    "randn": lambda x, g: torch.randn(x.shape, generator=g),
+    "rand": lambda x, g: torch.rand(len(x), 3, generator=g, dtype=torch.float64),
+    "randint": lambda x, g: torch.randint(5, (len(x),), generator=g)[:, None],
+    "randint, two": lambda x, g: torch.randint(-2, 5, x.shape, generator=g),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_draws_of_any_size_from_the_users_generator_share_a_compile(draw):
+    """PyTorch has no type of them where the size is no number yet: each size was compiled by
+    itself, for a text of its sources."""
+    model, generator = nn.Linear(3, 3), torch.Generator().manual_seed(5)
+    step = treadle.compile(lambda x: model(x) + draw(x, generator), model=model)
+    sizes, outcomes = (8, 7, 5, 6), []
+    for function in (lambda x: model(x) + draw(x, generator), step):
+        generator.manual_seed(5)
+        found = [function(torch.ones(n, 3)) for n in sizes]
+        outcomes.append([*found, generator.get_state()])
+    torch.testing.assert_close(*outcomes)
+    assert len(step.recompiles) == 1

@@ -99,7 +99,8 @@ class RepeatedRuns:
         for group in self._request.param_groups:
             group.taken.clear()
         with weights_in_place(), self._calls.rewritten():
-            return trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+            instead = {**_INSTEAD, **run.recorder.masks.answers()}
+            return trace(run.traced, inputs, instead, symbolic=symbolic)
 
     def expects(self, likely: Iterable[Location]) -> bool:
         """Whether other runs follow, in which numbers stand in at these places too, as they are

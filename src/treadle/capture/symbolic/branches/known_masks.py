@@ -11,6 +11,7 @@ The sizes are then numbers, and the following code is compiled as usual. The ope
 such a tensor run once, on the CPU: none of them reads an input or draws random numbers.
 """
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
@@ -43,6 +44,7 @@ _COUNT = frozenset(
     }
 )
 """Functions of one tensor whose values decide how many elements the results have."""
+_ASKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 
 
 class KnownMasks:
@@ -183,6 +185,18 @@ class KnownMasks:
             return None
         with outside_modes():
             return (function(values, *args),)
+
+    def answers(self) -> dict[OpOverload, Callable[..., object]]:
+        """By operator what asks for a value in the course of a function of PyTorch's: what answers
+        of constants (``torch.cov`` looks at its number of observations)."""
+        return {op: functools.partial(self._answer, op) for op in _ASKS}
+
+    def _answer(self, op: OpOverload, *tensors: Tensor) -> object:
+        known = [self.values(tensor) for tensor in tensors]
+        if any(values is None for values in known):
+            return NotImplemented
+        with outside_modes():
+            return op(*known)
 
     def values(self, tensor: object) -> Tensor | None:
         """What is in a traced tensor at this point of the step, on the CPU; ``None`` if that is not
