@@ -353,6 +353,7 @@ def test_an_optimizer_outside_of_the_graph_takes_no_closure():
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
 
     def closure(x, y):
+        F.mse_loss(model(x), y).backward()
         optimizer.step(lambda: F.mse_loss(model(x), y))
 
     with pytest.raises(treadle.CaptureError, match="TR-105"):

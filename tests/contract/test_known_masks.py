@@ -205,3 +205,52 @@ def test_a_large_mask_is_left_to_the_call():
     x = torch.randn(1025, 5)
     torch.testing.assert_close(step(x), loss(x).detach(), rtol=1e-4, atol=1e-3)
     assert "TR-150" in str(step.explain())
+
+
+def by_sizes(crops):
+    """DINO's: images of equal sizes go through the network together."""
+    sizes = torch.tensor([crop.shape[-1] for crop in crops])
+    return torch.cumsum(torch.unique_consecutive(sizes, return_counts=True)[1], 0)
+
+
+def grouped(model, crops):
+    out, start = torch.empty(0), 0
+    for end in by_sizes(crops):
+        mixed = torch.cat(crops[start:end])
+        out, start = torch.cat((out, model(F.adaptive_avg_pool1d(mixed, 4)))), end
+    return out
+
+
+def bounded(model, crops):
+    ends = by_sizes(crops)
+    return model(torch.cat(crops[:2])[: ends[0], :4]) * ends[1].item() / len(ends)
+
+
+def decided(model, crops):
+    ends = by_sizes(crops)
+    if ends[0] == 2 and bool(torch.bincount(ends)[2]):
+        return model(crops[0][:, :4]) * float(ends.float().mean())
+    return model(crops[1][:, :4])
+
+
+@pytest.mark.parametrize("function", [grouped, bounded, decided])
+def test_numbers_of_constants_are_python_s(function):
+    model = nn.Linear(4, 3)
+    crops = [torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 6), torch.randn(2, 6)]
+    step = treadle.compile(lambda *crops: function(model, list(crops)), model=model, strict=True)
+    for _ in range(2):
+        torch.testing.assert_close(step(*crops), function(model, crops))
+    assert step.recompiles == []
+
+
+def test_covariances_look_at_the_number_of_rows():
+    """``torch.cov`` asks in C++ whether there are enough of them."""
+    model = nn.Linear(4, 3).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+
+    def loss(x):
+        z = model(x).t()
+        return torch.cov(z).square().sum() + torch.corrcoef(z).tril(-1).sum()
+
+    step = treadle.compile(loss, model=model)
+    torch.testing.assert_close(step(x), loss(x), rtol=1e-10, atol=1e-12)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import treadle
@@ -194,3 +195,43 @@ def test_batch_norms_that_average_over_all_batches(norm, shape):
         torch.testing.assert_close(compiled(x), eager(x))
         torch.testing.assert_close(models[1].state_dict(), models[0].state_dict())
     assert compiled.recompiles == []
+
+
+class Codebook(nn.Module):
+    """Codes that are averaged and put in the place of the parameter that holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.codes = nn.Linear(5, 4), nn.Embedding(6, 4)
+        self.codes.weight.requires_grad = False
+        self.register_buffer("seen", torch.tensor(False))
+        self.register_buffer("counts", torch.ones(6))
+
+    def forward(self, x):
+        z = self.encoder(x)
+        near = F.one_hot(torch.cdist(z, self.codes.weight).argmin(1), 6).float()
+        if self.training:
+            self.counts.data = 0.9 * self.counts + 0.1 * near.sum(0)
+            codes = 0.9 * self.codes.weight + 0.1 * near.t() @ z
+            self.codes.weight = nn.Parameter(codes.detach(), requires_grad=False)
+            self.seen.data = torch.tensor(True)
+        return z + (near @ self.codes.weight - z).detach() + 0.1 * z.sum() * self.counts.mean()
+
+
+def test_frozen_parameters_and_buffers_that_are_replaced():
+    step = beside_eager(lambda: stepping(Codebook()), batch)
+    assert step.recompiles == []
+
+
+def test_what_a_module_may_not_have_is_named_beside_a_list_that_grows():
+    """The list was named, in which numbers are put at every call."""
+    model, losses = net(), []
+
+    def step(x):
+        loss = model(x).square().mean()
+        model[0].weight = nn.Parameter(2 * model[0].weight)
+        losses.append(loss.item())
+        return loss
+
+    with pytest.raises(treadle.CaptureError, match=r"\[TR-117\].*a part of a module"):
+        treadle.compile(step, model=model)(*batch(0))

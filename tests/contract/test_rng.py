@@ -126,3 +126,53 @@ def test_dynamic_sizes():
 def test_an_unknown_value_is_refused():
     with pytest.raises(treadle.TreadleError, match=r"TR-001.*not one of eager, counter"):
         made(rng="fast")
+
+
+def test_the_users_generator_is_drawn_from_where_sizes_that_nothing_uses_are_traced():
+    """Sizes that a trace computes and drops moved the place at which a draw was known by."""
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 1))
+        generator = torch.Generator().manual_seed(5)
+        step = drawing_behind_gradients(model, generator)
+        if compiled:
+            step = treadle.compile(step, model=model)
+        found = [step(torch.ones(n, 1, 4, 4)) for n in (8, 7, 9)]
+        outcomes.append([*(part for pair in found for part in pair), generator.get_state()])
+    torch.testing.assert_close(*outcomes)
+
+
+def drawing_behind_gradients(model, generator):
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x[None],)).square().sum()
+
+    def step(x):
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        return each["0.weight"].sum(), torch.randn(7, generator=generator)
+
+    return step
+
+
+DRAWN = {
+    "randn": lambda x, g: torch.randn(x.shape, generator=g),
+    "rand": lambda x, g: torch.rand(len(x), 3, generator=g, dtype=torch.float64),
+    "randint": lambda x, g: torch.randint(5, (len(x),), generator=g)[:, None],
+    "randint, two": lambda x, g: torch.randint(-2, 5, x.shape, generator=g),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_draws_of_any_size_from_the_users_generator_share_a_compile(draw):
+    """PyTorch has no type of them where the size is no number yet: each size was compiled by
+    itself, for a text of its sources."""
+    model, generator = nn.Linear(3, 3), torch.Generator().manual_seed(5)
+    step = treadle.compile(lambda x: model(x) + draw(x, generator), model=model)
+    sizes, outcomes = (8, 7, 5, 6), []
+    for function in (lambda x: model(x) + draw(x, generator), step):
+        generator.manual_seed(5)
+        found = [function(torch.ones(n, 3)) for n in sizes]
+        outcomes.append([*found, generator.get_state()])
+    torch.testing.assert_close(*outcomes)
+    assert len(step.recompiles) == 1

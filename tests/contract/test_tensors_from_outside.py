@@ -179,3 +179,78 @@ def test_nothing_is_written_while_a_step_is_prepared():
 
     treadle.compile(step, model=model).prepare(torch.randn(4, 3))
     assert (int(average.n_averaged), int(norm.num_batches_tracked), int(count)) == (0, 0, 0)
+
+
+def hooked(kind, model, statistic):
+    """A step in whose backward ``statistic`` is averaged with products of gradients."""
+
+    def average(g):
+        statistic.mul_(0.5)
+        statistic.add_(g.t() @ g)
+
+    class Averaged(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            average(g)
+            return g
+
+    if kind == "module":
+        model.register_full_backward_hook(lambda module, inner, outer: average(outer[0]))
+
+    def step(x):
+        model.zero_grad()
+        y = model(x)
+        if kind == "tensor":
+            y.register_hook(lambda g: average(g))
+        if kind == "function":
+            y = Averaged.apply(y)
+        loss = y.square().sum()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("kind", ["module", "tensor", "function"])
+def test_what_a_hook_of_a_backward_writes_is_written_once_a_call(kind):
+    """The capture itself wrote to the user's tensor: nothing traced is in ``t.mul_(0.5)``."""
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model, statistic = nn.Linear(4, 3), torch.eye(3)
+        step = hooked(kind, model, statistic)
+        if compiled:
+            step = treadle.compile(step, model=model)
+        losses = [step(torch.randn(5, 4)) for _ in range(3)]
+        outcomes.append([*losses, statistic])
+    torch.testing.assert_close(*outcomes)
+
+
+def noting(model, norms):
+    def step(x):
+        model.zero_grad()
+        y = model(x)
+        y.register_hook(lambda g: norms.append(g.norm().item()))
+        y.square().sum().backward()
+
+    return step
+
+
+def test_a_hook_of_a_backward_leaves_numbers():
+    """A residual norm in a list, as of solvers in a backward."""
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model, norms = nn.Linear(4, 3), []
+        step = noting(model, norms)
+        if compiled:
+            step = treadle.compile(step, model=model)
+        for _ in range(3):
+            step(torch.randn(5, 4))
+        outcomes.append(torch.tensor(norms))
+    torch.testing.assert_close(*outcomes)

@@ -216,3 +216,13 @@ def test_batches_without_rows(rows, tmp_path):
         other.zero_grad()
         torch.testing.assert_close(step(x), loss.detach())
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))
+
+
+def test_pads_of_rows_that_are_picked_by_value(tmp_path):
+    def padded(model, x):
+        picked = model(x)[x[:, 0] > 0]
+        ends = F.pad(picked.softmax(-1).cumsum(-1), (1, 0), value=0.5)
+        return (F.pad(ends, (-1, 2, 1, 0)) ** 2).sum() + (ends[:, 1:] - ends[:, :-1]).mean()
+
+    batches = [(rows(picked),) for picked in ([0, 2], [1], [0, 1, 2, 3, 4])]
+    check(tmp_path, Net, padded, batches)

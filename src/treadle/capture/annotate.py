@@ -1,6 +1,6 @@
 """The origin of each node of a trace, and the random numbers that it draws."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar, final
 
 from torch import fx
@@ -34,12 +34,13 @@ def annotate(graph: fx.Graph, run: Run) -> None:
     phases = _Phases(recorder.backward, run.steps.spans)
     module, line = _Following(provenance.modules), _Following(provenance.lines)
     draw = _Draws(recorder.random.events)
-    _name_generators(graph, recorder.random.of_users)
+    _name_generators(graph, run.positions, recorder.random.of_users)
     asked = iter(recorder.conditions.asked)
     regions = {at: n for n, span in enumerate(recorder.regions.again) for at in range(*span)}
     marks = {at: how.name.lower() for span, how in recorder.regions.marks for at in range(*span)}
     gathers = {at: number for span, number in recorder.gathers for at in range(*span)}
-    for at, node in enumerate(graph.nodes):
+    for node in graph.nodes:
+        at = run.positions.get(node, len(run.positions))  # the output is behind the others
         phase = phases.of(at)
         known = NodeInfo(
             phase=phase,
@@ -74,17 +75,19 @@ class _Phases:
         return "forward"
 
 
-def _name_generators(graph: fx.Graph, drawn: Sequence[tuple[Span, int]]) -> None:
+def _name_generators(
+    graph: fx.Graph, positions: Mapping[fx.Node, int], drawn: Sequence[tuple[Span, int]]
+) -> None:
     """Draws from a generator of the user's, which were traced without it, get its number.
 
     before:  r = rand.generator([3], generator=None)
     after:   r = rand.generator([3], generator=generator 0)
     """
-    nodes = list(graph.nodes)
-    for (start, end), number in drawn:
-        for node in nodes[start:end]:
-            if is_random(node):
-                set_argument(node, "generator", GeneratorRef(number))
+    number_at = {at: number for span, number in drawn for at in range(*span)}
+    for node in filter(is_random, graph.nodes):
+        number = number_at.get(positions[node])
+        if number is not None:
+            set_argument(node, "generator", GeneratorRef(number))
 
 
 class _Following(Generic[T]):

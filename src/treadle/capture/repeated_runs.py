@@ -37,11 +37,11 @@ from treadle.compat.operators.rng_operators import TRACED_AS
 from treadle.compat.operators.schemas import ALL_TRUE
 from treadle.compat.tracing import trace, without_functions
 from treadle.compat.transforms import ForwardModeBegins
-from treadle.compat.views import SPLITS
+from treadle.compat.views import PADS, SPLITS
 from treadle.graph.custom_ops.grouped import GROUPED
 from treadle.util.errors import CaptureError
 
-_INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED, **ALL_TRUE, **KERNEL_CHECKS}
+_INSTEAD = {**TRACED_AS, **SPLITS, **PADS, **GROUPED, **ALL_TRUE, **KERNEL_CHECKS}
 """What to trace in the place of operators that a graph cannot hold, and what is asked before others
 are traced."""
 
@@ -72,6 +72,7 @@ class RepeatedRuns:
         self._containers: Sequence[ChangedContainer] | None = ()
         self._counters: list[Location] = []
         self._refusal: Counted | None = None
+        self._late: LateError | None = None  # of a run in which containers were stood in for
         self._inputs: tuple[list[Tensor], bool] | None = None  # of ``last``
         self._whole: set[Key] = set()  # arrays whose numbers may not stand in
         self._sized: set[CodeType] = set()  # code that gets the sizes of this call
@@ -98,7 +99,8 @@ class RepeatedRuns:
         for group in self._request.param_groups:
             group.taken.clear()
         with weights_in_place(), self._calls.rewritten():
-            return trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+            instead = {**_INSTEAD, **run.recorder.masks.answers()}
+            return trace(run.traced, inputs, instead, symbolic=symbolic)
 
     def expects(self, likely: Iterable[Location]) -> bool:
         """Whether other runs follow, in which numbers stand in at these places too, as they are
@@ -188,10 +190,13 @@ class RepeatedRuns:
             self._likely = ()
         elif self._containers:
             self._containers = None
+            self._late = error if isinstance(error, LateError) else None
         elif not self._in_numbers and self._refusal is not None:
             raise self._refusal from error
         elif run.numbers.uses.is_used:
             self._numbers, self._in_numbers = (), False
+        elif self._late is not None and isinstance(error, LateError):
+            raise self._late from None  # this one is about a container: there is no stand-in for it
         else:
             raise error
 

@@ -43,6 +43,13 @@ def is_zerotensor(tensor: Tensor) -> bool:
     return tensor._is_zerotensor()
 
 
+def are_alike(one: object, other: object) -> bool:
+    """Whether both are tensors, of one shape and dtype."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return False
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
 def storage_key(value: object) -> int | None:
     """Equal for values that share storage; ``None`` for other objects and sparse tensors."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:

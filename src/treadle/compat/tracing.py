@@ -211,6 +211,13 @@ def traced_nodes() -> int:
     return len(mode.tracer.graph.nodes) if mode is not None else 0
 
 
+def traced_positions() -> dict[fx.Node, int]:
+    """The nodes of the trace in progress, by how many were traced before each: PyTorch removes
+    those of sizes that nothing uses when a trace ends, so that later ones move up."""
+    mode = get_proxy_mode()
+    return {} if mode is None else {node: at for at, node in enumerate(mode.tracer.graph.nodes)}
+
+
 def is_traced_here() -> bool:
     """Whether a trace is in progress in this thread."""
     return get_proxy_mode() is not None
@@ -296,6 +303,7 @@ __all__ = [
     "trace",
     "traced",
     "traced_nodes",
+    "traced_positions",
     "traced_targets",
     "without_functions",
     "works_for",

@@ -64,17 +64,20 @@ class ChangingNumbers:
 
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
-        """While inside, numbers stand in that are what will be there."""
-        undo: list[tuple[Location, RealNumber | NdArray]] = []
+        """While inside, numbers stand in that are what will be there. A tuple that has some may be
+        in other places as well, where its numbers stay: it is another one from now on."""
+        places = [place for place in self._places if _holds_number(place)]
+        for place in places:
+            if place.around is not None:
+                place.put(place.get())
+        before = [(place.outermost, place.outermost.get()) for place in places]
+        found = [(place, self._standing_in(place, place.get())) for place in places]
         try:
-            for place in self._places:
-                value = place.get()
-                if is_real(value) or is_numeric(value):
-                    undo.append((place, value))
-                    place.put(self._standing_in(place, value))
+            for place, instead in found:
+                place.put(instead)
             yield
         finally:
-            for place, value in reversed(undo):
+            for place, value in reversed(before):
                 place.put(value)
 
     def _standing_in(self, place: Location, value: RealNumber | NdArray) -> "Number | ArrayLeaf":
@@ -110,7 +113,8 @@ class ChangingNumbers:
         for in_place in self._found:
             at, name = in_place.place.at, in_place.place.name
             place = graph.place_of(in_place.owner, at, name, in_place.place.label)
-            in_place.place = in_place.place if place is None else place
+            if place is not None:  # a tuple is another one each time
+                in_place.place = replace(place, rooted=place.around is not None)
 
     def places(self) -> tuple[Location, ...]:
         """Where they are, looked for from the roots."""
@@ -124,6 +128,11 @@ class ChangingNumbers:
             other = is_made or (is_real(now) and before.value != now)
             return other and self._uses.is_in_graph(before.roots)
         return is_real(before) and (is_made or (is_real(now) and before != now))
+
+
+def _holds_number(place: Location) -> bool:
+    value = place.get()
+    return is_real(value) or is_numeric(value)
 
 
 class Counted(LateError):

@@ -1,7 +1,8 @@
 """The user's line and the module that create each node of a trace."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -27,6 +28,7 @@ class Provenance:
             for name, module in model.named_modules()
         }
         self._inside = [""]  # modules, the innermost last
+        self._backward_at: Line | None = None
         self._makers: dict[GradientNode, tuple[Line, str]] = {}
         self._followed: set[GradientNode] = set()
 
@@ -35,8 +37,21 @@ class Provenance:
         return show_line(self.lines[-1][1])
 
     def note_line(self) -> None:
-        """The line of the user's that runs now makes the nodes from here on."""
-        self._note(running_line(), self.modules[-1][1])
+        """The line of the user's that runs now makes the nodes from here on. While a backward runs,
+        that is one of a hook: what PyTorch calls itself is of the operation whose gradient it
+        computes."""
+        line = running_line()
+        if line != self._backward_at:
+            self._note(line, self.modules[-1][1])
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """While inside, the line of the user's that runs now waits for a backward."""
+        before, self._backward_at = self._backward_at, running_line()
+        try:
+            yield
+        finally:
+            self._backward_at = before
 
     def note_module(self) -> None:
         """The innermost module makes the nodes from here on."""

@@ -1,13 +1,13 @@
 """The one run of the user's function on traced tensors, with all that it touches replaced."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeGuard, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from treadle.capture.argument_containers import Copies
 from treadle.capture.distributed.communication import refuse_collectives
@@ -41,12 +41,11 @@ from treadle.capture.tracing.outgoing import OutgoingValues
 from treadle.capture.tracing.patching import patched
 from treadle.capture.tracing.request import Substitutes, TraceRequest
 from treadle.capture.tracing.side_effects import SideEffect, SideEffects
-from treadle.capture.tracing.tensor_patcher import BackwardPatcher
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.capture.tracing.user_tensors import UserTensors
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.switches import switches, switches_kept, uses_onednn
-from treadle.compat.tracing import without_functions
+from treadle.compat.tracing import traced_positions, without_functions
 from treadle.compat.unsized import Symbol, is_unsized
 
 
@@ -73,6 +72,7 @@ class Run:
         self.request = request
         self.failed: Exception | None = None
         self.lines: LineWatch | None = None  # which looks at a place after each line
+        self.positions: Mapping[fx.Node, int] = {}  # of the nodes, once it is over
         self.substitutes, self.originals = substitutes, substitutes.originals
         self.returned = Returned((), flatten(None)[1], GradientEffects())
         self.external: ExternalState | None = None  # once it has begun
@@ -132,7 +132,9 @@ class Run:
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
         with self._sparse:
-            return self._traced(inputs)
+            outputs = self._traced(inputs)
+        self.positions = traced_positions()
+        return outputs
 
     def _traced(self, inputs: list[Tensor]) -> list[Tensor]:
         self.bindings.bind(inputs)
@@ -179,7 +181,7 @@ class Run:
                     self.numbers.for_groups,
                 )
             )
-            undo.enter_context(recorder.watching(lambda: BackwardPatcher(recorder.tensors)))
+            undo.enter_context(recorder.watching())
             undo.enter_context(self.numbers.standing_in())
             undo.enter_context(self.containers.standing_in())
             yield

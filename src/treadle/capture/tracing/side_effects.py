@@ -33,9 +33,10 @@ from treadle.capture.tensors.own_tensors import KeptView
 from treadle.capture.tensors.tensor_effects import MadeGradient, TensorLocation, made_gradient
 from treadle.capture.tracing.container_stand_ins import refused_container
 from treadle.capture.tracing.outgoing import OutgoingValues
-from treadle.capture.tracing.user_tensors import UserTensors, are_alike
+from treadle.capture.tracing.user_tensors import UserTensors
 from treadle.compat.fake import is_traced
 from treadle.compat.pytree import TreeSpec
+from treadle.compat.tensors import are_alike
 
 EffectLocation = (
     Location

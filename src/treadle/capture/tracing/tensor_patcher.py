@@ -74,6 +74,9 @@ _VALUES = _SCALARS | {
 }
 """What gives numbers, a text or the memory of them."""
 
+_READ = _SCALARS | {Tensor.tolist, Tensor.__bool__, Tensor.__format__, Tensor.__repr__}
+"""Of these what reads values and keeps no memory."""
+
 _SQUEEZES = frozenset({torch.squeeze, Tensor.squeeze})
 _OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 """What makes tensors of numbers that it looks at."""
@@ -238,6 +241,8 @@ class TensorPatcher(TorchFunctionMode):
         numbers = self._recorder.numbers
         if function in _SCALARS and tensor.numel() != 1:
             return function(*call.args)  # an error of PyTorch's
+        if function in _READ and (known := self._recorder.masks.read(function, tensor, *rest)):
+            return known[0]
         if function == Tensor.item:
             return numbers.item(tensor)
         if function == Tensor.tolist:
@@ -258,13 +263,13 @@ class TensorPatcher(TorchFunctionMode):
         """What the function gives, or what is traced in its place."""
         function, args, kwargs = call.function, call.args, call.kwargs
         recorder = self._recorder
+        if instead := recorder.masks.instead_of(function, args, kwargs):
+            return instead(*args, **kwargs)
         if instead := counts_instead_of(function, recorder.decides_short):
             return instead(*args, **kwargs)
         if instead := sized_instead_of(function, args, kwargs):
             return instead(*args, **kwargs)
         if instead := inverse_instead_of(function, recorder.require):
-            return instead(*args, **kwargs)
-        if instead := recorder.masks.instead_of(function, args, kwargs):
             return instead(*args, **kwargs)
         if instead := recorder.indices.instead_of(function, args):
             return instead(*args)
@@ -288,6 +293,8 @@ class TensorPatcher(TorchFunctionMode):
             recorder = self._recorder
             recorder.provenance.note_line()
             value = self.inside(tensor)
+            if known := recorder.masks.read(original, value):
+                return known[0]
             answer = recorder.conditions.answer(value, frame, recorder.tensors.fresh)
             return original(tensor) if answer is None else answer
 
@@ -352,25 +359,6 @@ class TensorPatcher(TorchFunctionMode):
         if entry is None and held and not is_traced(leaf):
             entry = self._recorder.held.hold(leaf)
         return leaf if entry is None else entry
-
-
-@final
-class BackwardPatcher(TorchFunctionMode):
-    """Takes note of gradients that hooks look at while a backward runs, where no other mode is."""
-
-    def __init__(self, uses: TensorUses) -> None:
-        super().__init__()
-        self._uses = uses
-
-    def __torch_function__(
-        self,
-        func: Function,
-        types: Sequence[type],
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> object:
-        _note_gradient(self._uses, func, args)
-        return func(*args, **(kwargs or {}))
 
 
 def _note_gradient(uses: TensorUses, function: Function, args: Args) -> None:

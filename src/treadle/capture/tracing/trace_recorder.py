@@ -92,16 +92,13 @@ class TraceRecorder:
         self.pause, self.resume = _nothing_paused, lambda: None
 
     @contextmanager
-    def watching(
-        self, backward_mode: Callable[[], AbstractContextManager[object]]
-    ) -> Iterator[None]:
-        """While inside, what happens is noted at the node from which on it holds.
-        ``backward_mode``: makes the mode in which hooks of a backward run."""
+    def watching(self) -> Iterator[None]:
+        """While inside, what happens is noted at the node from which on it holds."""
         regions, provenance = self.regions, self.provenance
         with ExitStack() as undo:
             undo.enter_context(self.rng.watching())
             undo.enter_context(functions_replaced(_control_flow))
-            undo.enter_context(backward_inside(backward_mode))
+            undo.enter_context(backward_inside(lambda: self.mode()))
             for owner, name, ours in list(self._replacements()):
                 put_attribute(undo, owner, name, traced_only(ours, getattr(owner, name, _lacking)))
             checkpointing = watched_checkpointing(
@@ -144,7 +141,8 @@ class TraceRecorder:
             self.provenance.follow([*args, *kwargs.values()])
             start = traced_nodes()
             try:
-                result = original(*args, **kwargs)
+                with self.provenance.in_backward():
+                    result = original(*args, **kwargs)
             except CaptureError as error:
                 raise _at_line(error) from error
             self.provenance.note_module()

@@ -22,7 +22,7 @@ from treadle.capture.tracing.input_bindings import InputBindings
 from treadle.capture.tracing.request import TraceRequest
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.compat.fake import is_traced
-from treadle.compat.tensors import storage_key
+from treadle.compat.tensors import are_alike, storage_key
 
 
 @final
@@ -73,7 +73,8 @@ class UserTensors:
         uses, assigned, tensors = self._recorder.tensors, self._recorder.assignments, self.entries()
         known = self._bindings.memory | {tensor.memory for tensor in tensors}
         owned = list({id(tensor): tensor for tensor in self._bindings.by_id().values()}.values())
-        assigned.refuse_shared([*owned, *(tensor.traced for tensor in tensors)], known, uses)
+        targets = {id(target): target for target in (*owned, *(each.traced for each in tensors))}
+        assigned.refuse_shared(targets.values(), known, uses)
         for value in owned:
             before = assigned.before(value)
             if before is None:
@@ -147,10 +148,3 @@ class UserTensors:
         read an attribute of that name."""
         for tensor in self.entries():
             tensor.read(walk, self._recorder.tensors, is_named_in_code)
-
-
-def are_alike(one: object, other: object) -> bool:
-    """Whether both are tensors, of one shape and dtype."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return False
-    return (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -12,6 +12,7 @@ other strides than the in-place ones, so they put the same numbers elsewhere.
 
 import keyword
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,31 @@ def _written(in_place: OpOverload) -> Callable[..., Tensor]:
     return write
 
 
-TRACED_AS: Mapping[OpOverload, Callable[..., object]] = {
-    op: _written(op) for op in _IN_PLACE if keyword.iskeyword(schema_of(op).overload_name)
+def _made(fill: Callable[..., Tensor], dtype: torch.dtype | None) -> Callable[..., object]:
+    """Of a size that is not a number yet PyTorch knows no type of a draw by a generator: an empty
+    tensor is filled, as eager's kernel does it."""
+
+    def make(*args: Any, generator: object = None, **options: Any) -> object:
+        *bounds, size = args
+        if all(type(n) is int for n in size):
+            return NotImplemented
+        kind = options.get("dtype") or dtype
+        made = torch.empty(size, dtype=kind, device=options.get("device"))
+        return fill(made, *bounds, generator=generator)
+
+    return make
+
+
+_MADE = {
+    aten.randn.generator: _made(Tensor.normal_, None),
+    aten.rand.generator: _made(Tensor.uniform_, None),
+    aten.randint.generator: _made(Tensor.random_, torch.int64),
+    aten.randint.low_generator: _made(Tensor.random_, torch.int64),
 }
-"""Operators whose name is a word of Python's: what to trace instead."""
+
+TRACED_AS: Mapping[OpOverload, Callable[..., object]] = {
+    **{op: _written(op) for op in _IN_PLACE if keyword.iskeyword(schema_of(op).overload_name)},
+    **_MADE,
+}
+"""Operators whose name is a word of Python's, and draws of sizes that are no numbers: what to trace
+instead."""

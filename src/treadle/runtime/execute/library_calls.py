@@ -98,9 +98,13 @@ class CallAllocating:
         if self.slots is None:
             self.slots = [*_tensor_slots(self.args), *_tensor_slots(self.kwargs)]
         memory = memory_start(value)
-        arguments = _tensors(*(held[key] for held, key in self.slots))
-        shared = memory and any(memory_start(argument) == memory for argument in arguments)
-        return value.clone() if shared else value
+        if not memory:
+            return value
+        for held, key in self.slots:
+            argument: object = held[key]
+            if isinstance(argument, Tensor) and memory_start(argument) == memory:
+                return value.clone()
+        return value
 
     def _inspect(self, results: Sequence[object]) -> tuple[bool, ...]:
         """Which results must be copied: those that share the storage of an argument, or have none,

@@ -20,6 +20,7 @@ from treadle.capture.python_state.ownership import owner_of, stays
 from treadle.capture.python_state.parts import MISSING, Attributes, ClassAttributes, Part, Reading
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.numbers import is_stand_in
+from treadle.compat.tensors import are_alike
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 """What every module has: PyTorch's own."""
@@ -118,8 +119,9 @@ class KeptState:
         if any(n not in kept.before and _has_tensor(n) for n in changed):
             error = refused(f"a key of {label} that is a tensor", kind)  # it would be a traced one
             raise error.seen_by(lambda _: holds(kept.part))
-        if self._is_fixed(kept):
-            error = refused(kept.part.where(changed[0]), "part of a module")
+        fixed = [n for n in changed if not _is_frozen_still(kept.before.get(n), now.get(n))]
+        if fixed and self._is_fixed(kept):
+            error = refused(kept.part.where(fixed[0]), "part of a module")
             raise error.seen_by(lambda _: holds(kept.part))
         return [
             Change(
@@ -237,6 +239,17 @@ def _are_alike(before: Reading, now: Reading) -> bool:
         (isinstance(old, Tensor) and isinstance(new, Tensor))
         or (_is_numeric(old) and _is_numeric(new))
         for old, new in pairs
+    )
+
+
+def _is_frozen_still(before: object, now: object) -> bool:
+    """Whether a parameter takes the place of one like it, and neither is trained: no optimizer has
+    a say in it, and its values can go where those of the other were."""
+    return (
+        isinstance(before, nn.Parameter)
+        and isinstance(now, nn.Parameter)
+        and not (before.requires_grad or now.requires_grad)
+        and are_alike(before, now)
     )
 
 

@@ -94,10 +94,40 @@ class Location:
         return parts[self.at] if self.at < len(parts) else None
 
     def put(self, value: object) -> None:
-        """From now on ``value`` is there; ``MISSING`` for nothing."""
-        part = self._part()
+        """From now on ``value`` is there; ``MISSING`` for nothing. Of a tuple, in whose place
+        another one is put."""
+        part, around = self._part(), self.around
         assert part is not None, self.label
-        part.put(self.name, value)
+        if around is None:
+            part.put(self.name, value)
+        else:
+            entries = {**part.now(), self.name: value}
+            around.put(tuple.__new__(self.node.kind, entries.values()))
+
+    @property
+    def around(self) -> "Location | None":
+        """Of an entry of a tuple the place of the tuple."""
+        place = self.node.place if is_rebuilt(self.node.kind) else None
+        return None if place is None else replace(place, rooted=self.rooted)
+
+    @property
+    def outermost(self) -> "Location":
+        """The place in which a value is put so that it is here."""
+        around = self.around
+        return self if around is None else around.outermost
+
+    @property
+    def is_settable(self) -> bool:
+        """Whether a value can be put here. (Of what is taken apart the step has a copy.)"""
+        outermost = self.outermost
+        part = outermost.node.watched[outermost.at].part
+        return part.settable and outermost.node.parts is None
+
+
+def is_rebuilt(kind: type) -> bool:
+    """Whether it is that of tuples that are no more than their entries: with another entry they are
+    others."""
+    return kind is tuple or (issubclass(kind, tuple) and "_fields" in vars(kind))
 
 
 @final

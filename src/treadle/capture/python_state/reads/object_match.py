@@ -112,9 +112,9 @@ class Match:
                 self.arrays += [node] if node.kind in ARRAYS else []
             self.words = self.words or f"{label}: {change}"
             is_number = isinstance(entry, ReadValue) and entry.fact[0] in NUMBERS and is_real(value)
-            # (Of what is taken apart the step has a copy, in which nothing is put.)
-            if is_number and watched.part.settable and node.parts is None:
-                self.numbers.append(Location(node, at, name, label, rooted=True))
+            place = Location(node, at, name, label, rooted=True)
+            if is_number and place.is_settable:
+                self.numbers.append(place)
         return alike
 
     def _beside(self, node: Node, watched: Watched, now: Reading) -> Iterable[object] | None:
