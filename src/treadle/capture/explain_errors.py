@@ -82,7 +82,7 @@ def _is_machinery(frame: FrameType) -> bool:
     is what the tracer evaluates."""
     name = frame.f_code.co_filename
     if not name.startswith("<") or "__name__" in frame.f_globals:
-        return is_between(name)
+        return name.startswith(BETWEEN)
     around = frame.f_back
     while around is not None and around.f_code is not called_with.__code__:
         around = around.f_back

@@ -61,6 +61,19 @@ def _getter_functions() -> tuple[Callable[[], object], ...]:
     return tuple(vars(torch._C)[name] for name in _getters())
 
 
+def _values() -> list[object]:
+    """What each getter says."""
+    try:
+        return [each() for each in _getter_functions()]
+    except RuntimeError:  # new and old interfaces have set one
+        return [_switch(name) for name in _getters()]
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    return tuple(name.removeprefix("_get_") for name in _getters())
+
+
 def checks_for_nan() -> bool:
     """Whether anomaly detection looks for a NaN in each gradient."""
     return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
@@ -78,30 +91,63 @@ def _switch(name: str) -> object:
 def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
     """What ``refuse(name)`` gives is raised if one of the switches is another one afterwards; they
     are put back, as far as PyTorch has a way, also after an error."""
-    names = [name for name in _getters() if name.replace("_get_", "_set_", 1) in vars(torch._C)]
-    names.sort(key="_get_float32_matmul_precision".__ne__)  # others follow from it
-    kept = {name: _switch(name) for name in names}
-    dtype, gradients, before = torch.get_default_dtype(), torch.is_grad_enabled(), switches()
-    strict = torch.are_deterministic_algorithms_enabled()
-    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    kept = _KeptSwitches()
+    changed = ""
     try:
         yield
     finally:
         try:  # modes hear what is asked here, and may refuse it
-            now = switches()
-            changed = [name for name in before if now[name] != before[name]]
-            if torch.is_grad_enabled() != gradients:
-                changed.append("grad mode")
-        finally:
-            torch.set_default_dtype(dtype)
-            torch.set_grad_enabled(gradients)
-            torch.use_deterministic_algorithms(strict)
-            torch.set_anomaly_enabled(*anomaly)
-            for name in names:
-                if _switch(name) != kept[name]:
-                    vars(torch._C)[name.replace("_get_", "_set_", 1)](kept[name])
+            changed = kept.first_changed()
+        except BaseException:
+            kept.put_back()
+            raise
+        if changed:
+            kept.put_back()
     if changed:
-        raise refuse(changed[0].replace("_", " "))
+        raise refuse(changed.replace("_", " "))
+
+
+class _KeptSwitches:
+    """The switches as they are. They are put into words, and set, only where one changed: while a
+    step is traced, every call is heard."""
+
+    def __init__(self) -> None:
+        self._kept = self._now()
+
+    def first_changed(self) -> str:
+        """The name of the first that is another one now; empty if none is."""
+        now = self._now()
+        return next((name for name, was in self._kept.items() if now[name] != was), "")
+
+    def put_back(self) -> None:
+        """All that PyTorch has a way to set."""
+        kept: dict[str, Any] = self._kept
+        torch.set_default_dtype(kept["default_dtype"])
+        torch.set_grad_enabled(kept["grad_mode"])
+        torch.use_deterministic_algorithms(
+            kept["deterministic_algorithms"],
+            warn_only=kept["deterministic_algorithms_warn_only"],
+        )
+        torch.set_anomaly_enabled(*kept["detect_anomaly"])
+        # others follow from the precision of products
+        for name in sorted(_getters(), key="_get_float32_matmul_precision".__ne__):
+            put = vars(torch._C).get(name.replace("_get_", "_set_", 1))
+            was = kept[name.removeprefix("_get_")]
+            if put is not None and _switch(name) != was:
+                put(was)
+
+    @staticmethod
+    def _now() -> dict[str, object]:
+        anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        return {
+            **dict(zip(_names(), _values(), strict=True)),
+            "default_dtype": torch.get_default_dtype(),
+            "default_device": torch.get_default_device(),
+            "detect_anomaly": anomaly,
+            "autocast_cpu": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+            "autocast_cuda": (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+            "grad_mode": torch.is_grad_enabled(),
+        }
 
 
 _ASKS = ("get_", "is_", "are_", "initial_seed")

@@ -8,6 +8,8 @@
     trainer.train()
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any, cast
 
@@ -20,8 +22,10 @@ from treadle.options import Options, options_with
 from treadle.util.errors import not_installed
 
 try:
-    import transformers
+    # By the names of its modules: through its front pyright binds all models that the package has.
+    import transformers.trainer as hf
     from accelerate.utils import DistributedType
+    from transformers.trainer_callback import TrainerCallback
 
     from treadle.integrations.accelerate import refuse_accelerator
 except ModuleNotFoundError as error:
@@ -63,13 +67,13 @@ class CompiledTraining:
             self._let_go()
 
     @property
-    def _trainer(self) -> transformers.Trainer:
-        return cast("transformers.Trainer", self)
+    def _trainer(self) -> hf.Trainer:
+        return cast("hf.Trainer", self)
 
     @property
-    def _loop(self) -> transformers.Trainer:
+    def _loop(self) -> hf.Trainer:
         """The methods of the class behind this one."""
-        return cast("transformers.Trainer", super())
+        return cast("hf.Trainer", super())
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
@@ -78,7 +82,8 @@ class CompiledTraining:
         if self.step is None or self._stepped is not self._trainer.optimizer:
             self._let_go()
             self.step = self._compiled(model)
-        loss, self._norm = self.step(model, inputs, num_items_in_batch)
+        with _cache_emptied(self._trainer):
+            loss, self._norm = self.step(model, inputs, num_items_in_batch)
         return loss
 
     def _compiled(self, model: nn.Module) -> Step[..., Any]:
@@ -114,13 +119,28 @@ class CompiledTraining:
         self._stepped = None
 
 
-class Trainer(CompiledTraining, transformers.Trainer):
+class Trainer(CompiledTraining, hf.Trainer):
     """Hugging Face's ``Trainer``, whose training step is compiled. ``memory`` and ``options`` are
     those of ``treadle.compile``; ``step`` is what was compiled, for ``explain`` and the rest."""
 
 
 def _done(optimizer: object, closure: object = None) -> None:
     """In the place of an update that the step has done."""
+
+
+@contextmanager
+def _cache_emptied(trainer: hf.Trainer) -> Iterator[None]:
+    """What the loop does at every few steps between forward and backward, after the whole step. In
+    the step it would be a branch on the number of the step, which another call takes otherwise."""
+    settings = vars(trainer.args)
+    every = settings.get("torch_empty_cache_steps")
+    settings["torch_empty_cache_steps"] = None
+    try:
+        yield
+    finally:
+        settings["torch_empty_cache_steps"] = every
+    if every is not None and trainer.state.global_step % every == 0:
+        torch.cuda.empty_cache()
 
 
 def _clipped(model: nn.Module, most: float) -> Tensor:
@@ -130,7 +150,7 @@ def _clipped(model: nn.Module, most: float) -> Tensor:
     return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
 
-def _refuse(trainer: transformers.Trainer) -> None:
+def _refuse(trainer: hf.Trainer) -> None:
     refuse_accelerator(trainer.accelerator)
     args = trainer.args
     if trainer.accelerator.distributed_type != DistributedType.NO:
@@ -145,7 +165,7 @@ def _refuse(trainer: transformers.Trainer) -> None:
     for callback in trainer.callback_handler.callbacks:
         for event in _WITHIN:
             theirs = getattr(type(callback), event)
-            if theirs is not getattr(transformers.TrainerCallback, event):
+            if theirs is not getattr(TrainerCallback, event):
                 raise refused(
                     f"{type(callback).__name__}.{event} would find no gradients: the step has "
                     "cleared them",

@@ -31,7 +31,11 @@ def refuse_wrapper(wrapper: object, *_: object, **__: object) -> NoReturn:
 def refuse_collectives(lines: Iterable[tuple[int, Line]]) -> None:
     """TR-130 if an operation of the trace in progress communicates. ``lines``: from which node on
     which line of the user's runs."""
+    asked: set[int] = set()  # targets by their ids: a trace has few, at many nodes
     for at, target in enumerate(traced_targets()):
+        if id(target) in asked:
+            continue
+        asked.add(id(target))
         if not isinstance(target, OpOverload) or target.namespace == NAMESPACE:
             continue  # functional collectives are nodes like any other
         if facts_of(target).communicates:

@@ -332,4 +332,5 @@ def _sets_switch(name: str) -> LateError:
         code="TR-117",
         remedy="set it outside the step, or inside it with a context manager",
     )
-    return error.seen_by(lambda _: (switches().get(key), torch.is_grad_enabled()))
+    seen = (torch.is_grad_enabled, torch.is_anomaly_enabled)
+    return error.seen_by(lambda _: (switches().get(key), *[each() for each in seen]))
