@@ -162,7 +162,7 @@ def _plain_key(value: object) -> Hashable:
     and it shows memory as it is."""
     if not isinstance(value, FakeTensor) or value.layout is not torch.strided or is_sized(value):
         raise NoKey
-    if value.constant is not None or value.is_conj() or value.is_neg():
+    if vars(value).get("constant") is not None or value.is_conj() or value.is_neg():
         raise NoKey
     return value_key(value)
 
