@@ -95,6 +95,16 @@ def test_a_run_is_trainers_own(arguments, tmp_path):
     assert len(ours.step.recompiles) <= 2, ours.step.recompiles
 
 
+def test_the_cache_is_emptied_at_every_few_steps(tmp_path, monkeypatch):
+    """Outside the step, which the number of the step would be read in."""
+    ours, steps = trainer(Trainer, tmp_path, torch_empty_cache_steps=2), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: steps.append(ours.state.global_step))
+    ours.train()
+    assert steps == [0, 2, 4]
+    assert ours.args.torch_empty_cache_steps == 2
+    assert not [each for each in ours.step.recaptures if "global_step" in str(each)]
+
+
 def test_checkpoints_go_both_ways(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
     whole = trainer(transformers.Trainer, tmp_path / "theirs", **saving)

@@ -8,6 +8,8 @@
     trainer.train()
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any, cast
 
@@ -80,7 +82,8 @@ class CompiledTraining:
         if self.step is None or self._stepped is not self._trainer.optimizer:
             self._let_go()
             self.step = self._compiled(model)
-        loss, self._norm = self.step(model, inputs, num_items_in_batch)
+        with _cache_emptied(self._trainer):
+            loss, self._norm = self.step(model, inputs, num_items_in_batch)
         return loss
 
     def _compiled(self, model: nn.Module) -> Step[..., Any]:
@@ -123,6 +126,21 @@ class Trainer(CompiledTraining, hf.Trainer):
 
 def _done(optimizer: object, closure: object = None) -> None:
     """In the place of an update that the step has done."""
+
+
+@contextmanager
+def _cache_emptied(trainer: hf.Trainer) -> Iterator[None]:
+    """What the loop does at every few steps between forward and backward, after the whole step. In
+    the step it would be a branch on the number of the step, which another call takes otherwise."""
+    settings = vars(trainer.args)
+    every = settings.get("torch_empty_cache_steps")
+    settings["torch_empty_cache_steps"] = None
+    try:
+        yield
+    finally:
+        settings["torch_empty_cache_steps"] = every
+    if every is not None and trainer.state.global_step % every == 0:
+        torch.cuda.empty_cache()
 
 
 def _clipped(model: nn.Module, most: float) -> Tensor:
