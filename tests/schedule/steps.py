@@ -107,12 +107,13 @@ def kernels_of(plan: KernelPlan) -> list[Kernel]:
 
 @functools.cache
 def library(text: str) -> ctypes.CDLL:
-    folder = Path(tempfile.mkdtemp(prefix="treadle-test-"))
-    (folder / "unit.cpp").write_text(text)
-    command = ["g++", *FLAGS, str(folder / "unit.cpp"), "-o", str(folder / "unit.so")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
-    return ctypes.CDLL(str(folder / "unit.so"))
+    with tempfile.TemporaryDirectory(prefix="treadle-test-") as folder:
+        source, target = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
+        source.write_text(text)
+        command = ["g++", *FLAGS, str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
+        return ctypes.CDLL(str(target))  # which stays loaded without its file
 
 
 def strided(storage: torch.Tensor, view: View | TensorRef) -> torch.Tensor:
