@@ -15,7 +15,7 @@ SETTINGS = {
     "warns only": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
     "anomaly without a check": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
-    "cudnn": lambda: torch.backends.cudnn.__setattr__("benchmark", True),
+    "cudnn": lambda: torch._C._set_cudnn_benchmark(True),
 }
 
 
@@ -37,7 +37,7 @@ def as_before():
     torch.use_deterministic_algorithms(False)
     torch.autograd.set_detect_anomaly(False)
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.benchmark = False
+    torch._C._set_cudnn_benchmark(False)
     assert everything() == before
 
 
