@@ -370,7 +370,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(moves, st.sampled_from([(3, 4), (2, 3, 5), (1, 1), (7,), (4, 4)]))
 def test_random_programs_of_views_and_writes(program, shape):
     """Each move writes to a value made so far, or makes another, maybe a view, from it."""

@@ -152,7 +152,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
     repeats=st.integers(1, 4),
     grad=st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_programs(program: list[str], shape: tuple[int, ...], repeats: int, grad: bool) -> None:
     def function(inputs: list[Tensor]) -> object:
         made: list[Tensor] = []

@@ -102,7 +102,7 @@ SCALARS = 1024
 
 
 @given(st.lists(st.tuples(st.sampled_from(SHAPES), st.integers(1, 3)), min_size=8, max_size=16))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_eight_shapes_in_any_order_hold_one_arena(order):
     """Also where a batch comes several times: nothing keeps it."""
     step, model, eager, twin = trained(codegen=False)

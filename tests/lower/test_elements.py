@@ -75,7 +75,7 @@ def boolean(draw, n, m, depth):
 
 
 @given(st.data(), st.sampled_from([(4, 4), (3, 5), (1, 4), (5, 1)]))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_reading_gives_the_numbers_of_eager(data, sizes):
     n, m = sizes
     make = boolean(data.draw, n, m, 3)

@@ -134,7 +134,7 @@ def text_of(plan: KernelPlan) -> list[str]:
     return [*steps, *how, repr(plan.offsets), repr(plan.buffers), str(plan.peak_bytes)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, len(PARTS) - 1), min_size=1, max_size=5),
     st.integers(1, 4),

@@ -165,7 +165,7 @@ LONG = st.sampled_from([2, 7, 13, 33])
 """Products over one element are formulas by then (``passes/products/sums.py``)."""
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SPELLINGS), SMALL, SMALL, LONG, LONG, LONG, st.booleans())
 def test_any_spelling_of_any_size_becomes_a_call(attention, b, h, t, s, d, gradient):
     inputs = operands(b, h, t, s, d)

@@ -334,7 +334,7 @@ def pattern_at(pattern, i, j):
 
 
 @given(allowed(), st.sampled_from([(4, 4), (6, 6), (3, 6), (6, 3), (1, 5), (5, 1)]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_pattern_is_true_of_every_pair(condition, sizes):
     program = attention(lambda n, m: additive(condition(*positions(n, m)).expand(n, m)))
     inputs = operands(*sizes, heads=1, head=2, batch=1)

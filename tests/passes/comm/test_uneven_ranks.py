@@ -137,7 +137,7 @@ def equal(one, other):
     )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     instructions=instructions_,
     sizes=sizes_,

@@ -221,7 +221,7 @@ def test_second_computations_of_a_checkpoint_are_told_from_those_of_the_plan():
     assert_applied(again)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_random_graphs(seed):
     draw = random.Random(seed)
