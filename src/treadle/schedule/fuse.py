@@ -17,7 +17,7 @@ from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.schedule.depend import Dependencies
 from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
-from treadle.schedule.pressure import MemoryPressure, Merge
+from treadle.schedule.pressure import LITTLE, MemoryPressure, Merge
 
 MAX_BUFFERS = 40
 """Of a kernel: those that it reads and writes."""
@@ -234,18 +234,24 @@ class Fuser:
         again = nest.kind is KernelKind.COLUMNS and not _columns_are_last(placed, nest)
         if again and (flow.overwrites or not self._descends(nest.rows.extent, nest.cols.extent)):
             return None
-        if not self._pressure.allows(self._merge_of(a, b)):
+        phases = self._phases(a, b)
+        later = len(phases) > 1 and "optimizer" in phases  # a gradient waits for its update then
+        if not self._pressure.allows(self._merge_of(a, b), spare=0 if later else LITTLE):
             return None
         return _union(a, b, nest, placed, flow)
 
+    def _phases(self, a: Group, b: Group) -> set[str]:
+        """The phases of two groups."""
+        return {self._steps[group.members[0]].origin.phase for group in (a, b)}
+
     def _is_too_large(self, a: Group, b: Group) -> bool:
-        """Whether one kernel of both would have too many members, or buffers in memory: values
-        that its members alone read stay in registers."""
+        """Whether one kernel of both would have too many members, or buffers. Of an update those in
+        memory count: the values that its members alone read stay in registers."""
         if len(a.members) + len(b.members) > _MAX_MEMBERS:
             return True
         names, mask = a.buffers | b.buffers, a.mask | b.mask
-        if len(names) <= MAX_BUFFERS:
-            return False
+        if len(names) <= MAX_BUFFERS or "optimizer" not in self._phases(a, b):
+            return len(names) > MAX_BUFFERS
         return sum(not self._stays_inside(name, mask) for name in names) > MAX_BUFFERS
 
     def _stays_inside(self, name: str, mask: int) -> bool:

@@ -83,17 +83,17 @@ class MemoryPressure:
             self._alive[i] += step.workspace if isinstance(step, Call) else 0
         for name, span in self._spans.items():
             _add(self._alive, span, self._sizes[name])
-        self._bound = int(self._alive.max(initial=0)) + LITTLE
+        self._peak = int(self._alive.max(initial=0))
         self._allowed: tuple[Merge, list[_Change]] = _NOTHING, []
 
     def place(self, step: int) -> int:
         """Where the kernel of ``step`` runs."""
         return self._place[step]
 
-    def allows(self, merge: Merge) -> bool:
-        """Whether that keeps the peak."""
+    def allows(self, merge: Merge, *, spare: int = LITTLE) -> bool:
+        """Whether that keeps the peak. ``spare``: bytes above it that the merge is worth."""
         changes = self._changes(merge)
-        if not self._keeps(changes):
+        if not self._keeps(changes, self._peak + spare):
             return False
         self._allowed = merge, changes
         return True
@@ -108,7 +108,7 @@ class MemoryPressure:
         for step, place in merge.moved(self._place).items():
             self._place[step] = place
 
-    def _keeps(self, changes: list[_Change]) -> bool:
+    def _keeps(self, changes: list[_Change], most: int) -> bool:
         pieces = [
             (first, last, sign * self._sizes[name])
             for name, before, after in changes
@@ -121,7 +121,7 @@ class MemoryPressure:
         alive = self._alive[low : high + 1].copy()
         for first, last, size in pieces:
             alive[max(first - low, 0) : max(last + 1 - low, 0)] += size
-        return int(alive.max()) <= self._bound
+        return int(alive.max()) <= most
 
     def _changes(self, merge: Merge) -> list[_Change]:
         """The values that live otherwise then."""

@@ -24,6 +24,9 @@ class NoKey(Exception):
 def value_key(value: object) -> Hashable:
     """What the type of a value of the trace is."""
     if isinstance(value, torch.Tensor):
+        numbers = *value.shape, *value.stride(), value.storage_offset()
+        if any(isinstance(n, torch.SymInt) for n in numbers):
+            raise NoKey  # before the symbols of a trace have their dims
         return value.dtype, layout_of(value), offset_of(value), value.device
     if value is None:
         return None
