@@ -106,6 +106,8 @@ def test_first_calls_hold_no_gradients_of_the_call_before():
     torch.manual_seed(0)
     compiled(Deep().cuda())[1](batch(3))  # the first compile on a machine measures the GPU's rates
     clear_workspaces()
+    gc.collect()
+    already = torch.cuda.memory_allocated()  # such as cuDNN's state of dropout
     width = 2048  # tensors of 10 MiB and more: below, the allocator reserves 20 MiB for a few
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(8)]).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -126,7 +128,7 @@ def test_first_calls_hold_no_gradients_of_the_call_before():
         torch.cuda.reset_peak_memory_stats()
         step(x)
         promised = step.summary().peak_of_any_call_bytes
-        assert torch.cuda.max_memory_allocated() <= 1.02 * promised, rows
+        assert torch.cuda.max_memory_allocated() - already <= 1.02 * promised, rows
         assert torch.cuda.memory_reserved() <= 1.3 * promised, rows
 
 
