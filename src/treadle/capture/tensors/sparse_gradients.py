@@ -88,6 +88,10 @@ class SparseRows:
         return order, sums[group]
 
 
+def _called(func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+    return func(*args, **kwargs)
+
+
 def is_sparse(value: object) -> bool:
     """Whether it is a sparse tensor, as embeddings have them for gradients."""
     return isinstance(value, Tensor) and value.layout is torch.sparse_coo
@@ -109,6 +113,7 @@ class SparseGradients(DispatchMode):
         super().__init__()
         self._known: dict[int, tuple[Tensor, SparseRows]] = {}  # by the id of a sparse tensor
         self._apply = without_functions(self._applied)
+        self._run = without_functions(_called)
 
     def __torch_dispatch__(
         self,
@@ -125,7 +130,7 @@ class SparseGradients(DispatchMode):
             func in (_MAKE, _BAGS) or _has_sparse(args) or _has_sparse(named.values())
         ):
             return self._apply(func, args, named)
-        return func(*args, **named)
+        return self._run(func, args, named)  # how PyTorch finds its type are no calls of the user's
 
     def rows_of(self, gradient: Tensor) -> SparseRows:
         """The pair of a sparse tensor that the step made."""
