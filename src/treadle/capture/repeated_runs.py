@@ -99,7 +99,7 @@ class RepeatedRuns:
         for group in self._request.param_groups:
             group.taken.clear()
         with weights_in_place(), self._calls.rewritten():
-            instead = {**_INSTEAD, **run.recorder.masks.answers()}
+            instead = {**_INSTEAD, **run.recorder.constants.answers()}
             return trace(run.traced, inputs, instead, symbolic=symbolic)
 
     def expects(self, likely: Iterable[Location]) -> bool:

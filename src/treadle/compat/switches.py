@@ -15,14 +15,21 @@ _OF_THE_PROCESS = ("thread_name", "caught_jit", "cache_stats", "worker")
 def switches() -> dict[str, str]:
     """How PyTorch is set to compute, by name: every getter of its core that takes nothing and
     gives a plain value, the default dtype and device, and what autocast does."""
-    found = {name.removeprefix("_get_"): repr(_switch(name)) for name in _getters()}
-    found["default_dtype"] = str(torch.get_default_dtype())
-    found["default_device"] = str(torch.get_default_device())
-    found["detect_anomaly"] = repr(checks_for_nan())
-    for kind in ("cpu", "cuda"):
-        on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        found[f"autocast_{kind}"] = f"{on} {dtype}"
-    return found
+    return {name: _in_words(name, value) for name, value in zip(_names(), _values(), strict=True)}
+
+
+def _in_words(name: str, value: Any) -> str:
+    match name:
+        case "default_dtype":
+            return str(value)
+        case "default_device":
+            return str(torch.get_default_device())
+        case "detect_anomaly":
+            return repr(checks_for_nan())
+        case "autocast_cpu" | "autocast_cuda":
+            return "{} {}".format(*value)
+        case _:
+            return repr(value)
 
 
 class Switches:
@@ -34,26 +41,11 @@ class Switches:
 
     def now(self) -> tuple[str, ...]:
         """The values of ``switches()``; the very same object while nothing changed."""
-        raw = self._read()
-        if raw is None or raw != self._raw:
+        raw = _values()
+        if raw != self._raw:
             words = tuple(switches().values())
             self._raw, self._words = raw, self._words if words == self._words else words
         return self._words
-
-    def _read(self) -> object:
-        try:
-            return (
-                *[each() for each in _getter_functions()],
-                torch.get_default_dtype(),
-                checks_for_nan(),
-                torch._C._len_torch_function_stack() and torch.get_default_device(),
-                torch.is_autocast_enabled("cpu"),
-                torch.is_autocast_enabled("cuda"),
-                torch.get_autocast_dtype("cpu"),
-                torch.get_autocast_dtype("cuda"),
-            )
-        except RuntimeError:  # new and old interfaces have set one
-            return None
 
 
 @functools.cache
@@ -62,16 +54,27 @@ def _getter_functions() -> tuple[Callable[[], object], ...]:
 
 
 def _values() -> list[object]:
-    """What each getter says."""
+    """What each of ``_names`` is. Only a mode can set a default device: where there is none, it is
+    not asked for."""
     try:
-        return [each() for each in _getter_functions()]
+        core = [each() for each in _getter_functions()]
     except RuntimeError:  # new and old interfaces have set one
-        return [_switch(name) for name in _getters()]
+        core = [_switch(name) for name in _getters()]
+    return [
+        *core,
+        torch.get_default_dtype(),
+        torch._C._len_torch_function_stack() and torch.get_default_device(),
+        (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+    ]
 
 
 @functools.cache
 def _names() -> tuple[str, ...]:
-    return tuple(name.removeprefix("_get_") for name in _getters())
+    core = [name.removeprefix("_get_") for name in _getters()]
+    others = "default_dtype", "default_device", "detect_anomaly", "autocast_cpu", "autocast_cuda"
+    return (*core, *others)
 
 
 def checks_for_nan() -> bool:
@@ -138,16 +141,8 @@ class _KeptSwitches:
 
     @staticmethod
     def _now() -> dict[str, object]:
-        anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-        return {
-            **dict(zip(_names(), _values(), strict=True)),
-            "default_dtype": torch.get_default_dtype(),
-            "default_device": torch.get_default_device(),
-            "detect_anomaly": anomaly,
-            "autocast_cpu": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
-            "autocast_cuda": (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
-            "grad_mode": torch.is_grad_enabled(),
-        }
+        now = dict(zip(_names(), _values(), strict=True))
+        return {**now, "grad_mode": torch.is_grad_enabled()}
 
 
 _ASKS = ("get_", "is_", "are_", "initial_seed")

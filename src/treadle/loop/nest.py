@@ -63,9 +63,9 @@ def reductions_of(kernel: Kernel) -> tuple[Reduce, ...]:
 
 
 def updates(kernel: Kernel) -> tuple[Store, ...]:
-    """The stores of a reducing kernel into what it reads: values of a row or of a column, each
-    read at the place that is written alone, as of a parameter that its gradient's kernel updates.
-    They come after every other work of the row or column."""
+    """The stores of a reducing kernel into buffers that it reads, such as a bias that the kernel of
+    its gradient updates: one value for each row, or for each column, which is read only where it is
+    written. They come after all other work on that row or column."""
     read, full = set(loaded(kernel.body)), (kernel.rows, kernel.cols)
     if not reductions_of(kernel):
         return ()

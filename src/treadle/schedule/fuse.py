@@ -88,10 +88,8 @@ class _Flow:
             return False
         if op.buffer in self.read:
             same = all(place == (op.level, op.index) for place in self.read[op.buffer])
-            once = (
-                op.level is Level.FULL
-            ) is pointwise  # a row or column is written after its loops
-            if not (same and once):
+            is_narrow = op.level is not Level.FULL
+            if not same or is_narrow is pointwise:  # a row or column is stored after its loops
                 return False
             self.overwrites = True
         self.written[op.buffer] = op

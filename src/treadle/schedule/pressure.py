@@ -143,8 +143,8 @@ class MemoryPressure:
 
 
 def _pieces(before: _Span | None, after: _Span | None) -> list[tuple[int, int, int]]:
-    """Where a value is alive after a merge and was not before it, with 1; with -1 where it was and
-    is not. From which step to which: most values are alive at most of the same steps."""
+    """What a merge changes of the steps at which a value is alive: the first and the last of them,
+    and 1 where it is alive from now on, -1 where it no longer is. Most of its steps stay."""
     if before is None:
         return [] if after is None else [(*after, 1)]
     if after is None:

@@ -104,7 +104,7 @@ def _without_narrow_updates(kernel: Kernel) -> list[Kernel]:
 
 
 def _shared(kernel: Kernel, item: Store) -> list[Axis]:
-    """The axes of which each program that makes the value has its part."""
+    """The axes that the programs which compute a value divide among themselves."""
     shared = [kernel.rows, kernel.cols]
     if reductions_of(kernel):
         by_columns = item.value.name in after_rows(kernel) or kernel.kind is KernelKind.COLUMNS

@@ -105,7 +105,10 @@ def sparse_layout_of(value: object) -> SparseLayout | None:
 @final
 class SparseGradients(DispatchMode):
     """While inside, operations on sparse tensors are traced as what they do to pairs. ``TR-127``
-    for those that have no such form."""
+    for those that have no such form.
+
+    It is the outermost mode of a trace: what PyTorch calls in Python to find the type of a result
+    is hidden from modes for functions, which would take it for calls of a hook."""
 
     supports_higher_order_operators = True
 
@@ -130,7 +133,7 @@ class SparseGradients(DispatchMode):
             func in (_MAKE, _BAGS) or _has_sparse(args) or _has_sparse(named.values())
         ):
             return self._apply(func, args, named)
-        return self._run(func, args, named)  # how PyTorch finds its type are no calls of the user's
+        return self._run(func, args, named)
 
     def rows_of(self, gradient: Tensor) -> SparseRows:
         """The pair of a sparse tensor that the step made."""

@@ -107,7 +107,7 @@ class Run:
             uses.as_size = self.numbers.sizes.symbol
         recorder.conditions.path = self.request.path
         recorder.memory = self.tensors.memory
-        recorder.masks.inputs = self.updates.constants, uses.inputs, uses.arrays
+        recorder.constants.inputs = self.updates.constants, uses.inputs, uses.arrays
         if not self.request.update:
             recorder.after_backward = self.gradients.keep
 

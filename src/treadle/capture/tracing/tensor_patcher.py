@@ -241,7 +241,7 @@ class TensorPatcher(TorchFunctionMode):
         numbers = self._recorder.numbers
         if function in _SCALARS and tensor.numel() != 1:
             return function(*call.args)  # an error of PyTorch's
-        if function in _READ and (known := self._recorder.masks.read(function, tensor, *rest)):
+        if function in _READ and (known := self._recorder.constants.read(function, tensor, *rest)):
             return known[0]
         if function == Tensor.item:
             return numbers.item(tensor)
@@ -263,7 +263,7 @@ class TensorPatcher(TorchFunctionMode):
         """What the function gives, or what is traced in its place."""
         function, args, kwargs = call.function, call.args, call.kwargs
         recorder = self._recorder
-        if instead := recorder.masks.instead_of(function, args, kwargs):
+        if instead := recorder.constants.instead_of(function, args, kwargs):
             return instead(*args, **kwargs)
         if instead := counts_instead_of(function, recorder.decides_short):
             return instead(*args, **kwargs)
@@ -293,7 +293,7 @@ class TensorPatcher(TorchFunctionMode):
             recorder = self._recorder
             recorder.provenance.note_line()
             value = self.inside(tensor)
-            if known := recorder.masks.read(original, value):
+            if known := recorder.constants.read(original, value):
                 return known[0]
             answer = recorder.conditions.answer(value, frame, recorder.tensors.fresh)
             return original(tensor) if answer is None else answer

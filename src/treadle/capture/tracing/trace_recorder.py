@@ -27,7 +27,7 @@ from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.symbolic.arrays.array_functions import makers
 from treadle.capture.symbolic.arrays.arrays import from_numpy
 from treadle.capture.symbolic.branches.expected import Conditions, constraint_checks
-from treadle.capture.symbolic.branches.known_masks import KnownMasks
+from treadle.capture.symbolic.branches.known_constants import KnownConstants
 from treadle.capture.symbolic.deferred import AsksNumber, DeferredNumbers, functions_of_numbers
 from treadle.capture.symbolic.scalar_index import ScalarIndices
 from treadle.capture.symbolic.scaled import functions_of_sizes
@@ -69,7 +69,7 @@ class TraceRecorder:
         self.random = RandomStates()
         self.rng = RngGuard()
         self.indices = ScalarIndices()
-        self.masks = KnownMasks()
+        self.constants = KnownConstants()
         self.conditions = Conditions()
         self.numbers = DeferredNumbers(self._decide, self.require)
         self.scaling = LossScaling(lambda tensor: self.inside(tensor), updates)
@@ -87,7 +87,7 @@ class TraceRecorder:
         """Let go of the run: hooks of traced nodes, which stay, know this object."""
         self.provenance.listen = self.after_backward = lambda: None
         self.asks_size = lambda _: None
-        self.memory, self.masks = frozenset, KnownMasks()
+        self.memory, self.constants = frozenset, KnownConstants()
         self.mode, self.numbers.uses.mode = nullcontext, None
         self.pause, self.resume = _nothing_paused, lambda: None
 

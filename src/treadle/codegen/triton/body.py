@@ -1,7 +1,7 @@
 """One device function: positions, masks, definitions and stores; and pointwise kernels."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treadle.algebra.extents import ceil_div, divides
 from treadle.codegen.contraction import only_summed
@@ -28,7 +28,7 @@ class TritonBody:
 
     kernel: Kernel
     writer: TritonWriter
-    updates: tuple[Store, ...] = ()
+    updates: tuple[Store, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.updates = updates(self.kernel)

@@ -47,8 +47,8 @@ _COUNT = frozenset(
 _ASKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 
 
-class KnownMasks:
-    """Does what such masks pick, and reads such values. ``inputs``: by their ids, tensors that the
+class KnownConstants:
+    """Selects by such masks, and reads such values. ``inputs``: by their ids, tensors that the
     trace holds and that are others at a later call; all else that it holds is what the step's code
     says."""
 
