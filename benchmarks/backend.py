@@ -26,81 +26,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from networks import NETWORKS, Batch
+from torch import Tensor
 
 GIB = 2**30
-Batch = tuple[Tensor, ...]
-Loss = Callable[[Any, Batch], Tensor]
 
 
-def _gpt2(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"n_embd": 64, "n_head": 4, "vocab_size": 257, "n_layer": 2} if small else {}
-    rates = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(use_cache=False, **rates, **sizes))
-    shape = (2, 32) if small else (16, 1024)
-    vocabulary = model.config.vocab_size
-    return (
-        model,
-        lambda: (torch.randint(vocabulary, shape),),
-        lambda model, batch: model(input_ids=batch[0], labels=batch[0]).loss,
-    )
-
-
-def _bert(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
-    from transformers import BertConfig, BertForMaskedLM
-
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 257} if small else {}
-    depth = {"num_hidden_layers": 2, "intermediate_size": 128} if small else {}
-    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    model = BertForMaskedLM(BertConfig(**rates, **sizes, **depth))
-    shape = (2, 32) if small else (32, 512)
-    vocabulary = model.config.vocab_size
-    return (
-        model,
-        lambda: (torch.randint(vocabulary, shape),),
-        lambda model, batch: model(input_ids=batch[0], labels=batch[0]).loss,
-    )
-
-
-def _images(model: nn.Module, small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
-    shape = (2, 3, 64, 64) if small else (128, 3, 224, 224)
-    return (
-        model,
-        lambda: (torch.randn(shape), torch.randint(1000, shape[:1])),
-        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-    )
-
-
-def _resnet50(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
-    import torchvision
-
-    return _images(torchvision.models.resnet18() if small else torchvision.models.resnet50(), small)
-
-
-def _vit(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
-    from torchvision.models.vision_transformer import VisionTransformer
-
-    if small:
-        model = VisionTransformer(64, 16, 2, 4, 64, 128)
-    else:
-        model = VisionTransformer(224, 16, 12, 12, 768, 3072)
-    return _images(model, small)
-
-
-def _torchvision(name: str) -> Callable[[bool], tuple[nn.Module, Callable[[], Batch], Loss]]:
-    def make(small: bool) -> tuple[nn.Module, Callable[[], Batch], Loss]:
-        import torchvision
-
-        return _images(getattr(torchvision.models, name)(), small)
-
-    return make
-
-
-MODELS = {"gpt2": _gpt2, "bert": _bert, "resnet50": _resnet50, "vit": _vit} | {
-    name: _torchvision(name) for name in ("convnext_tiny", "efficientnet_b0", "mobilenet_v2")
-}
 VARIANTS = {"eager": None, "compile": "inductor", "backend": "treadle", "step": None}
 
 
@@ -110,7 +41,7 @@ def one(args: argparse.Namespace) -> None:
     on_gpu = device == "cuda"
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    model, batch_of, loss_of = MODELS[args.model](args.small)
+    model, batch_of, loss_of = NETWORKS[args.model](args.small)
     model.to(device).train()
     fused = on_gpu and args.only != "step"
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=fused or None)

@@ -32,6 +32,7 @@ OPTIONAL_PASSES = (
     "column-of-dots-and-bias",
     "vector-of-dots",
     "row-of-dots",
+    "written-out-product",
     "AccumulateProducts",
     "ScaleInProduct",
     "FoldWeightCast",

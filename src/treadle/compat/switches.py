@@ -198,6 +198,33 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(was)
 
 
+_MULTIPLYING = ("cuda", "mkldnn")
+"""Libraries whose products of float32 may be computed from rounded factors."""
+_ROUNDED = ("tf32", "bf16")
+
+
+def rounds_products() -> bool:
+    """Whether products of float32 may be computed from factors of fewer bits (TF32, bfloat16)."""
+    return any(_precision(library) in _ROUNDED for library in _MULTIPLYING)
+
+
+@contextmanager
+def full_products() -> Iterator[None]:
+    """No factor of a product is rounded inside; afterwards all is as it was."""
+    rounding = {name: _precision(name) for name in _MULTIPLYING if _precision(name) in _ROUNDED}
+    try:
+        for library in rounding:
+            torch._C._set_fp32_precision_setter(library, "matmul", "ieee")
+        yield
+    finally:
+        for library, was in rounding.items():
+            torch._C._set_fp32_precision_setter(library, "matmul", was)
+
+
+def _precision(library: str) -> str:
+    return torch._C._get_fp32_precision_getter(library, "matmul")
+
+
 def uses_onednn() -> bool:
     """Whether PyTorch may use oneDNN now."""
     return torch._C._get_mkldnn_enabled()

@@ -38,6 +38,7 @@ from treadle.passes.products.sums import (
     AddBiasInProduct,
     SplitBias,
 )
+from treadle.passes.products.written_out import MULTIPLY_WRITTEN_OUT
 from treadle.passes.registered import registered
 from treadle.report.stages import Watcher
 
@@ -67,6 +68,7 @@ FUSE: tuple[GraphPass, ...] = (
     ScaleInProduct(),  # before weights are folded: a kernel that scales takes more rows
     FoldWeightCast(),  # before products are summed: these sum in a formula
     DECOMPOSE_VECTORS,  # before products are summed, too
+    MULTIPLY_WRITTEN_OUT,  # as that: what it makes may be summed into
     AccumulateProducts(),  # after what is dead and what is equal: it counts readers
     FuseAttention(),  # as that
     CallFastestAttention(),  # before heads are shared: whichever kernel is called then

@@ -10,6 +10,7 @@ import torch
 
 from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload
+from treadle.graph.custom_ops.full_products import FULL_BMM
 from treadle.graph.custom_ops.table import CUSTOM_OPS
 from treadle.lower.registry import aten_op
 
@@ -20,6 +21,7 @@ PRODUCTS = {
     aten.addmm.default: "aten.addmm.out",
     aten.bmm.default: "aten.bmm.out",
     aten.baddbmm.default: "aten.baddbmm.out",
+    FULL_BMM.op: "treadle.full_bmm.out",
     aten.mv.default: "aten.mv.out",
     aten.addmv.default: "aten.addmv.out",
     aten.dot.default: "aten.dot.out",

@@ -179,6 +179,7 @@ STRIDED = frozenset({
     "aten.addmm.out",
     "aten.bmm.out",
     "aten.baddbmm.out",
+    "treadle.full_bmm.out",
     "aten.mv.out",
     "aten.addmv.out",
 })  # fmt: skip

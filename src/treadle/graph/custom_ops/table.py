@@ -3,6 +3,7 @@
 from treadle.graph.custom_ops import (
     ctc,
     expect,
+    full_products,
     grouped,
     incoming,
     masks,
@@ -17,6 +18,8 @@ CUSTOM_OPS = (
     *ctc.OPERATORS,
     *while_loops.OPERATORS,
     *grouped.OPERATORS,
+    full_products.FULL_BMM,
+    full_products.FULL_BMM_INTO,
     masks.COUNTED_MASK,
     expect.EXPECT,
     incoming.INCOMING_GRADIENT,
