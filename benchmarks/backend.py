@@ -6,8 +6,8 @@ steps, of which the backend has the forward and the backward, and the optimizer 
     python benchmarks/backend.py [--model gpt2,bert,resnet50,vit] [--only eager,compile,backend]
         [--steps 5] [--timed 20] [--profile] [--small]
 
-``step`` is ``treadle.compile`` of the whole step, optimizer included. ``--model`` takes
-``convnext_tiny``, ``efficientnet_b0`` and ``mobilenet_v2`` of torchvision as well.
+``step`` is ``treadle.compile`` of the whole step, optimizer included. ``--model`` takes all of
+``networks.py``: language models, experts, a state space model, an LSTM, diffusion, vision.
 
 On a GPU bf16 autocast, float32 parameters and AdamW; ``--small``: few and small layers, for CPUs.
 Every variant starts from the same weights, sees the same batches, and runs in a process of its own.
@@ -30,8 +30,6 @@ from networks import NETWORKS, Batch
 from torch import Tensor
 
 GIB = 2**30
-
-
 VARIANTS = {"eager": None, "compile": "inductor", "backend": "treadle", "step": None}
 
 

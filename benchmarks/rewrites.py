@@ -38,6 +38,7 @@ from treadle.passes.products.sums import (
     AddBiasInProduct,
     SplitBias,
 )
+from treadle.passes.products.written_out import MULTIPLY_WRITTEN_OUT
 from treadle.runtime.store.artifact import CallStep
 from treadle.schedule.workers import WORKERS
 
@@ -153,8 +154,43 @@ def scaled_rows(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return (x @ w.to(x.dtype).t()) * s
 
 
+def pairs_of_rows(x: Tensor, y: Tensor) -> Tensor:
+    return (x[:, None] * y).sum(-1).relu()
+
+
+def pairs_in_heads(x: Tensor, y: Tensor) -> Tensor:
+    """Rows lie between batch and heads, as in state space models."""
+    return (x[:, :, None] * y[:, None]).sum(-1).relu()
+
+
+def values_in_heads(x: Tensor, y: Tensor) -> Tensor:
+    return (x[..., None] * y[:, None]).sum(2).relu()
+
+
 F32, BF16, I8 = torch.float32, torch.bfloat16, torch.int8
 CASES = (
+    *(
+        Case(
+            f"pairs of {m} and {n} rows of {k}",
+            MULTIPLY_WRITTEN_OUT,
+            ((m, k), (n, k)),
+            pairs_of_rows,
+        )
+        for m, n, k in ((256, 256, 32), (128, 256, 64), (1024, 1024, 64))
+    ),
+    *(
+        Case(
+            f"{name}, {b} x 64 x 24 x {k}",
+            MULTIPLY_WRITTEN_OUT,
+            ((b, 64, *middle), (b, 64, 24, k)),
+            each,
+        )
+        for name, each, middle, k in (
+            ("pairs in heads", pairs_in_heads, (24, 64), 64),
+            ("values in heads", values_in_heads, (64, 24), 64),
+        )
+        for b in (1, 16)
+    ),
     *(
         Case(f"{name}, {m} x {k}", None, ((m, k), *[(k, k)] * count), each)
         for name, count, each in (

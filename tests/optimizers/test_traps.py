@@ -195,3 +195,40 @@ def test_the_rate_may_be_a_tensor():
         reference.param_groups[0]["lr"].mul_(0.5)
     torch.testing.assert_close(model.gain, twin.gain, rtol=1e-4, atol=1e-6)
     assert step.recompiles == []
+
+
+TEXTS = [
+    ("SGD", "lr", "0.1"),
+    ("SGD", "momentum", "0.9"),
+    ("AdamW", "betas", ("0.9", 0.99)),
+    ("Adam", "eps", None),
+    ("RMSprop", "lr", "0.1"),
+    ("Rprop", "etas", ("0.5", 1.2)),
+    ("ASGD", "lr", b"0.1"),
+]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at first", "between calls"])
+@pytest.mark.parametrize(("kind", "name", "value"), TEXTS, ids=lambda each: str(each))
+def test_a_hyper_parameter_that_is_text_is_no_number(kind, name, value, late):
+    model = nn.Linear(3, 2)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    for _ in range(2 * late):
+        compiled(torch.randn(4, 3))
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    good = optimizer.param_groups[0][name]
+    optimizer.param_groups[0][name] = value
+    with pytest.raises(TypeError, match=rf"TR-132.* has {name}=.*not a number[^$]*compiled\(torch"):
+        compiled(torch.randn(4, 3))
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    optimizer.param_groups[0][name] = good
+    compiled(torch.randn(4, 3))

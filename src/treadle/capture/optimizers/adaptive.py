@@ -13,6 +13,7 @@ from torch import Tensor
 from treadle.capture.optimizers.moments import (
     decays,
     moved_moments,
+    number,
     read,
     signed,
     with_decay,
@@ -40,7 +41,7 @@ class AdagradUpdate(ElementwiseUpdate):
         return (decays(group), group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"sum": Start(float(group["initial_accumulator_value"]))}
+        return {"sum": Start(number(group, "initial_accumulator_value"))}
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "lr_decay", "eps", "weight_decay")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.moments import decays, read, signed, with_decay
+from treadle.capture.optimizers.moments import as_number, decays, number, read, signed, with_decay
 from treadle.capture.optimizers.registry import (
     ZEROS,
     ElementwiseUpdate,
@@ -138,7 +138,7 @@ class ASGDUpdate(ElementwiseUpdate):
         return {"step": 0.0, "eta": math.nan, "mu": 1.0}
 
     def advanced(self, counters: dict[str, float], group: Group) -> dict[str, float]:
-        step, lr = counters["step"], float(group["lr"])
+        step, lr = counters["step"], number(group, "lr")
         eta = lr / (1.0 + group["lambd"] * lr * step) ** group["alpha"]
         return {"step": step, "eta": eta, "mu": 1.0 / max(1.0, step - group["t0"])}
 
@@ -174,11 +174,16 @@ class RpropUpdate(ElementwiseUpdate):
         return (group["maximize"],)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"prev": ZEROS, "step_size": Start(float(group["lr"]))}
+        return {"prev": ZEROS, "step_size": Start(number(group, "lr"))}
 
     def scalars(self, group: Group) -> dict[str, float]:
         (less, more), (low, high) = group["etas"], group["step_sizes"]
-        return {"less": float(less), "more": float(more), "low": float(low), "high": float(high)}
+        return {
+            "less": as_number("etas", less),
+            "more": as_number("etas", more),
+            "low": as_number("step_sizes", low),
+            "high": as_number("step_sizes", high),
+        }
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         return scalars

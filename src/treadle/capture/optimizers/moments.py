@@ -1,14 +1,36 @@
 """What update rules share: hyper-parameters by name, weight decay, and moments of gradients."""
 
+from typing import Any
+
 from torch import Tensor
 
+from treadle.capture.explain_errors import here
+from treadle.capture.failures import also
 from treadle.capture.optimizers.registry import Group, Values
 from treadle.capture.optimizers.rounding import add, addcmul, lerp
 
 
+def number(group: Group, name: str) -> float:
+    """A hyper-parameter that is one number."""
+    return as_number(name, group[name])
+
+
+def as_number(name: str, value: Any) -> float:
+    """``value`` as a number. TR-132, a ``TypeError``, for text, which Python would convert and no
+    optimizer of PyTorch's takes."""
+    if value is None or isinstance(value, str | bytes):
+        raise also(TypeError)(
+            f"an optimizer of the step has {name}={value!r}, which is not a number",
+            code="TR-132",
+            where=here(),
+            remedy=f"set {name!r} in param_groups to a number",
+        )
+    return float(value)
+
+
 def decays(group: Group) -> bool:
     """Whether weight decay is on, which is a part of the graph."""
-    return float(group["weight_decay"]) != 0.0
+    return number(group, "weight_decay") != 0.0
 
 
 def signed(grad: Tensor, group: Group) -> Tensor:
@@ -27,9 +49,9 @@ def read(group: Group, *names: str) -> dict[str, float]:
     for name in names:
         if name == "betas":
             beta1, beta2 = group[name]
-            hyper_parameters |= {"beta1": float(beta1), "beta2": float(beta2)}
+            hyper_parameters |= {"beta1": as_number(name, beta1), "beta2": as_number(name, beta2)}
         else:
-            hyper_parameters[name] = float(group[name])
+            hyper_parameters[name] = number(group, name)
     return hyper_parameters
 
 

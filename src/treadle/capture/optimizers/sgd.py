@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.moments import decays, read, signed, with_decay
+from treadle.capture.optimizers.moments import decays, number, read, signed, with_decay
 from treadle.capture.optimizers.registry import (
     ZEROS,
     ElementwiseUpdate,
@@ -22,7 +22,7 @@ from treadle.capture.tensors.sparse_gradients import SparseRows, refused_sparse
 
 def _moves(group: Group) -> bool:
     """Whether there is momentum, which is a part of the graph."""
-    return float(group["momentum"]) != 0.0
+    return number(group, "momentum") != 0.0
 
 
 @dataclass(frozen=True)

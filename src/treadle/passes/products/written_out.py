@@ -27,6 +27,11 @@ _FROM_CACHE = 2.0
 one: 1.2 to 3.6 on one CPU core, 0.2 at most on an H200."""
 
 
+_LAUNCHES = 8
+"""What a call of the library costs, with copies of its factors and a kernel that reads its result
+by itself, in launches."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Dims:
     """The dims of a multiplication: kept ones of both factors and of each, and those summed."""
@@ -142,7 +147,7 @@ def _seconds(
     elements = batch * rows * columns * inner
     outside = batch * (2 * inner * (rows + columns) + 2 * rows * columns)
     memory = dtype.itemsize / model.bandwidth
-    product = 2 * elements / model.rate(dtype) + outside * memory + 3 * model.launch
+    product = 2 * elements / model.rate(dtype) + outside * memory + _LAUNCHES * model.launch
     return elements * memory / _FROM_CACHE, product
 
 

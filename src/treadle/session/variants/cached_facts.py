@@ -86,15 +86,18 @@ class ModelWatch:
         self._at = list(places)
         self._words = words.settle(list(places.values()), no_grad())
         self.same_grads = False  # whether they are what ``note_grads`` was told
+        self._noted = False  # not yet, should a call fail before
 
     def is_same(self) -> bool:
         """Whether all but the gradients is as it was; of these ``same_grads`` says it."""
-        same, self.same_grads = self._words.are_same()
+        same, there = self._words.are_same()
+        self.same_grads = there and self._noted
         return same
 
     def note_grads(self, there: Sequence[bool]) -> None:
         """Which parameters have gradients."""
         self._words.set_flags([there[at] for at in self._at])
+        self._noted = True
 
     def join(self, watches: Watches) -> None:
         """All of it, gradients included, while these are what ``note_grads`` was told."""
