@@ -80,6 +80,7 @@ class TensorRef:
 class Origin:
     """Where a step came from: graph nodes, the user's line, the module path, the phase. ``chunk``:
     steps of two chunks share no kernel, nor do they with others: one chunk is in memory at a time.
+    ``operation``: what the nodes call, as reports name it.
     """
 
     nodes: tuple[str, ...]
@@ -87,6 +88,7 @@ class Origin:
     module: str = ""
     phase: str = ""
     chunk: int | None = None
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.core.node_info import info, known_value, value_of
+from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import tensors_in
 from treadle.graph.custom_ops.while_loops import LOOPS
 from treadle.loop.expr import DTYPES, Array, Const
@@ -315,7 +316,8 @@ def _moved(context: LoweringContext, source: LoweredArgument) -> TensorRef | Non
 def origin_of(node: fx.Node) -> Origin:
     """The source line and the name under which reports show the node."""
     known = info(node)
-    return Origin((node.name,), known.where, known.module, known.phase, known.chunk)
+    operation = operation_name(node.target)
+    return Origin((node.name,), known.where, known.module, known.phase, known.chunk, operation)
 
 
 def error_at(node: fx.Node, message: str) -> LoweringError:

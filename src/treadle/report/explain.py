@@ -1,12 +1,11 @@
 """What a step was compiled to, and where its time and memory go, as text."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.graph.core.signature import Role
 from treadle.graph.rewrite.passes import PassReport
-from treadle.passes.memory.decisions import layer_of, shown
+from treadle.passes.memory.decisions import shown
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
 from treadle.report.communication import communication_text
@@ -15,6 +14,7 @@ from treadle.report.stages import ORDER
 from treadle.report.step_report import StepReport, VariantMemory
 from treadle.schedule.timeline import AliveAtPeak
 from treadle.util.sizes import format_bytes
+from treadle.util.wording import counted, layer_of
 
 _USES = 16
 _OPERATIONS = 6
@@ -153,13 +153,6 @@ def _use(report: StepReport, use: Use) -> list[str]:
     head = f"  {times}  {use.name} x{max(use.loops, use.launches)}{rate}"
     where = ", ".join(part for part in (use.module, short_line(use.where)) if part)
     return [f"{head}  {use.phase}{': ' if operations else ''}{operations}", f"{'':10}{where}"]
-
-
-def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
-    """``mul, add, mul`` -> ``"mul ×2, add"``."""
-    counts = Counter(operations)
-    words = [name + (f" ×{n}" if n > 1 else "") for name, n in list(counts.items())[:most]]
-    return ", ".join([*words, "..."] if len(counts) > most else words)
 
 
 def _fallbacks(report: StepReport) -> str:

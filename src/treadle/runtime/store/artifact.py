@@ -92,7 +92,7 @@ class Launch:
     Each entry lists buffer names and sizes for one instance: equal loops over different
     parameters are one launch. C++: ``void f(void* const* pointers, const int64_t* sizes,
     int64_t instances)`` with the pointers of all instances one after another. Triton: a launch
-    function in the module, see ``codegen/triton/text.py``.
+    function in the module, see ``codegen/triton/text.py``. ``shown``: its name in profiles.
     """
 
     function: str
@@ -101,6 +101,7 @@ class Launch:
     kernels: tuple[str, ...] = ()
     bytes_moved: int = 0
     origin: str = ""
+    shown: str = ""
 
 
 StepArgument: TypeAlias = Nested[View | Plain]
