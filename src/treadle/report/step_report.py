@@ -283,7 +283,7 @@ def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
     infos = iter(notes.calls)
     host_steps: list[HostStep] = []
     for step, measured in zip(steps, seconds, strict=True):
-        noted = _noted(step, notes.kernels, infos)
+        noted = _noted(step, notes.kernels, infos, seen.build.artifact)
         if isinstance(step, Launch):
             at = tuple(places[kernel] for kernel in step.kernels if kernel in places)
         else:
@@ -314,7 +314,7 @@ def _round(body: Artifact, body_name: str, loop: HostStep, notes: BodyNotes) -> 
     calls = iter(notes.calls)
     steps: list[HostStep] = []
     for step in body.steps:
-        noted = _noted(step, notes.kernels, calls)
+        noted = _noted(step, notes.kernels, calls, body)
         info = replace(noted.info, phase=loop.phase, module=loop.info.module, where=loop.where)
         name = f"{noted.name} (each round)"
         steps.append(replace(noted, name=name, info=info, where=loop.where, body=body_name))
@@ -322,7 +322,10 @@ def _round(body: Artifact, body_name: str, loop: HostStep, notes: BodyNotes) -> 
 
 
 def _noted(
-    step: Launch | CallStep, kernels: Mapping[str, KernelInfo], calls: Iterator[KernelInfo]
+    step: Launch | CallStep,
+    kernels: Mapping[str, KernelInfo],
+    calls: Iterator[KernelInfo],
+    artifact: Artifact,
 ) -> HostStep:
     """What notes say of a step; ``calls``: those of the library calls that are still to come."""
     if isinstance(step, Launch):
@@ -331,11 +334,19 @@ def _noted(
         moved, loops = step.bytes_moved, len(step.buffers)
     else:
         info = next(calls, _NOTHING)
-        name, function, reason = step.op, "", step.reason
+        name, function, reason = step.op, "", _reason(step, artifact)
         moved, loops = info.bytes_moved, 0
     return HostStep(
         name, function, reason, info, info.where, loops, moved, info.flops, 0.0, None, ()
     )
+
+
+def _reason(step: CallStep, artifact: Artifact) -> str:
+    """Why a call is a fallback, and what it costs beside its own work."""
+    copied, written = artifact.copied_by(step), len(step.updates)
+    if not copied:
+        return step.reason
+    return f"{step.reason}; copied arguments that it writes to: {copied} of {written}"
 
 
 _NOTHING = KernelInfo((), "", "", "")

@@ -211,6 +211,7 @@ def _from_step(step: Launch | CallStep) -> dict[str, object]:
         "origin": step.origin,
         "into": encode(step.into),
         "bodies": list(step.bodies),
+        "updates": list(step.updates),
     }
 
 
@@ -235,6 +236,7 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
         origin=data["origin"],
         into=decode(data["into"]),
         bodies=tuple(data["bodies"]),
+        updates=tuple(data["updates"]),
     )
 
 
