@@ -5,6 +5,7 @@
     cond(p, f, g, x)        f and g are both part of the graph; y = where(p, f(x), g(x))
     map(f, xs), scan(...)   as many copies of the body as there are slices
     while_loop(p, f, xs)    one operation, p and f as graphs: ``while_loops.py``
+    associative_scan(f, xs) formulas of logarithmic depth: ``associative_scans.py``
 
 Both branches of a ``cond`` are computed, and one is used. This is exactly eager's result, forward
 and backward, if the branches have no side effects: an elementwise selection drops the values of the
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.capture.control_flow.associative_scans import associative_scan
 from treadle.capture.control_flow.bodies import OperandsFromOutside, Pure, require_closed, unfit
 from treadle.capture.control_flow.while_loops import while_loop
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
@@ -30,7 +32,7 @@ MOST_COPIES = 256
 
 def instead_of(name: str) -> Callable[..., object]:
     """What the function of that name does in a trace."""
-    return _INSTEAD.get(name) or functools.partial(_refuse, name)
+    return _INSTEAD[name]
 
 
 def _cond(
@@ -180,13 +182,10 @@ def _stack(column: Sequence[Any], dim: int) -> Tensor:
     return torch.stack(list(column), dim if dim <= column[0].ndim else 0)
 
 
-def _refuse(name: str, *_args: object, **_kwargs: object) -> object:
-    raise unfit(name, "treadle does not know in which order its body combines slices")
-
-
 _INSTEAD: Mapping[str, Callable[..., object]] = {
     "cond": _cond,
     "map": _map,
     "scan": _scan,
     "while_loop": while_loop,
+    "associative_scan": associative_scan,
 }
