@@ -130,12 +130,16 @@ def _uses(report: StepReport) -> str:
         seconds = sum(use.seconds or 0.0 for use in rest)
         times = _share_and_times(report, seconds, sum(use.floor_seconds for use in rest))
         lines.append(f"  {times}  {len(rest)} more; step.report(path) lists all")
-    return "\n".join([*lines, *_rounds([kernel for kernel in every if kernel.inside])])
+    inside = [kernel for kernel in every if kernel.inside]
+    taken = [kernel for kernel in inside if kernel.name.endswith("(if taken)")]
+    rounds = [kernel for kernel in inside if kernel not in taken]
+    lines += _inside("in each iteration of loops", rounds)
+    return "\n".join([*lines, *_inside("in branches, of which each call runs one", taken)])
 
 
-def _rounds(uses: Sequence[Use]) -> list[str]:
-    """What loops run in each round, without times: how many rounds there are is not known."""
-    lines = ["  in each iteration of loops"] if uses else []
+def _inside(head: str, uses: Sequence[Use]) -> list[str]:
+    """What functions of loops and branches run, without times: how often is not known."""
+    lines = [f"  {head}"] if uses else []
     for use in uses[:_USES]:
         operations = counted(use.operations, _OPERATIONS) if use.source else ""
         count = max(use.loops, use.launches)

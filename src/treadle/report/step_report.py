@@ -24,6 +24,7 @@ from treadle.report.host_steps import (
 )
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes
 from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.loops import BRANCHES
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
@@ -304,19 +305,23 @@ def _rounds(
     for step, host in zip(artifact.steps, hosts, strict=True):
         for name in () if isinstance(step, Launch) else step.bodies:
             body = artifact.bodies[name]
-            loop_round = _round(body, name, host, notes[name])
+            assert isinstance(step, CallStep)
+            inside = "if taken" if step.op in BRANCHES else "each round"
+            loop_round = _round(body, name, host, notes[name], inside)
             steps += [*loop_round, *_rounds(body, loop_round, notes)]
     return tuple(steps)
 
 
-def _round(body: Artifact, body_name: str, loop: HostStep, notes: BodyNotes) -> list[HostStep]:
+def _round(
+    body: Artifact, body_name: str, loop: HostStep, notes: BodyNotes, inside: str
+) -> list[HostStep]:
     """The steps of a function of a loop, which have the place of the loop in the user's code."""
     calls = iter(notes.calls)
     steps: list[HostStep] = []
     for step in body.steps:
         noted = _noted(step, notes.kernels, calls, body)
         info = replace(noted.info, phase=loop.phase, module=loop.info.module, where=loop.where)
-        name = f"{noted.name} (each round)"
+        name = f"{noted.name} ({inside})"
         steps.append(replace(noted, name=name, info=info, where=loop.where, body=body_name))
     return steps
 

@@ -2,12 +2,13 @@
 
 ::
 
-    cond(p, f, g, x)        f and g are both part of the graph; y = where(p, f(x), g(x))
+    cond(p, f, g, x)        f and g are both part of the graph; y = where(taken(p), f(x), g(x))
     map(f, xs), scan(...)   as many copies of the body as there are slices
     while_loop(p, f, xs)    one operation, p and f as graphs: ``while_loops.py``
     associative_scan(f, xs) formulas of logarithmic depth: ``associative_scans.py``
 
-Both branches of a ``cond`` are computed, and one is used. This is exactly eager's result, forward
+Both branches of a ``cond`` are traced, and one is used; where their work is worth it, the step
+computes that one alone (``passes/taken_branches.py``). This is exactly eager's result, forward
 and backward, if the branches have no side effects: an elementwise selection drops the values of the
 other branch, and its gradients, which may be NaN, are masked where they would reach a tensor from
 outside. A branch with side effects (random numbers, writes, checks, unknown operations) is refused,
@@ -25,6 +26,8 @@ from treadle.capture.control_flow.associative_scans import associative_scan
 from treadle.capture.control_flow.bodies import OperandsFromOutside, Pure, require_closed, unfit
 from treadle.capture.control_flow.while_loops import while_loop
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
+from treadle.compat.transforms import in_transform
+from treadle.graph.custom_ops.branches import taken as marked
 
 MOST_COPIES = 256
 """Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
@@ -46,7 +49,7 @@ def _cond(
         return true_fn(*operands) if pred else false_fn(*operands)
     if pred.numel() != 1:
         raise unfit("cond", f"its condition has {pred.numel()} elements")
-    taken = pred.detach().reshape(()).to(torch.bool)
+    taken = _marked(pred.detach().reshape(()).to(torch.bool))
     results = [
         _branch(true_fn, operands, taken),
         _branch(false_fn, operands, taken.logical_not()),
@@ -55,6 +58,11 @@ def _cond(
     if str(shape) != str(other) or len(yes) != len(no):
         raise unfit("cond", "its branches return containers of different kinds")
     return unflatten([_chosen(taken, a, b) for a, b in zip(yes, no, strict=True)], shape)
+
+
+def _marked(condition: Tensor) -> Tensor:
+    """The condition, for the pass that runs one branch; inside ``vmap`` each sample has its own."""
+    return condition if in_transform() else marked(condition)
 
 
 def _chosen(taken: Tensor, yes: object, no: object) -> object:

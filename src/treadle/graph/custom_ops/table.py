@@ -1,6 +1,7 @@
 """Every custom operator that may stand in a graph."""
 
 from treadle.graph.custom_ops import (
+    branches,
     ctc,
     expect,
     grouped,
@@ -16,6 +17,7 @@ CUSTOM_OPS = (
     *packed.OPERATORS,
     *ctc.OPERATORS,
     *while_loops.OPERATORS,
+    *branches.OPERATORS,
     *grouped.OPERATORS,
     masks.COUNTED_MASK,
     expect.EXPECT,
