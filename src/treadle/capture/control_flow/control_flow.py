@@ -111,11 +111,11 @@ class _Gates(OperandsFromOutside):
     def inside(self, leaf: object) -> object:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in self._inside:
             return leaf
+        if not torch.is_grad_enabled():
+            return leaf
         known = self._gated.get(id(leaf))
         if known is None:
             gated = leaf.view_as(leaf)
-            if not gated.requires_grad:  # gradients are off here
-                return leaf
             gated.register_hook(functools.partial(_masked, self._taken))
             self._inside[id(gated)] = gated
             known = self._gated[id(leaf)] = leaf, gated
