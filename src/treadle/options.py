@@ -43,6 +43,7 @@ OPTIONAL_PASSES = (
     "SplitConvolutionBias",
     "ConvolveDepthwiseGradient",
     "ConvolveChannelsLast",
+    "RunTakenBranches",
 )
 """What ``skip`` may name: passes by their class, and rules by their name. A step computes the same
 without them."""

@@ -114,7 +114,24 @@ def twice_the_same(model, x, choose):
     return (one * two).sum()
 
 
+def a_loop_inside(model, x, choose):
+    """A loop in a branch, whose function reads parameters: they get their gradients."""
+    h = model.first(x)
+    more = lambda y: y.sum() < 20  # noqa: E731
+    body = lambda y: (model.second(y).abs() + y + 1) * model.scale  # noqa: E731
+
+    def rounds(y):
+        if choose is not plain_if:
+            return torch.while_loop(more, lambda z: (body(z),), (y,))[0]
+        while more(y):
+            y = body(y)
+        return y
+
+    return choose(x.sum() > 0, rounds, lambda y: y.exp(), (h,)).square().mean() * 0.01
+
+
 LOSSES = [
+    a_loop_inside,
     operands,
     closures,
     undefined_elsewhere,
@@ -280,7 +297,7 @@ def test_copies_of_a_body(loss, by_hand, tmp_path):
 
 
 BY_NAME = {
-    "associative_scan": lambda x: associative_scan(torch.add, x, 0),
+    "associative_scan": lambda x: associative_scan(torch.add, x, 9),
     "map": lambda x: map_over(torch.sin, x[:1].expand(MOST_COPIES + 1, 4)),
     "scan": lambda x: scan(lambda c, r: (c + r, c), x[0], x[:0]),
 }

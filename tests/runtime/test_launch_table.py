@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from treadle.runtime.execute.actions import Actions
 from treadle.runtime.kernels.c_library import load_c
@@ -109,9 +110,15 @@ def test_only_launches_that_follow_each_other_are_one(runner, log):
     assert kinds == [(0, True), (2, False), (3, True)]
     assert len(actions.program(1, 4).actions) == 3
     actions.name_steps(["", "a name", "", "", ""])
-    assert actions.program(0, 5).positions == [0, 1, 2, 3]
-    actions.run()
+    assert len(actions.program(0, 5).actions) == 3
+    with torch.profiler.profile() as profile:
+        assert actions.program(0, 5).positions == [0, 1, 2, 3, 4]
+        actions.run()
     assert log.taken() == [0, 1, 2, 3]
+    names = [event.name for event in profile.events()]
+    assert [name for name in names if name == "a name" or "step" in name] == [
+        *("step0", "a name", "step1", "step2", "step3", "step4")
+    ]
 
 
 def test_an_error_names_the_step_that_failed(runner, log):

@@ -75,6 +75,7 @@ def call_step(call: Call) -> CallStep:
         reason=call.reason,
         origin=call.origin.where or call.origin.module,
         into=None if call.into is None else _view(call.into),
+        updates=call.updates,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 from treadle.algebra.extents import sample_of
 from treadle.loop.kernel import KernelLaunch
 from treadle.loop.nest import arguments_of, bytes_moved
+from treadle.loop.origins import profile_name
 from treadle.loop.program import Buffer
 from treadle.runtime.store.artifact import Launch, Source
 
@@ -42,4 +43,5 @@ def launch_of(
         kernels=tuple(kernel.name for kernel in kernels),
         bytes_moved=sample_of(sum(bytes_moved(kernel, buffers) for kernel in kernels)),
         origin=next((origin.where or origin.module for origin in origins), ""),
+        shown=profile_name(function, [kernel.origins for kernel in kernels]),
     )

@@ -11,6 +11,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C.DisableTorchFunctionSubclass": ALL,
     "torch._C._DisableTorchDispatch": ALL,
     "torch._C._autograd._get_current_graph_task_keep_graph": ALL,
+    "torch.autograd._profiler_enabled": ALL,
     "torch._C._autograd._top_saved_tensors_default_hooks": ALL,
     "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
     "torch._C._dispatch_keys": ALL,

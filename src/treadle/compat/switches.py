@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+profiler_listens: Callable[[], bool] = torch.autograd._profiler_enabled
+"""Whether a profiler of this thread hears of ranges."""
 _OF_THE_PROCESS = ("thread_name", "caught_jit", "cache_stats", "worker")
 """Parts of names of getters that tell of the process and not of how PyTorch computes."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from treadle.compiler.chunks import versions_of
-from treadle.compiler.cleaning import cleaned, cleaning_of, rewritten
+from treadle.compiler.cleaning import cleaned, cleaning_of, rewritten, without
 from treadle.compiler.communication import timed
 from treadle.compiler.loops import bodies_in, with_rounds
 from treadle.compiler.regions import with_regions
@@ -14,7 +14,7 @@ from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
-from treadle.graph.rewrite.passes import run_passes
+from treadle.graph.rewrite.passes import GraphPass, run_passes
 from treadle.loop.expr import Array
 from treadle.loop.kernel import KernelPlan
 from treadle.loop.program import Program
@@ -24,6 +24,7 @@ from treadle.lower.reuse import LoweredNodes
 from treadle.options import Options
 from treadle.passes.memory.apply import require_same
 from treadle.passes.memory.choose import MemoryPlan, Plans, fastest_plan, plan_memory
+from treadle.passes.taken_branches import RunTakenBranches
 from treadle.report.stages import Watcher
 from treadle.runtime.store.cache import Cache
 from treadle.schedule.loop_nest import LoopNests
@@ -180,10 +181,18 @@ def prepared(step: StepGraph, target: Target, watcher: Watcher | None = None) ->
     """The step as its memory is planned: cleaned, with its collectives where they are hidden.
     Changes ``step``."""
     watcher = watcher or Watcher()
-    run_passes(step, cleaning_of(target.options), watcher)
+    run_passes(step, (*cleaning_of(target.options), *_branching(target)), watcher)
     if target.communication is None:
         return step
     return timed(step, target.options, target.communication, target.hardware, watcher)
+
+
+def _branching(target: Target) -> tuple[GraphPass, ...]:
+    """Last of the cleaning: branches become programs of their own. Not within a budget, whose plan
+    computes again what is in them."""
+    if target.library or target.options.memory is not None:
+        return ()
+    return without((RunTakenBranches(target.hardware),), target.options.skip)
 
 
 def plans_of(step: StepGraph, target: Target) -> Plans:

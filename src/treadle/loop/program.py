@@ -20,7 +20,12 @@ from typing import TypeAlias
 
 import torch
 
-from treadle.compat.operators.operator_facts import IN_ORDER, Effect, facts_by_name
+from treadle.compat.operators.operator_facts import (
+    IN_ORDER,
+    Effect,
+    facts_by_name,
+    may_accumulate,
+)
 from treadle.loop.expr import Array, Load, Position, values_of
 from treadle.loop.traverse import buffers_in, rename_buffers, walk
 from treadle.util.nested import Nested, Plain, leaves, map_leaves
@@ -80,6 +85,7 @@ class TensorRef:
 class Origin:
     """Where a step came from: graph nodes, the user's line, the module path, the phase. ``chunk``:
     steps of two chunks share no kernel, nor do they with others: one chunk is in memory at a time.
+    ``operation``: what the nodes call, as reports name it.
     """
 
     nodes: tuple[str, ...]
@@ -87,6 +93,7 @@ class Origin:
     module: str = ""
     phase: str = ""
     chunk: int | None = None
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,8 @@ class Call:
     a fallback. ``workspace`` is the bytes the call allocates beside its results.
     ``effects``: what it does besides its results, by the table of operators. Calls that draw random
     numbers and users' operators keep their order; these, and calls without results, happen even if
-    nobody reads what they give.
+    nobody reads what they give. ``updates``: the arguments, by position or name, that its last
+    results are once they are written to; these results are in buffers of ours.
     """
 
     op: str
@@ -197,6 +205,7 @@ class Call:
     workspace: int = 0
     effects: Effect = Effect.NONE
     into: TensorRef | None = None
+    updates: tuple[int | str, ...] = ()
 
     @property
     def refs(self) -> tuple[TensorRef, ...]:
@@ -216,6 +225,25 @@ class Call:
     def writes(self) -> tuple[str, ...]:
         """The buffers that it fills, or writes to."""
         return tuple([name for name in self.outputs if name is not None])
+
+    @property
+    def allocated(self) -> tuple[str, ...]:
+        """Of these the ones that PyTorch allocates."""
+        count = len(self.outputs) - len(self.updates)
+        own = () if self.out and not self.updates else self.outputs[:count]
+        return tuple([name for name in own if name is not None])
+
+    @property
+    def continued(self) -> tuple[tuple[str, TensorRef], ...]:
+        """Results that go on from an argument, which they may do in its memory, and the argument:
+        elsewhere the call copies it first."""
+        places = (0,) if may_accumulate(self.out) else self.updates
+        results = self.outputs[len(self.outputs) - len(places) :]
+        pairs = zip(results, map(self._argument, places), strict=True)
+        return tuple([(name, ref) for name, ref in pairs if name and isinstance(ref, TensorRef)])
+
+    def _argument(self, place: int | str) -> CallArgument:
+        return self.kwargs[place] if isinstance(place, str) else self.args[place]
 
     def renamed(self, names: Mapping[str, str], origin: Origin | None = None) -> "Call":
         """The call on other buffers; buffers that ``names`` does not know stay."""

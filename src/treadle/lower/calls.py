@@ -1,6 +1,7 @@
 """Library calls: PyTorch's kernels, with results in treadle's buffers."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,7 @@ from torch import fx
 
 from treadle.algebra.extents import same, surely_less
 from treadle.algebra.strides import is_dense
-from treadle.compat.operators.schemas import OpOverload
+from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.analysis.dynamic import layout_of, offset_of
 from treadle.graph.core.arguments import Argument
@@ -22,6 +23,7 @@ from treadle.lower.context import LoweringContext
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Args, Kwargs, Lowered, LoweredArgument, Value
 from treadle.lower.workspace import workspace_of
+from treadle.runtime.execute.functional import written_by
 from treadle.runtime.kernels.rng import OPERATOR, STATE_BYTES, can_draw
 from treadle.util.nested import Nested, Plain, map_leaves
 from treadle.util.reasons import ReasonCode
@@ -62,6 +64,7 @@ def call(
     )
     results: list[Value | int | None] = []
     out = OUT_VARIANTS.get(op, "") if drawn is None else OPERATOR
+    updates = _updates(contexts, op, args)
     for position, element_context in enumerate(contexts):
         results.append(_result(element_context, bool(out)) if single or position in used else None)
     if out and not context.layout and not is_dense(context.shape, context.strides):
@@ -80,9 +83,22 @@ def call(
             if out == OPERATOR
             else workspace_of(op, plain_args, context.builder.target),
             effects=effects_of(context.node),
+            updates=updates,
         )
     )
     return results[0] if single else tuple(results)
+
+
+def _updates(
+    contexts: Sequence[LoweringContext], op: OpOverload, args: Args
+) -> tuple[int | str, ...]:
+    """The arguments that an operator of the user's writes to, if all of them are dense."""
+    written = written_by(op)
+    results = contexts[len(contexts) - len(written) :]
+    if not all(is_dense(result.shape, result.strides) for result in results):
+        return ()
+    names = [argument.name for argument in schema_of(op).arguments][: len(args)]
+    return tuple([names.index(name) if name in names else name for name in written])
 
 
 def data_dependent_op(

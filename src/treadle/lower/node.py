@@ -13,7 +13,9 @@ from treadle.compat.operators.operator_facts import facts_of
 from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.core.node_info import info, known_value, value_of
+from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import tensors_in
+from treadle.graph.custom_ops.branches import branch
 from treadle.graph.custom_ops.while_loops import LOOPS
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
@@ -112,7 +114,7 @@ def _lowered(
         except Unsupported as refusal:
             reason = barred or ReasonCode.REFUSED.because(f"{op}: {refusal}")
     chosen = crosses or is_chosen(op)
-    if op in LOOPS:
+    if op in LOOPS or op is branch:
         return calls.call(context, op, args, kwargs, _barred_loop(context))
     if not chosen and not barred:
         parts = _decomposed(context, env)
@@ -315,7 +317,8 @@ def _moved(context: LoweringContext, source: LoweredArgument) -> TensorRef | Non
 def origin_of(node: fx.Node) -> Origin:
     """The source line and the name under which reports show the node."""
     known = info(node)
-    return Origin((node.name,), known.where, known.module, known.phase, known.chunk)
+    operation = operation_name(node.target)
+    return Origin((node.name,), known.where, known.module, known.phase, known.chunk, operation)
 
 
 def error_at(node: fx.Node, message: str) -> LoweringError:

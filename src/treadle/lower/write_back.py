@@ -14,10 +14,10 @@ into it, and nothing is copied::
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TypeGuard
 
-from treadle.compat.operators.operator_facts import may_accumulate
 from treadle.loop.expr import Array
 from treadle.loop.program import (
     BufferKind,
@@ -46,20 +46,21 @@ def write_in_place(
     left, makers = dict(writes), _makers(builder.steps)
     for target, (value, _) in writes.items():
         at = makers.get(value.buffer) if isinstance(value, TensorRef) else None
-        if at is None or not isinstance(value, TensorRef):
+        if target not in left or at is None:
             continue
-        others = {name for key in left if key != target for name in _read_by(left[key][0])}
-        if not {target, value.buffer} & (others | kept):
-            steps = _written_by_call(builder, target, value, at, set(writes))
+        group = _written_with(builder.steps[at], left, kept)
+        if target in group:
+            steps = _written_by_call(builder, group, at, left, writes)
             if steps is not None:
                 builder.steps, makers = steps, _makers(steps)
-                del left[target]
+                for name in group:
+                    del left[name]
     return left
 
 
 def _makers(steps: Sequence[Step]) -> dict[str, int]:
-    """Where calls stand that could write their result into an input, by the buffers that they are
-    the first to write."""
+    """Where calls stand that could write a result into an input, by the buffers that they are the
+    first to write."""
     first: dict[str, int] = {}
     for at, step in enumerate(steps):
         for name in step.writes:
@@ -68,7 +69,20 @@ def _makers(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def _may_write_into_input(step: Step) -> TypeGuard[Call]:
-    return isinstance(step, Call) and may_accumulate(step.out) and step.into is None
+    return isinstance(step, Call) and bool(step.continued) and step.into is None
+
+
+def _written_with(step: Step, left: Writes, kept: AbstractSet[str]) -> dict[str, TensorRef]:
+    """The inputs that a call may write its results into, by what else reads them and the results:
+    each with the result. Of a call of several all that ``left`` has, at once."""
+    assert isinstance(step, Call), step
+    group: dict[str, TensorRef] = {}
+    for result, argument in step.continued:
+        value, _ = left.get(argument.buffer, (None, None))
+        if isinstance(value, TensorRef) and value.buffer == result:
+            group[argument.buffer] = value
+    others = kept | {name for key in left if key not in group for name in _read_by(left[key][0])}
+    return {target: value for target, value in group.items() if not {target, value.buffer} & others}
 
 
 def _read_by(value: Value) -> tuple[str, ...]:
@@ -76,24 +90,30 @@ def _read_by(value: Value) -> tuple[str, ...]:
 
 
 def _written_by_call(
-    builder: Builder, target: str, value: TensorRef, at: int, changing: set[str]
+    builder: Builder, group: Mapping[str, TensorRef], at: int, left: Writes, writes: Writes
 ) -> list[Step] | None:
-    """The steps, of which the call ``at`` that makes ``value`` of ``target`` writes to ``target``:
-    after the last reader of what was there, and when every condition is known to hold."""
+    """The steps, of which the call ``at`` that makes new values of the inputs of ``group`` writes
+    to these: after the last reader of what was there, and when every condition is known to hold.
+    ``left``: those of ``writes`` that no step writes yet."""
     call = builder.steps[at]
     assert isinstance(call, Call), call
     read = [ref.buffer for ref in call.refs]
-    whole = builder.whole(target)
-    alone = call.args[0] == whole and read.count(target) == 1
-    if not alone or not _is_alike(builder, value, target) or changing & {*read} - {target}:
-        return None
-    waits = [n for n, step in enumerate(builder.steps) if target in step.reads]
+    given = {argument.buffer: argument for _, argument in call.continued}
+    alone = all(given[key] == builder.whole(key) and read.count(key) == 1 for key in group)
+    alike = all(_is_alike(builder, value, key) for key, value in group.items())
+    written = {name for step in builder.steps[:at] for name in step.writes}
+    others = {name for name in {*read} - group.keys() if name in writes}
+    if not alone or not alike or not others <= written - left.keys():
+        return None  # it would read another value where it is moved to
+    waits = [n for n, step in enumerate(builder.steps) if not group.keys().isdisjoint(step.reads)]
     waits += may_end_the_call(builder.steps)
     last = max([at, *waits])
-    reads = [n for n, step in enumerate(builder.steps) if value.buffer in step.reads]
-    if min(reads, default=last + 1) <= last:
+    passed = builder.steps[at + 1 : last + 1]
+    if any(not set(call.writes).isdisjoint(step.reads) for step in passed):
         return None
-    names = {value.buffer: target}
+    if call.is_in_order and any(isinstance(step, Call) and step.is_in_order for step in passed):
+        return None
+    names = {value.buffer: key for key, value in group.items()}
     before = [step for n, step in enumerate(builder.steps[: last + 1]) if n != at]
     after = [step.renamed(names) for step in builder.steps[last + 1 :]]
     return [*before, call.renamed(names), *after]

@@ -15,11 +15,11 @@ from treadle.passes.comm.simulate import (
     CommunicationTimeline,
     simulate_communication,
 )
-from treadle.passes.memory.decisions import layer_of
 from treadle.report.trace_events import Event, TraceProcess
 from treadle.targets.model import DeviceModel
 from treadle.util.files import write_output
 from treadle.util.sizes import format_bytes
+from treadle.util.wording import layer_of
 
 _EXPOSED = 5
 _PROCESS = TraceProcess(2)

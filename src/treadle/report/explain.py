@@ -1,12 +1,11 @@
 """What a step was compiled to, and where its time and memory go, as text."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.graph.core.signature import Role
 from treadle.graph.rewrite.passes import PassReport
-from treadle.passes.memory.decisions import layer_of, shown
+from treadle.passes.memory.decisions import shown
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
 from treadle.report.communication import communication_text
@@ -15,6 +14,7 @@ from treadle.report.stages import ORDER
 from treadle.report.step_report import StepReport, VariantMemory
 from treadle.schedule.timeline import AliveAtPeak
 from treadle.util.sizes import format_bytes
+from treadle.util.wording import counted, layer_of
 
 _USES = 16
 _OPERATIONS = 6
@@ -130,12 +130,16 @@ def _uses(report: StepReport) -> str:
         seconds = sum(use.seconds or 0.0 for use in rest)
         times = _share_and_times(report, seconds, sum(use.floor_seconds for use in rest))
         lines.append(f"  {times}  {len(rest)} more; step.report(path) lists all")
-    return "\n".join([*lines, *_rounds([kernel for kernel in every if kernel.inside])])
+    inside = [kernel for kernel in every if kernel.inside]
+    taken = [kernel for kernel in inside if kernel.name.endswith("(if taken)")]
+    rounds = [kernel for kernel in inside if kernel not in taken]
+    lines += _inside("in each iteration of loops", rounds)
+    return "\n".join([*lines, *_inside("in branches, of which each call runs one", taken)])
 
 
-def _rounds(uses: Sequence[Use]) -> list[str]:
-    """What loops run in each round, without times: how many rounds there are is not known."""
-    lines = ["  in each iteration of loops"] if uses else []
+def _inside(head: str, uses: Sequence[Use]) -> list[str]:
+    """What functions of loops and branches run, without times: how often is not known."""
+    lines = [f"  {head}"] if uses else []
     for use in uses[:_USES]:
         operations = counted(use.operations, _OPERATIONS) if use.source else ""
         count = max(use.loops, use.launches)
@@ -153,13 +157,6 @@ def _use(report: StepReport, use: Use) -> list[str]:
     head = f"  {times}  {use.name} x{max(use.loops, use.launches)}{rate}"
     where = ", ".join(part for part in (use.module, short_line(use.where)) if part)
     return [f"{head}  {use.phase}{': ' if operations else ''}{operations}", f"{'':10}{where}"]
-
-
-def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
-    """``mul, add, mul`` -> ``"mul ×2, add"``."""
-    counts = Counter(operations)
-    words = [name + (f" ×{n}" if n > 1 else "") for name, n in list(counts.items())[:most]]
-    return ", ".join([*words, "..."] if len(counts) > most else words)
 
 
 def _fallbacks(report: StepReport) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from treadle.passes.memory.decisions import layer_of
 from treadle.report.log import KernelInfo
 from treadle.runtime.store.artifact import Artifact
+from treadle.util.wording import layer_of
 
 T = TypeVar("T")
 _PHASES = ("forward", "backward", "optimizer")

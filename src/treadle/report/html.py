@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from importlib.resources import files
 
-from treadle.passes.memory.decisions import layer_of
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
 from treadle.report.explain import counted, during, held_rows, milliseconds
 from treadle.report.host_steps import Use
 from treadle.report.step_report import StepReport
 from treadle.util.sizes import format_bytes
+from treadle.util.wording import layer_of
 
 
 def page(report: StepReport, frontier: Sequence[tuple[int, float, int]] = ()) -> str:

@@ -1,16 +1,15 @@
 """The text and data of a compile that are stored, so that a cached step can be reported."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from treadle.algebra.extents import sample_of
-from treadle.graph.core.operators import operation_name
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import GraphPass, PassReport
 from treadle.loop.kernel import Kernel, KernelPlan
+from treadle.loop.origins import OriginSummary
 from treadle.loop.program import Call, Origin
 from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.cost import work_of
@@ -140,19 +139,8 @@ class CompileLog(Watcher):
         return self._info(kernel.origins)
 
     def _info(self, origins: Sequence[Origin]) -> KernelInfo:
-        names = dict.fromkeys(name for origin in origins for name in origin.nodes)
-        operations = tuple(self._operation(name) for name in names)
-        phase = _most(origin.phase for origin in origins)
-        own = [origin for origin in origins if origin.phase == phase]
-        module, where = (
-            _most(origin.module for origin in own),
-            _most(origin.where for origin in own),
-        )
-        return KernelInfo(operations, phase, module, where)
-
-    def _operation(self, name: str) -> str:
-        node = self._nodes.get(name)
-        return name if node is None else operation_name(node.target)
+        found = OriginSummary.of(origins)
+        return KernelInfo(found.operations, found.phase, found.module, found.where)
 
     def _called(self, call: Call) -> KernelInfo:
         info = self._info((call.origin,))
@@ -162,9 +150,3 @@ class CompileLog(Watcher):
         flops, moved, dtype = work_of(node)
         size = sample_of(moved)
         return replace(info, flops=flops, bytes_moved=size, dtype=str(dtype or ""))
-
-
-def _most(words: Iterable[str]) -> str:
-    """The word that occurs most often, of equals the last; empty ones do not count."""
-    counts = Counter(word for word in words if word)
-    return max(reversed(counts), key=counts.__getitem__, default="")

@@ -24,6 +24,7 @@ from treadle.report.host_steps import (
 )
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes
 from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.loops import BRANCHES
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
@@ -283,7 +284,7 @@ def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
     infos = iter(notes.calls)
     host_steps: list[HostStep] = []
     for step, measured in zip(steps, seconds, strict=True):
-        noted = _noted(step, notes.kernels, infos)
+        noted = _noted(step, notes.kernels, infos, seen.build.artifact)
         if isinstance(step, Launch):
             at = tuple(places[kernel] for kernel in step.kernels if kernel in places)
         else:
@@ -304,25 +305,32 @@ def _rounds(
     for step, host in zip(artifact.steps, hosts, strict=True):
         for name in () if isinstance(step, Launch) else step.bodies:
             body = artifact.bodies[name]
-            loop_round = _round(body, name, host, notes[name])
+            assert isinstance(step, CallStep)
+            inside = "if taken" if step.op in BRANCHES else "each round"
+            loop_round = _round(body, name, host, notes[name], inside)
             steps += [*loop_round, *_rounds(body, loop_round, notes)]
     return tuple(steps)
 
 
-def _round(body: Artifact, body_name: str, loop: HostStep, notes: BodyNotes) -> list[HostStep]:
+def _round(
+    body: Artifact, body_name: str, loop: HostStep, notes: BodyNotes, inside: str
+) -> list[HostStep]:
     """The steps of a function of a loop, which have the place of the loop in the user's code."""
     calls = iter(notes.calls)
     steps: list[HostStep] = []
     for step in body.steps:
-        noted = _noted(step, notes.kernels, calls)
+        noted = _noted(step, notes.kernels, calls, body)
         info = replace(noted.info, phase=loop.phase, module=loop.info.module, where=loop.where)
-        name = f"{noted.name} (each round)"
+        name = f"{noted.name} ({inside})"
         steps.append(replace(noted, name=name, info=info, where=loop.where, body=body_name))
     return steps
 
 
 def _noted(
-    step: Launch | CallStep, kernels: Mapping[str, KernelInfo], calls: Iterator[KernelInfo]
+    step: Launch | CallStep,
+    kernels: Mapping[str, KernelInfo],
+    calls: Iterator[KernelInfo],
+    artifact: Artifact,
 ) -> HostStep:
     """What notes say of a step; ``calls``: those of the library calls that are still to come."""
     if isinstance(step, Launch):
@@ -331,11 +339,19 @@ def _noted(
         moved, loops = step.bytes_moved, len(step.buffers)
     else:
         info = next(calls, _NOTHING)
-        name, function, reason = step.op, "", step.reason
+        name, function, reason = step.op, "", _reason(step, artifact)
         moved, loops = info.bytes_moved, 0
     return HostStep(
         name, function, reason, info, info.where, loops, moved, info.flops, 0.0, None, ()
     )
+
+
+def _reason(step: CallStep, artifact: Artifact) -> str:
+    """Why a call is a fallback, and what it costs beside its own work."""
+    copied, written = artifact.copied_by(step), len(step.updates)
+    if not copied:
+        return step.reason
+    return f"{step.reason}; copied arguments that it writes to: {copied} of {written}"
 
 
 _NOTHING = KernelInfo((), "", "", "")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from treadle.algebra.extents import largest, same, same_sizes, surely_less
 from treadle.algebra.index import Index
-from treadle.compat.operators.operator_facts import may_accumulate
+from treadle.algebra.strides import is_dense
 from treadle.loop.access import AccessSet
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
@@ -145,9 +145,7 @@ def _finish(
     allocator: Allocator,
 ) -> KernelPlan:
     lives = lifetimes(steps, buffers, kept)
-    by_call = {
-        name for step in steps if isinstance(step, Call) and not step.out for name in step.writes
-    }
+    by_call = {name for step in steps if isinstance(step, Call) for name in step.allocated}
     apart = by_call | kept
     ours = {name: interval for name, interval in lives.items() if name not in apart}
     calls = {
@@ -270,11 +268,11 @@ def _reuse(
     steps: Sequence[PlanStep], ours: Mapping[str, Interval], buffers: Mapping[str, Buffer]
 ) -> dict[str, str]:
     """Stores that may overwrite an input which dies at the same kernel, at the same element, and
-    calls that may go on in the bytes of their first operand."""
+    calls that may go on in the bytes of an operand."""
     reuse: dict[str, str] = {}
     for i, step in enumerate(steps):
         if isinstance(step, Call):
-            reuse |= _into_first(step, ours, buffers, i)
+            reuse |= _into_argument(step, ours, buffers, i)
             continue
         taken: set[str] = set()
         for store in _safe_stores(step):
@@ -289,21 +287,29 @@ def _reuse(
     return reuse
 
 
-def _into_first(
+def _into_argument(
     call: Call, ours: Mapping[str, Interval], buffers: Mapping[str, Buffer], i: int
 ) -> dict[str, str]:
-    """``out = x + a @ b``, or ``x`` with other elements at some places, in the bytes of ``x``,
-    which nobody reads afterwards."""
-    if call.into is not None or not may_accumulate(call.out):
+    """``out = x + a @ b``, or ``x`` with other elements at some places or written to by an operator
+    of the user's, in the bytes of ``x``, which nobody reads afterwards."""
+    if call.into is not None:
         return {}
-    (result,) = call.outputs
-    x = call.args[0]
-    if result is None or not isinstance(x, TensorRef) or not {result, x.buffer} <= ours.keys():
-        return {}
-    dies = ours[x.buffer].first < i == ours[x.buffer].last and ours[result].first == i
-    alone = sum(ref.buffer == x.buffer for ref in call.refs) == 1
-    fits = _is_all_of(x, buffers[x.buffer]) and _is_all_of(x, buffers[result])
-    return {result: x.buffer} if dies and alone and fits else {}
+    reuse: dict[str, str] = {}
+    for result, x in call.continued:
+        if not {result, x.buffer} <= ours.keys():
+            continue
+        dies = ours[x.buffer].first < i == ours[x.buffer].last and ours[result].first == i
+        alone = sum(ref.buffer == x.buffer for ref in call.refs) == 1
+        if dies and alone and _covers(x, buffers[x.buffer]) and _is_all_of(x, buffers[result]):
+            reuse[result] = x.buffer
+    return reuse
+
+
+def _covers(ref: TensorRef, buffer: Buffer) -> bool:
+    """Whether ``ref`` shows all of a buffer, in any order."""
+    nbytes = ref.numel * ref.dtype.itemsize
+    whole = same(ref.offset, 0) and is_dense(ref.shape, ref.strides)
+    return ref.dtype is buffer.dtype and whole and same(nbytes, buffer.nbytes)
 
 
 def _is_all_of(ref: TensorRef, buffer: Buffer) -> bool:

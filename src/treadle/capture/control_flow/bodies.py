@@ -37,7 +37,9 @@ _REMEDIES = {
         "let its functions only compute tensors, without side effects, and keep the types of the "
         "carried tensors; or do this outside the step"
     ),
-    "associative_scan": "use cumsum, cumprod or logcumsumexp, or torch's scan",
+    "associative_scan": (
+        "let its function only compute tensors of the types that it receives, without side effects"
+    ),
 }
 
 

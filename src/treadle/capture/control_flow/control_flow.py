@@ -2,11 +2,13 @@
 
 ::
 
-    cond(p, f, g, x)        f and g are both part of the graph; y = where(p, f(x), g(x))
+    cond(p, f, g, x)        f and g are both part of the graph; y = where(taken(p), f(x), g(x))
     map(f, xs), scan(...)   as many copies of the body as there are slices
     while_loop(p, f, xs)    one operation, p and f as graphs: ``while_loops.py``
+    associative_scan(f, xs) formulas of logarithmic depth: ``associative_scans.py``
 
-Both branches of a ``cond`` are computed, and one is used. This is exactly eager's result, forward
+Both branches of a ``cond`` are traced, and one is used; where their work is worth it, the step
+computes that one alone (``passes/taken_branches.py``). This is exactly eager's result, forward
 and backward, if the branches have no side effects: an elementwise selection drops the values of the
 other branch, and its gradients, which may be NaN, are masked where they would reach a tensor from
 outside. A branch with side effects (random numbers, writes, checks, unknown operations) is refused,
@@ -20,9 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.capture.control_flow.associative_scans import associative_scan
 from treadle.capture.control_flow.bodies import OperandsFromOutside, Pure, require_closed, unfit
 from treadle.capture.control_flow.while_loops import while_loop
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
+from treadle.compat.transforms import in_transform
+from treadle.graph.custom_ops.branches import taken as marked
 
 MOST_COPIES = 256
 """Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
@@ -30,7 +35,7 @@ MOST_COPIES = 256
 
 def instead_of(name: str) -> Callable[..., object]:
     """What the function of that name does in a trace."""
-    return _INSTEAD.get(name) or functools.partial(_refuse, name)
+    return _INSTEAD[name]
 
 
 def _cond(
@@ -44,7 +49,7 @@ def _cond(
         return true_fn(*operands) if pred else false_fn(*operands)
     if pred.numel() != 1:
         raise unfit("cond", f"its condition has {pred.numel()} elements")
-    taken = pred.detach().reshape(()).to(torch.bool)
+    taken = _marked(pred.detach().reshape(()).to(torch.bool))
     results = [
         _branch(true_fn, operands, taken),
         _branch(false_fn, operands, taken.logical_not()),
@@ -53,6 +58,11 @@ def _cond(
     if str(shape) != str(other) or len(yes) != len(no):
         raise unfit("cond", "its branches return containers of different kinds")
     return unflatten([_chosen(taken, a, b) for a, b in zip(yes, no, strict=True)], shape)
+
+
+def _marked(condition: Tensor) -> Tensor:
+    """The condition, for the pass that runs one branch; inside ``vmap`` each sample has its own."""
+    return condition if in_transform() else marked(condition)
 
 
 def _chosen(taken: Tensor, yes: object, no: object) -> object:
@@ -101,11 +111,11 @@ class _Gates(OperandsFromOutside):
     def inside(self, leaf: object) -> object:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in self._inside:
             return leaf
+        if not torch.is_grad_enabled():
+            return leaf
         known = self._gated.get(id(leaf))
         if known is None:
             gated = leaf.view_as(leaf)
-            if not gated.requires_grad:  # gradients are off here
-                return leaf
             gated.register_hook(functools.partial(_masked, self._taken))
             self._inside[id(gated)] = gated
             known = self._gated[id(leaf)] = leaf, gated
@@ -180,13 +190,10 @@ def _stack(column: Sequence[Any], dim: int) -> Tensor:
     return torch.stack(list(column), dim if dim <= column[0].ndim else 0)
 
 
-def _refuse(name: str, *_args: object, **_kwargs: object) -> object:
-    raise unfit(name, "treadle does not know in which order its body combines slices")
-
-
 _INSTEAD: Mapping[str, Callable[..., object]] = {
     "cond": _cond,
     "map": _map,
     "scan": _scan,
     "while_loop": while_loop,
+    "associative_scan": associative_scan,
 }

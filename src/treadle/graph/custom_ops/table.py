@@ -1,6 +1,7 @@
 """Every custom operator that may stand in a graph."""
 
 from treadle.graph.custom_ops import (
+    branches,
     ctc,
     expect,
     full_products,
@@ -17,6 +18,7 @@ CUSTOM_OPS = (
     *packed.OPERATORS,
     *ctc.OPERATORS,
     *while_loops.OPERATORS,
+    *branches.OPERATORS,
     *grouped.OPERATORS,
     full_products.FULL_BMM,
     full_products.FULL_BMM_INTO,

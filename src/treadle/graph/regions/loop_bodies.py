@@ -28,6 +28,7 @@ from treadle.graph.analysis.index_bounds import index_bounds_in
 from treadle.graph.core.node_info import NodeInfo, describe, tensor_of, with_info
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.signature import Input, Role, Signature, StepGraph
+from treadle.graph.custom_ops.branches import branch
 from treadle.graph.custom_ops.while_loops import while_loop, while_loop_backward
 from treadle.graph.text.parsing import parse
 from treadle.util.reasons import ReasonCode
@@ -62,7 +63,7 @@ class LoopBody:
 
 def bodies_of(op: str, args: Sequence[Any]) -> tuple[LoopBody, ...]:
     """The functions that the call of ``op`` runs: the condition, the body, and the gradients of a
-    round if it goes back; none of anything that is not a loop."""
+    round if it goes back; both branches of a condition; none of anything else."""
     if op == str(while_loop):
         *_, condition, body, _ = args
         return LoopBody(condition), LoopBody(body)
@@ -70,6 +71,9 @@ def bodies_of(op: str, args: Sequence[Any]) -> tuple[LoopBody, ...]:
         _, carried, _, differentiable, condition, body, backward = args
         sums = sum(differentiable[len(carried) :])
         return LoopBody(condition), LoopBody(body), LoopBody(backward, sums)
+    if op == str(branch):
+        *_, yes, no = args
+        return LoopBody(yes), LoopBody(no)
     return ()
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from treadle.compat.operators.schemas import OpOverload
+from treadle.graph.custom_ops.branches import taken
 from treadle.loop.expr import Array
 from treadle.lower.context import LoweringContext, broadcast, element
 from treadle.lower.registry import Unsupported, Value, aten_op, lowers
@@ -461,3 +462,6 @@ def lerp(x: ScalarExpr, end: ScalarExpr, weight: ScalarExpr) -> ScalarExpr:
     from_start = x + weight * (end - x)
     from_end = end - (end - x) * (1 - weight)
     return weight.fn("abs").fn("lt", 0.5).choose(from_start, from_end)
+
+
+register_unary(taken, lambda condition: condition)

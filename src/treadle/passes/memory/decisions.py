@@ -1,6 +1,5 @@
 """The decision for each activation, with its reason, in readable rows."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,8 +10,7 @@ from treadle.passes.memory.classify import classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Facts, Order
 from treadle.util.sizes import format_bytes
-
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+from treadle.util.wording import layer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +80,6 @@ class Row:
     def total(self) -> int:
         """Bytes of all of them."""
         return self.count * self.decision.size
-
-
-def layer_of(module: str) -> str:
-    """``blocks.3.mlp`` -> ``blocks.*.mlp``: the same for equal layers."""
-    return _NUMBER.sub("*", module)
 
 
 def rows(table: Sequence[Decision]) -> list[Row]:

@@ -1,5 +1,6 @@
 """The actions of an artifact's steps, as one flat list that a call walks."""
 
+import contextlib
 import functools
 import time
 from bisect import bisect_left, bisect_right
@@ -11,6 +12,7 @@ from typing import final
 
 import torch
 
+from treadle.compat.switches import profiler_listens
 from treadle.runtime.kernels.launch_table import JoinedLaunchError, LaunchJoiner
 from treadle.runtime.ranks.collectives import IN_FLIGHT
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
@@ -44,8 +46,9 @@ class Actions:
         self.owners: list[int] = []
         self._artifact = artifact
         self._joiners = joiners
-        self._programs: dict[tuple[int, int], ActionSequence] = {}
+        self._programs: dict[tuple[int, int, bool], ActionSequence] = {}
         self._of: list[Action] = []  # what they were made of
+        self._handles: Sequence[str] = ()
         self._driver = target_for(artifact.device).driver
         self._device = torch.device(artifact.device)
 
@@ -57,10 +60,8 @@ class Actions:
     def name_steps(self, names: Sequence[str]) -> None:
         """From now on profiles show each step of the artifact inside a range of this name; empty
         ones get none."""
-        owners = zip(self.flat, self.owners, strict=True)
-        self.flat = [
-            _Named(action, names[owner]) if names[owner] else action for action, owner in owners
-        ]
+        self._handles = names
+        self._programs = {}
 
     def run(
         self, seconds: list[float] | None = None, *, first: int = 0, end: int | None = None
@@ -74,6 +75,9 @@ class Actions:
             program = self.program(start_at, stop_at)
         else:
             program = self._apart(start_at, stop_at, seconds)
+        self._run(program)
+
+    def _run(self, program: ActionSequence) -> None:
         left = iter(program.actions)
         try:
             for action in left:
@@ -86,17 +90,42 @@ class Actions:
         except Exception as error:
             raise self._ended(program.position(left), error) from error
 
-    def program(self, start_at: int, stop_at: int) -> "ActionSequence":
-        """These actions, launches that follow each other as one."""
+    def program(self, start_at: int, stop_at: int) -> ActionSequence:
+        """These actions, launches that follow each other as one; while a profiler listens, each
+        step inside ranges with its names."""
         if self._of is not self.flat:
             self._programs, self._of = {}, self.flat
-        known = self._programs.get((start_at, stop_at))
+        profiled = profiler_listens()
+        known = self._programs.get((start_at, stop_at, profiled))
         if known is None:
-            pairs = list(enumerate(self.flat))[start_at:stop_at]
-            known = self._programs[start_at, stop_at] = _together(pairs, self._joiners)
+            places = range(start_at, stop_at)
+            known = self._named(places) if profiled else self._joined(places)
+            self._programs[start_at, stop_at, profiled] = known
         return known
 
-    def _apart(self, start_at: int, stop_at: int, seconds: list[float]) -> "ActionSequence":
+    def _joined(self, places: Sequence[int]) -> ActionSequence:
+        return _together([(at, self.flat[at]) for at in places], self._joiners)
+
+    def _named(self, places: Sequence[int]) -> ActionSequence:
+        """One action of each step."""
+        groups = [list(group) for _, group in groupby(places, self.owners.__getitem__)]
+        actions: list[Action] = [
+            _Named([self.flat[at] for at in group], self._names(self.owners[group[0]]))
+            for group in groups
+        ]
+        return ActionSequence(actions, [group[0] for group in groups])
+
+    def _names(self, number: int) -> list[str]:
+        """Of the ranges of a step, from outside to inside. PyTorch names its own operators."""
+        step = self._artifact.steps[number]
+        if isinstance(step, Launch):
+            own = step.shown or step.function
+        else:
+            own = step.op if step.bodies else ""
+        handle = self._handles[number] if self._handles else ""
+        return [name for name in (handle, own) if name]
+
+    def _apart(self, start_at: int, stop_at: int, seconds: list[float]) -> ActionSequence:
         """These actions, each of which is waited for and adds its time to that of its step."""
 
         def timed(action: Action, owner: int) -> None:
@@ -112,15 +141,8 @@ class Actions:
     def run_steps(self, steps: Sequence[int]) -> None:
         """Those of some steps."""
         for step in steps:
-            first = bisect_left(self.owners, step)
-            for position in range(first, bisect_right(self.owners, step)):
-                try:
-                    self.flat[position]()
-                except NotExpected:
-                    IN_FLIGHT.finish()
-                    raise
-                except Exception as error:
-                    raise self._ended(position, error) from error
+            first, end = bisect_left(self.owners, step), bisect_right(self.owners, step)
+            self._run(self.program(first, end))
 
     def _ended(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
         """What is raised of an error: the call may be made again, or no rank goes on after it."""
@@ -178,11 +200,14 @@ def _together(
 @final
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """An action inside a range that profiles show."""
+    """The actions of a step inside ranges that profiles show, the first around the others."""
 
-    action: Action
-    name: str
+    actions: Sequence[Action]
+    names: Sequence[str]
 
     def __call__(self) -> None:
-        with torch.profiler.record_function(self.name):
-            self.action()
+        with contextlib.ExitStack() as ranges:
+            for name in self.names:
+                ranges.enter_context(torch.profiler.record_function(name))
+            for action in self.actions:
+                action()

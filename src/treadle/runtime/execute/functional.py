@@ -10,6 +10,7 @@ is defined when it is first needed, in any process, under its name in an artifac
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,17 @@ from treadle.compat.operators.custom_op import CustomOp
 from treadle.compat.operators.schemas import OpOverload, overload_of, schema_of, written_arguments
 
 NAMESPACE = "treadle_functional"
+_ORIGINALS: dict[OpOverload, OpOverload] = {}
+"""By the operator that returns what is written, the one that writes."""
+
+
+def written_by(op: OpOverload) -> tuple[str, ...]:
+    """The arguments that the original of ``op`` writes to, in the order in which ``op`` returns
+    them after its other results; none of any other operator."""
+    original = _ORIGINALS.get(op)
+    if original is None:
+        return ()
+    return tuple(schema_of(original).arguments[at].name for at in _written(original))
 
 
 def functional_of(op: OpOverload) -> OpOverload | None:
@@ -42,6 +54,30 @@ def named(name: str) -> OpOverload:
     operator = functional_of(getattr(packet_, overload))
     assert operator is not None, name
     return operator
+
+
+def updating(name: str) -> Callable[..., tuple[object, ...]]:
+    """``treadle_functional.<name>`` with an option ``out``: where the written values are to be, and
+    ``None`` for those that nobody reads. What is there already is not copied. The results are those
+    of the original alone."""
+    op = _ORIGINALS[named(name)]
+    names = [argument.name for argument in schema_of(op).arguments]
+    written = [names[at] for at in _written(op)]
+
+    def call(*args: Any, out: Sequence[Tensor | None], **kwargs: Any) -> tuple[object, ...]:
+        every = dict(zip(names, args, strict=False)) | kwargs
+        places = zip(written, out, strict=True)
+        every |= {each: _put(every[each], place) for each, place in places}
+        result = op(**every)
+        return () if result is None else result if isinstance(result, tuple) else (result,)
+
+    return call
+
+
+def _put(value: Tensor, place: Tensor | None) -> Tensor:
+    if place is None:
+        return _copied(value)
+    return place if place.data_ptr() == value.data_ptr() else place.copy_(value)
 
 
 @functools.cache
@@ -71,7 +107,9 @@ def _defined(name: str, op: OpOverload) -> OpOverload:
         return both[0] if len(both) == 1 else both
 
     schema = f"{name}({', '.join(parameters)}) -> {shown}"
-    return CustomOp(schema, fake=call, kernel=call, namespace=NAMESPACE).op
+    functional = CustomOp(schema, fake=call, kernel=call, namespace=NAMESPACE).op
+    _ORIGINALS[functional] = op
+    return functional
 
 
 def _with_default(text: str, argument: Any) -> str:

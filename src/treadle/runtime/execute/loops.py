@@ -4,6 +4,7 @@
 
     i, h  =  treadle.while_loop([i0, h0], [n, w], ...)        bodies: condition, body
     grads =  treadle.while_loop_backward([g], [i0, h0], ...)  bodies: condition, body, gradients
+    y     =  treadle.branch(taken, [x, w], ...)               bodies: yes, no; one of them runs
 
 The programs share one arena, which the plan counts as the workspace of the call: it exists as long
 as the loop runs.
@@ -16,8 +17,10 @@ from typing import Any, Protocol, final
 
 from torch import Tensor
 
+from treadle.runtime.execute.bindings import laid_out, same_strides
 from treadle.runtime.store.artifact import Artifact
 from treadle.util import rounds
+from treadle.util.memory import with_own_memory
 from treadle.util.rounds import Function
 
 
@@ -59,6 +62,32 @@ class Loop:
                     )
                 case _:
                     raise AssertionError(self.bodies)
+
+
+@final
+class Branch:
+    """Runs one of two programs, as its first argument says; the host waits for it."""
+
+    __slots__ = ("no", "yes")
+
+    def __init__(self, bodies: Sequence[str], programs: Mapping[str, Repeatable]) -> None:
+        """``bodies``: the names of the program if it holds, and of the other one."""
+        self.yes, self.no = (programs[name] for name in bodies)
+
+    def __call__(self, taken: Tensor, operands: Sequence[Tensor], *_: str) -> list[Tensor]:
+        program = self.yes if taken.item() else self.no
+        artifact = program.artifact
+        specs = [artifact.buffers[name] for name in artifact.inputs]
+        given = [
+            tensor if same_strides(tensor, spec) else laid_out(tensor, spec)
+            for tensor, spec in zip(operands, specs, strict=True)
+        ]
+        with program.repeated() as run:
+            return with_own_memory(run(given), operands)
+
+
+BRANCHES = {"treadle.branch.default": Branch}
+"""What runs calls with functions of their own that are no loops, by their operators."""
 
 
 def _arena(program: tuple[str, Repeatable]) -> int:

@@ -22,10 +22,11 @@ from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.compat.operators.schemas import direct_call
 from treadle.runtime.execute.actions import Action, Actions
 from treadle.runtime.execute.bindings import Bindings, Live, sizes_array, whole
+from treadle.runtime.execute.functional import updating
 from treadle.runtime.execute.halves import widened
 from treadle.runtime.execute.incoming import INCOMING, Incoming, imported
 from treadle.runtime.execute.library_calls import CallAllocating, CallInto, resolve
-from treadle.runtime.execute.loops import Loop, Repeatable
+from treadle.runtime.execute.loops import BRANCHES, Loop, Repeatable
 from treadle.runtime.kernels.launch_table import NativeLaunch
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.kernels.rng import FUNCTION, OPERATOR, drawer
@@ -101,17 +102,24 @@ class Preparation:
             target = step.into or whole(self.artifact.buffers[name])
             self.bindings.argument(target, (kwargs, "out"))
             return [*actions, CallInto(self._operator(step.out), args, kwargs, target)]
-        self.filled.update(output for output in step.outputs if output is not None)
-        specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
+        own = step.outputs[: len(step.outputs) - len(step.updates)]
+        into = step.outputs[len(own) :]
+        allocations = self._allocations([output for output in into if output is not None])
+        self.filled.update(output for output in own if output is not None)
+        specs = tuple(self.artifact.buffers[o] if o is not None else None for o in own)
         if Effect.CONDITION in facts_by_name(step.op).effects:
             return [functools.partial(_require, args)]
         if step.op == INCOMING:
             op = self.incoming.gradient
+        elif step.updates:
+            op = updating(step.op.split(".")[1])
+            places = tuple(o and whole(self.artifact.buffers[o]) for o in into)
+            self.bindings.argument(places, (kwargs, "out"))
         elif step.bodies:
-            op = Loop(step.bodies, self.programs)
+            op = BRANCHES.get(step.op, Loop)(step.bodies, self.programs)
         else:
             op = widened(step.op, direct_call(resolve(step.op)))
-        return [CallAllocating(op, args, kwargs, specs, self.live.define)]
+        return [*allocations, CallAllocating(op, args, kwargs, specs, self.live.define)]
 
     def _operator(self, name: str) -> Callable[..., object]:
         """PyTorch's operator, or our own on top of a function of the artifact."""

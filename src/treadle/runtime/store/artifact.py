@@ -92,7 +92,7 @@ class Launch:
     Each entry lists buffer names and sizes for one instance: equal loops over different
     parameters are one launch. C++: ``void f(void* const* pointers, const int64_t* sizes,
     int64_t instances)`` with the pointers of all instances one after another. Triton: a launch
-    function in the module, see ``codegen/triton/text.py``.
+    function in the module, see ``codegen/triton/text.py``. ``shown``: its name in profiles.
     """
 
     function: str
@@ -101,6 +101,7 @@ class Launch:
     kernels: tuple[str, ...] = ()
     bytes_moved: int = 0
     origin: str = ""
+    shown: str = ""
 
 
 StepArgument: TypeAlias = Nested[View | Plain]
@@ -116,7 +117,8 @@ def views_in(*arguments: StepArgument) -> tuple[View, ...]:
 class CallStep:
     """A kernel of PyTorch's. ``out``: the out-variant that writes ``outputs[0]``'s buffer, or the
     part of it that ``into`` shows. ``bodies``: names of the artifacts that a loop runs, of its
-    condition, of its body, and of the gradients of a round if it goes back."""
+    condition, of its body, and of the gradients of a round if it goes back. ``updates``: the
+    arguments, by position or name, that its last outputs are once the call has written to them."""
 
     op: str
     args: tuple[StepArgument, ...]
@@ -127,6 +129,7 @@ class CallStep:
     origin: str = ""
     into: View | None = None
     bodies: tuple[str, ...] = ()
+    updates: tuple[int | str, ...] = ()
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -178,6 +181,25 @@ class Artifact:
             results=tuple(None if view is None else _view_at(view, sizes) for view in self.results),
             guards=(),
         )
+
+    def copied_by(self, step: CallStep) -> int:
+        """How many of the arguments that a call writes to it copies first, because what was there
+        is needed or is not in the arena."""
+        count = len(step.updates)
+        results = step.outputs[len(step.outputs) - count :]
+        return sum(
+            not self._is_in_place(
+                step.kwargs[place] if isinstance(place, str) else step.args[place], name
+            )
+            for name, place in zip(results, step.updates, strict=True)
+        )
+
+    def _is_in_place(self, argument: StepArgument, result: str | None) -> bool:
+        if result is None or not isinstance(argument, View):
+            return False
+        before, after = self.buffers[argument.buffer], self.buffers[result]
+        in_arena = before.place is after.place is Storage.ARENA
+        return before is after or (in_arena and before.offset == after.offset)
 
     @property
     def fallbacks(self) -> tuple[CallStep, ...]:

@@ -32,7 +32,7 @@ from treadle.runtime.store.artifact import (
 from treadle.util.errors import RuntimeFailure, require
 from treadle.util.generators import GeneratorRef
 
-FORMAT = 8
+FORMAT = 9
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -199,6 +199,7 @@ def _from_step(step: Launch | CallStep) -> dict[str, object]:
             "kernels": list(step.kernels),
             "bytes_moved": step.bytes_moved,
             "origin": step.origin,
+            "shown": step.shown,
         }
     return {
         "call": step.op,
@@ -210,6 +211,7 @@ def _from_step(step: Launch | CallStep) -> dict[str, object]:
         "origin": step.origin,
         "into": encode(step.into),
         "bodies": list(step.bodies),
+        "updates": list(step.updates),
     }
 
 
@@ -222,6 +224,7 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
             kernels=tuple(data["kernels"]),
             bytes_moved=data["bytes_moved"],
             origin=data["origin"],
+            shown=data["shown"],
         )
     return CallStep(
         op=data["call"],
@@ -233,6 +236,7 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
         origin=data["origin"],
         into=decode(data["into"]),
         bodies=tuple(data["bodies"]),
+        updates=tuple(data["updates"]),
     )
 
 
