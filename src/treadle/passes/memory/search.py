@@ -11,7 +11,9 @@ from treadle.passes.memory.after import finished
 from treadle.passes.memory.classify import SaveCandidates, classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.cut import cheapest_cut, keeping_costs
-from treadle.passes.memory.fused import RecomputeCost, recompute_costs
+from treadle.passes.memory.estimates.costs import costs_of
+from treadle.passes.memory.estimates.measured import NodeTimes
+from treadle.passes.memory.fused import RecomputeCost
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
@@ -63,11 +65,17 @@ class StepCosts:
     fused: RecomputeCost
 
     @classmethod
-    def of(cls, step: StepGraph, device: DeviceModel) -> "StepCosts":
-        """For ``step`` on a device."""
+    def of(
+        cls,
+        step: StepGraph,
+        device: DeviceModel,
+        method: Planner = _DEFAULT,
+        times: NodeTimes | None = None,
+    ) -> "StepCosts":
+        """For ``step`` on a device, as ``costs_of`` estimates it."""
         traced, masked = facts_of(step), with_byte_masks(step)
         facts = traced if masked is step else facts_of(masked)
-        return cls(traced, facts, recompute_costs(facts, device))
+        return cls(traced, facts, costs_of(facts, device, method, times))
 
 
 class _Planner:
@@ -257,7 +265,12 @@ def _thinned(points: list[Candidate], gap: float) -> list[Candidate]:
     return kept + points[1:][-1:]
 
 
-def fastest(step: StepGraph, device: DeviceModel) -> Candidate:
+def fastest(
+    step: StepGraph,
+    device: DeviceModel,
+    method: Planner = _DEFAULT,
+    times: NodeTimes | None = None,
+) -> Candidate:
     """The plan that is estimated to be the fastest; of equal ones, the smaller."""
-    planner = _Planner(step, device)
+    planner = _Planner(step, device, StepCosts.of(step, device, method, times))
     return pareto([planner.keep_all(), planner.fastest()])[0]
