@@ -1,1 +1,1 @@
-"""What is measured of a device: its rates, and what library calls allocate and how long they take."""
+"""What is measured of a device: its rates, and the bytes and seconds of library calls."""

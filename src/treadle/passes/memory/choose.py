@@ -242,7 +242,7 @@ def plan_memory(
         best = plans.smallest()
         raise _impossible(plans.points[best], plans.exact(best), budget_bytes)
     version, point = plans.versions[chosen], plans.points[chosen]
-    return _plan(version, point, plans.exact(chosen), plans.step_bound)
+    return _plan(version, point, plans.exact(chosen), method, plans.step_bound)
 
 
 def fastest_plan(
@@ -255,7 +255,7 @@ def fastest_plan(
     simulator's word."""
     version = _versions(step)[0]
     chosen = fastest(version.step, device, method, times)
-    return _plan(version, chosen, chosen.predicted_peak)
+    return _plan(version, chosen, chosen.predicted_peak, method)
 
 
 def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
@@ -286,11 +286,15 @@ def _in_words(node: fx.Node) -> str:
 
 
 def _plan(
-    version: Version, chosen: Candidate, peak: int, bound: StepBound | None = None
+    version: Version,
+    chosen: Candidate,
+    peak: int,
+    method: Planner,
+    bound: StepBound | None = None,
 ) -> MemoryPlan:
     """``bound``: of a plan that was evaluated."""
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
-    table = decisions(chosen.order, chosen.saved)
+    table = decisions(chosen.order, chosen.saved, method.bans)
     passes = (*version.first, *passes_of(version.step, chosen))
     return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound)

@@ -60,7 +60,7 @@ def constant_costs(facts: Facts) -> RecomputeCost:
     """All operations alike, whatever they share a kernel with; keeping costs no time."""
     free = (Kind.INPUT, Kind.VIEW)
     again = tuple(0.0 if kind in free else _CONSTANT for kind in facts.kinds)
-    stored = _stored(facts, _stages(facts), phase=0)
+    stored = stored_in(facts, stages_of(facts), phase=0)
     return RecomputeCost(stored, again, (0.0,) * len(again), sum(again))
 
 
@@ -70,9 +70,9 @@ def recompute_costs(
     """The fused costs of every value of a step on ``device``. ``given``: seconds of each operation
     as a kernel of its own, if they are not the roofline's; those of a formula change what its part
     of a kernel costs in proportion."""
-    stages = _stages(facts)
-    stored, late = _stored(facts, stages, phase=0), _stored(facts, stages, phase=1)
-    spread = _spread(facts, stages)
+    stages = stages_of(facts)
+    stored, late = stored_in(facts, stages, phase=0), stored_in(facts, stages, phase=1)
+    spread = used_later(facts, stages)
     sources = _Sources.of(facts, stored)
     roofline = facts.seconds(device)
     alone = roofline if given is None else given
@@ -234,13 +234,13 @@ def _later_calls(facts: Facts) -> tuple[list[int], list[int]]:
 
 def stored_anyway(facts: Facts) -> tuple[bool, ...]:
     """Whether the forward pass has each value in memory: for a call, or for a later stage."""
-    return _stored(facts, _stages(facts), phase=0)
+    return stored_in(facts, stages_of(facts), phase=0)
 
 
-def _stored(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
+def stored_in(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
     """``phase`` 0: in the forward pass; 1: after it, if forward values were computed again."""
     stored = [phase == 0 and kind in CALLS for kind in facts.kinds]
-    spread = _spread(facts, stages) if phase == 0 else [False] * len(stored)
+    spread = used_later(facts, stages) if phase == 0 else [False] * len(stored)
     for i in range(len(facts.nodes) - 1, -1, -1):
         is_view = facts.kinds[i] is Kind.VIEW
         if min(facts.phases[i], 1) != phase and not (is_view and phase == 1):
@@ -250,7 +250,7 @@ def _stored(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
     return tuple(a or b for a, b in zip(stored, spread, strict=True))
 
 
-def _spread(facts: Facts, stages: list[int]) -> list[bool]:
+def used_later(facts: Facts, stages: list[int]) -> list[bool]:
     """Whether the forward pass reads each value at a later stage: a residual stream.
 
     Computed again, it would be stored again, for the kernels of those stages.
@@ -262,7 +262,8 @@ def _spread(facts: Facts, stages: list[int]) -> list[bool]:
     return spread
 
 
-def _stages(facts: Facts) -> list[int]:
+def stages_of(facts: Facts) -> list[int]:
+    """How many library calls lie on the longest way to each value."""
     stages: list[int] = []
     for i, operands in enumerate(facts.operands):
         below = max((stages[operand] for operand in operands), default=0)
