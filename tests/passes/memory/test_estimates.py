@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ import treadle
 from contract.contract_help import training
 from passes.memory.traced_steps import perceptron, simulate, traced, transformer
 from treadle.compiler.measured.operation_times import OperationTimes, call_of
+from treadle.compiler.memory import _times
+from treadle.compiler.target import Target
+from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.memory.choose import Plans, fastest_plan, plan_memory
 from treadle.passes.memory.cost import CALLS, Kind
 from treadle.passes.memory.estimates.costs import costs_of
@@ -201,6 +205,18 @@ def test_an_unknown_estimator_is_refused(given):
 def test_nothing_is_measured_where_it_does_not_run():
     with pytest.raises(treadle.PlanError, match="cannot be measured here") as refused:
         planned(stack(), "measured")
+    assert refused.value.code == "TR-211"
+
+
+def test_ranks_that_meet_do_not_measure():
+    """Each would measure times of its own, and plan another step."""
+    times = OperationTimes(Cache(Path("unused")), "cpu", "here")
+    method = Planner(estimator="measured")
+    target = Target("cpu", treadle.Options(planner=method), times=times)
+    assert _times(target) is times
+    meeting = replace(target, communication=CommunicationModel({}))
+    with pytest.raises(treadle.PlanError, match="other ranks") as refused:
+        fastest_plan(stack(), CPU_MODEL, method, _times(meeting))
     assert refused.value.code == "TR-211"
 
 
