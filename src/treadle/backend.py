@@ -8,14 +8,16 @@ tensors.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import SymInt, Tensor, fx
 
 from treadle.capture.tensors.written import expand_written
 from treadle.compat.dynamo import (
     boxed,
+    input_kinds,
     mutated_inputs,
+    note_on,
     noted_on,
     through_autograd,
 )
@@ -38,7 +40,13 @@ from treadle.session.joint.compiled_graph import (
     watched,
 )
 from treadle.session.joint.joint_function import JointFunction
-from treadle.session.joint.joint_graph import JointGraph, annotate, computed_of, of_known_sizes
+from treadle.session.joint.joint_graph import (
+    JointGraph,
+    annotate,
+    computed_of,
+    of_known_sizes,
+    roles_of,
+)
 from treadle.session.joint.returns import Returns, resolved
 from treadle.session.joint.sizes import OfSizes
 from treadle.util.errors import TreadleError
@@ -57,8 +65,9 @@ def treadle(
     ``treadle.compile``) and ``strict``. ``TreadleError`` TR-001 for any other, and for ``mode``."""
     chosen = _options(mode, options or {})
     lay_out_masks(module)
-    forward, backward = _Half(chosen, "forward"), _Half(chosen, "backward")
-    return through_autograd(module, inputs, forward, backward, _Partition(chosen))
+    kinds = input_kinds(module, inputs)
+    forward, backward = _Half(chosen, "forward", kinds), _Half(chosen, "backward", kinds)
+    return through_autograd(module, inputs, forward, backward, _Partition(chosen, kinds))
 
 
 @dataclass
@@ -90,9 +99,10 @@ def _options(mode: str | None, user_options: Mapping[str, object]) -> Options:
 
 @dataclass(frozen=True)
 class _Partition:
-    """AOTAutograd's partition function."""
+    """AOTAutograd's partition function. ``kinds``: what Dynamo says of the inputs."""
 
     options: Options
+    kinds: tuple[str, ...]
 
     def __call__(
         self,
@@ -107,7 +117,8 @@ class _Partition:
         places = _inputs_first(graph)
         first, last = places[: len(primals)], places[len(primals) :]
         written = mutated_inputs(graph)
-        parts = JointGraph.of(graph, first, last, num_fwd_outputs, written)
+        roles = roles_of(first, self.kinds)
+        parts = JointGraph.of(graph, first, last, num_fwd_outputs, written, roles)
         has_symbols = _has_symbols(graph)
         with outside_modes():
             if not parts.why_apart():
@@ -122,7 +133,7 @@ class _Partition:
                 graph, places = step.graph, step.placeholders
         first, last = places[: len(first)], places[len(first) :]
         old = copy_overwritten(graph, [first[at] for at in written], last)
-        return _in_two(joint, first, last, num_fwd_outputs, old)
+        return _in_two(joint, first, last, num_fwd_outputs, old, roles)
 
 
 def _unplanned(why: str) -> TreadleError:
@@ -139,15 +150,23 @@ def _in_two(
     last: Sequence[fx.Node],
     results: int,
     old: Sequence[fx.Node],
+    roles: Sequence[Role],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Two graphs, each compiled by itself."""
+    """Two graphs, each compiled by itself, with the roles of their inputs."""
     graph = first[0].graph if first else joint.graph
     halves = split(graph, first, last, results, old)
     sizes = [node for node in halves.kept if isinstance(value_of(node), SymInt)]
     if sizes:  # AOTAutograd takes them after the tensors, and gives them before
         order = [*(n for n in halves.kept if n not in sizes), *sizes]
         halves = reordered(graph, first, last, results, order, sizes)
-    return fx.GraphModule(joint, halves.forward), fx.GraphModule(joint, halves.backward)
+    modules = fx.GraphModule(joint, halves.forward), fx.GraphModule(joint, halves.backward)
+    known = dict(zip(first, roles, strict=True))
+    kept = {node: known.get(node, Role.SAVED) for node in halves.kept}
+    order = [node for node in halves.kept if node in sizes] if sizes else []
+    order += [node for node in halves.kept if node not in sizes]
+    note_on(modules[0], tuple(roles))
+    note_on(modules[1], (*map(kept.__getitem__, order), *(Role.TANGENT for _ in last)))
+    return modules
 
 
 def _has_symbols(graph: fx.Graph) -> bool:
@@ -180,10 +199,12 @@ def _planned(step: StepGraph, options: Options) -> StepGraph:
 
 @dataclass(frozen=True)
 class _Half:
-    """AOTAutograd's compiler of one graph: forward (or inference), or backward."""
+    """AOTAutograd's compiler of one graph: forward (or inference), or backward. ``kinds``: what
+    Dynamo says of the inputs of both."""
 
     options: Options
     phase: str
+    kinds: tuple[str, ...]
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         with outside_modes():
@@ -195,10 +216,9 @@ class _Half:
         run: Callable[[list[Any]], list[object]]
         if isinstance(joined, JointFunction):
             run = joined.forward if self.phase == "forward" else joined.backward
-        elif _has_symbols(module.graph):
-            run = _Sized(module, self.options, self.phase)
         else:
-            run = _FixedSizes(module, self.options, self.phase)
+            kind = _Sized if _has_symbols(module.graph) else _FixedSizes
+            run = kind(module, self.options, self.phase, self._roles(module, joined))
 
         def call(args: list[object]) -> list[object]:
             """Runs the graph, and lets go of its arguments, which belong to it."""
@@ -208,11 +228,19 @@ class _Half:
 
         return boxed(call)
 
+    def _roles(self, module: fx.GraphModule, noted: object) -> tuple[Role, ...]:
+        """Of a half, noted when the two were cut; of inference as AOTAutograd says."""
+        if isinstance(noted, tuple):
+            return cast("tuple[Role, ...]", noted)
+        return roles_of(_places(module.graph), self.kinds)
+
 
 class _FixedSizes:
     """One graph of known shapes, compiled at once."""
 
-    def __init__(self, module: fx.GraphModule, options: Options, phase: str) -> None:
+    def __init__(
+        self, module: fx.GraphModule, options: Options, phase: str, roles: Sequence[Role]
+    ) -> None:
         graph = module.graph
         remove_tokens(graph)
         expand_written(graph)
@@ -220,7 +248,8 @@ class _FixedSizes:
         returned = list(output.args[0])  # type: ignore[call-overload]
         places = _places(graph)
         self._returns = Returns.of(returned, places, computed_of(returned))
-        self._graph = _built(module, places, self._returns.computed, options, phase)
+        known = dict(zip(places, roles, strict=True))
+        self._graph = _built(module, known, self._returns.computed, options, phase)
         self._used = [isinstance(known_value(node), Tensor) for node in places]
 
     def release(self) -> None:
@@ -242,7 +271,7 @@ def _has_effect(node: fx.Node) -> bool:
 
 def _built(
     module: fx.GraphModule,
-    places: Sequence[fx.Node],
+    roles: Mapping[fx.Node, Role],
     results: Sequence[fx.Node],
     options: Options,
     phase: str,
@@ -262,7 +291,7 @@ def _built(
         if node.op != "output" and not info(node).phase:
             annotate(node, phase)
     signature = Signature(
-        tuple(Input(Role.BATCH, node.name) for node in places if node in copies),
+        tuple(Input(role, node.name) for node, role in roles.items() if node in copies),
         tuple(Output(f"result {at}") for at in range(len(results))),
     )
     return CompiledGraph.of(phase, phase, StepGraph(graph, signature), options, is_planned=True)
@@ -271,15 +300,19 @@ def _built(
 class _Sized:
     """One graph with symbols: compiled for each set of sizes when it comes."""
 
-    def __init__(self, module: fx.GraphModule, options: Options, phase: str) -> None:
+    def __init__(
+        self, module: fx.GraphModule, options: Options, phase: str, roles: Sequence[Role]
+    ) -> None:
         self._module, self._options, self._phase = module, options, phase
+        self._roles = roles
         self._of_sizes = OfSizes(self._compiled)
 
     def __call__(self, args: list[object]) -> list[object]:
         return self._of_sizes.get(args)(args)
 
     def _compiled(self, args: list[object]) -> _FixedSizes:
-        return _FixedSizes(of_known_sizes(self._module, args), self._options, self._phase)
+        known = of_known_sizes(self._module, args)
+        return _FixedSizes(known, self._options, self._phase, self._roles)
 
 
 __all__ = ["CompiledGraph", "compiled", "compiled_graphs", "profiling", "treadle"]

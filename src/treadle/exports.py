@@ -11,6 +11,7 @@ from treadle.graph.rewrite.passes import GraphPass
 from treadle.graph.rewrite.rules import NoMatch, Rewrite, Rule
 from treadle.options import Callback, Carry, DataParallel, Options, RegionRule, Regions
 from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
+from treadle.passes.memory.estimates.operations import PlannedOperation
 from treadle.passes.memory.solvers.problem import SaveProblem
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.beside import Comparison
@@ -51,6 +52,7 @@ __all__ = [
     "PhaseSummary",
     "Plan",
     "PlanError",
+    "PlannedOperation",
     "Planner",
     "Point",
     "Region",

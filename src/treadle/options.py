@@ -277,8 +277,8 @@ class Options:
     - ``tune``: time several schedules of large kernels on this machine and keep the fastest. A
       first compile takes seconds to minutes longer.
     - ``measure``: measure the rates of this GPU once, within a second, and estimate times with
-      them. ``False`` uses the rates of an H200. CPUs always use fixed rates for two cores, because
-      two measurements of one CPU differed by a factor of 16.
+      them. ``False`` uses the rates of an H200. CPUs use fixed rates for two cores, because two
+      measurements of one CPU differed by a factor of 16, unless ``planner`` asks to measure.
     - ``skip``: rewrites to skip, by the names in ``OPTIONAL_PASSES``, to find the one that causes a
       problem.
     - ``replay``: on a GPU, record the launches of a step that is bound by launch overhead as one

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from testing import trace
-from treadle.compiler import ceilings as kept
-from treadle.compiler.ceilings import ceilings
+from treadle.compiler.measured import ceilings as kept
+from treadle.compiler.measured.ceilings import ceilings
 from treadle.compiler.request import request_of
 from treadle.options import from_environment
 from treadle.runtime.kernels.build import Build

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx
 from torch._C import _autograd as autograd
+from torch.nn import Parameter
 from torch.utils.checkpoint import CheckpointPolicy
 
 
@@ -58,6 +59,43 @@ def mutated_inputs(joint: fx.Graph) -> list[int]:
     told = output.meta.get("desc") or ()
     kept = [each for each in told if type(each).__name__ == "InputMutationAOTOutput"]
     return [places.index(each.mutated_input) for each in kept]
+
+
+def input_kinds(module: fx.GraphModule, inputs: Sequence[object]) -> tuple[str, ...]:
+    """What each input of Dynamo's graph is to it: ``"parameter"``, ``"buffer"``, ``"scalar"``, or
+    ``""`` for what a call brings. Inputs that belong to a module are static, and no others; of
+    these, parameters are ``nn.Parameter``. A number that changes is passed as a tensor."""
+    places = module.graph.find_nodes(op="placeholder")
+    return tuple(_input_kind(node, given) for node, given in zip(places, inputs, strict=True))
+
+
+def _input_kind(place: fx.Node, given: object) -> str:
+    if isinstance(given, Parameter):
+        return "parameter"
+    if (place.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"):
+        return "buffer"
+    argument = place.meta.get("grapharg")
+    return "scalar" if argument is not None and argument.pass_arg_as_tensor else ""
+
+
+def primal_kind(place: fx.Node, kinds: Sequence[str]) -> str:
+    """What a placeholder of AOTAutograd's is, by its own word for it: as ``input_kinds``, which
+    ``kinds`` are, or ``"tangent"`` or ``"seed"``."""
+    told: Any = place.meta.get("desc")
+    match type(told).__name__:
+        case "PlainAOTInput":
+            at: int = told.idx
+            return kinds[at] if at < len(kinds) else ""
+        case "ParamAOTInput":
+            return "parameter"
+        case "BufferAOTInput":
+            return "buffer"
+        case "TangentAOTInput":
+            return "tangent"
+        case name if name.startswith("Philox"):
+            return "seed"
+        case _:
+            return ""
 
 
 def stack_of(node: fx.Node) -> str:

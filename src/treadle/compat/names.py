@@ -177,6 +177,7 @@ EITHER: dict[str, tuple[str, ...]] = {
 
 SET: dict[str, str] = {
     "_boxed_call": "torch._functorch._aot_autograd.utils",
+    "_dynamo_static_input_type": "torch._dynamo.utils",
     "_is_param": "torch.nn.parameter",
     "_opt_called": "torch.optim.lr_scheduler",
     "_wrapped_by_lr_sched": "torch.optim.lr_scheduler",

@@ -7,10 +7,11 @@ from treadle.compiler.chunks import versions_of
 from treadle.compiler.cleaning import cleaned, cleaning_of, rewritten, without
 from treadle.compiler.communication import timed
 from treadle.compiler.loops import bodies_in, with_rounds
+from treadle.compiler.measured.operation_times import OperationTimes
+from treadle.compiler.measured.workspaces import with_workspaces
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import request_of
 from treadle.compiler.target import Target, build_for
-from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
@@ -143,12 +144,12 @@ class ScheduledPeaks:
 def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled | None]:
     """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
     within it: then it has been scheduled already."""
-    budget = target.options.budget
+    budget, method, times = target.options.budget, target.options.method, _times(target)
     versions = versions_of(step, target)
     if budget is None:
-        return fastest_plan(versions, target.hardware), None
+        return fastest_plan(versions, target.hardware, method, times), None
     evaluator = ScheduledPeaks(target, known_of(step))
-    memory = plan_memory(versions, budget, target.hardware, evaluator, target.options.method)
+    memory = plan_memory(versions, budget, target.hardware, evaluator, method, times)
     return memory, evaluator.scheduled(memory.step)
 
 
@@ -199,4 +200,10 @@ def plans_of(step: StepGraph, target: Target) -> Plans:
     """The plans of a step, which is ``prepared``, for whatever budget."""
     budgeted = replace(target, options=replace(target.options, memory=1.0))
     evaluator, versions = ScheduledPeaks(budgeted, known_of(step)), versions_of(step, budgeted)
-    return Plans.of(versions, target.hardware, evaluator, target.options.method)
+    method = target.options.method
+    return Plans.of(versions, target.hardware, evaluator, method, _times(target))
+
+
+def _times(target: Target) -> OperationTimes | None:
+    """How long calls take, where that may decide: ranks that meet would measure different times."""
+    return target.times if target.communication is None else None

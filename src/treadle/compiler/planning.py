@@ -13,7 +13,7 @@ from treadle.compiler.memory import plans_of, prepared
 from treadle.compiler.regions import with_regions
 from treadle.compiler.target import Target, build_for, target_of
 from treadle.graph.text.canonical import canonical
-from treadle.options import from_environment
+from treadle.options import Options, options_with
 from treadle.passes.memory.choose import Plans
 from treadle.runtime.store.cache import Cache
 from treadle.targets.cpu import CPU, CPU_MODEL
@@ -85,6 +85,7 @@ def plan(
     device: str | None = None,
     points: int = FRONTIER_POINTS,
     exact: bool = False,
+    options: Options | None = None,
 ) -> Plan:
     """Predict the peak and the memory/time frontier of a step. Nothing runs and nothing changes.
 
@@ -96,9 +97,11 @@ def plan(
       budgets may lead to the same plan.
     - ``exact``: solve for the smallest peak of plans that are as fast, which takes seconds to
       minutes for a small step. TR-208 for a large one.
+    - ``options``: those of the compile. Default: those of the environment.
     """
     _require_two(points)
-    budget = None if memory is None else Budget.of(memory)
+    options = options_with(options, memory=memory)
+    budget = options.budget
     optimizers = named_optimizers(optimizer)
     models = with_loose(named_models(model), optimizers)
     here = device_of(models)
@@ -109,7 +112,6 @@ def plan(
         function, models=models, optimizers=optimizers, args=batch, kwargs={}, place=place
     )
     at = _device_of(hardware, captured.device)
-    options = from_environment()
     is_here = at == captured.device and here.type == place.type
     if is_here and not any(_is_described(module) for module in models.values()):
         cache = Cache(options.cache_dir)  # the step could run here: what it would be

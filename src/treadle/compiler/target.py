@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from treadle.compat.switches import switches
-from treadle.compiler.ceilings import ceilings
+from treadle.compiler.measured.ceilings import ceilings
+from treadle.compiler.measured.operation_times import OperationTimes
 from treadle.graph.text.canonical import text_of_value
 from treadle.options import Options, deciding
 from treadle.passes.registered import registered_late
@@ -30,7 +31,8 @@ if TYPE_CHECKING:  # only a compile has them
 @dataclass(frozen=True)
 class Target:
     """Where a step is to run: the device, the options, whether PyTorch's kernels must do
-    (``library``), and how to learn what library calls allocate inside (``None``: not at all).
+    (``library``), and how to learn what library calls allocate inside, and how long they take
+    (``None``: not at all).
     ``like``: the device to estimate for, where it is another; ``ceilings``: what was measured of
     this one. ``trials``: how to learn which schedule of a kernel is fastest. ``kept``: bytes that
     are there while the step runs, beside its own. ``communication``: what its collectives cost,
@@ -40,6 +42,7 @@ class Target:
     options: Options
     library: bool = False
     workspaces: Workspaces | None = None
+    times: OperationTimes | None = None
     like: str = ""
     kept: int = 0
     ceilings: DeviceModel | None = None
@@ -88,9 +91,11 @@ def target_of(
         options.decisive(),
         library=not build.generates,
         workspaces=Workspaces(cache, device, here.identity),
+        times=OperationTimes(cache, device, here.speed),
         kept=kept,
     )
-    if options.measure and not target.record.on_host:
+    by_rates = options.measure and not target.record.on_host
+    if by_rates or options.method.estimator == "measured":
         target = replace(target, ceilings=ceilings(target.record, device, cache, here))
     return target, here
 

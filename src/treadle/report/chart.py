@@ -20,6 +20,9 @@ _ROLES = {
     Role.BATCH: "batch",
     Role.SCALAR: "hyper-parameters",
     Role.CARRIED: "carried from the previous call",
+    Role.TANGENT: "incoming gradients",
+    Role.SAVED: "kept by the forward",
+    Role.SEED: "seeds",
 }
 
 
@@ -59,16 +62,13 @@ class Chart:
     y: float
 
 
-def series(
-    line: Timeline, roles: tuple[Role, ...], whole: bool = True
-) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Label, colour and bytes at each step of everything that is alive, from the bottom up. Not
-    ``whole``: the inputs of a graph of the backend, whose roles are not known."""
+def series(line: Timeline, roles: tuple[Role, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Label, colour and bytes at each step of everything that is alive, from the bottom up."""
     steps = len(line.names)
     rows: list[tuple[str, str, tuple[int, ...]]] = []
     for role, label in _ROLES.items():
         size = sum(n for n, owner in zip(line.inputs, roles, strict=True) if owner is role)
-        rows.append((label if whole else "inputs", role.value, (size,) * steps))
+        rows.append((label, role.value, (size,) * steps))
     rows.append(("constants", "constants", (line.constants,) * steps))
     rows.append(("held by libraries", "reserve", (line.reserve,) * steps))
     for phase, sizes in line.temporaries.items():
@@ -83,7 +83,7 @@ def chart(report: StepReport) -> Chart | None:
     line = report.memory.timeline
     if line is None or not line.names:
         return None
-    parts = series(line, report.roles, report.observed.whole)
+    parts = series(line, report.roles)
     totals = [sum(row) for row in zip(*(sizes for _, _, sizes in parts), strict=True)]
     columns = _columns(totals)
     peak, budget = report.memory.predicted_bytes, report.memory.budget_bytes

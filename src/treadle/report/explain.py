@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.graph.core.signature import Role
 from treadle.graph.rewrite.passes import PassReport
 from treadle.passes.memory.decisions import shown
 from treadle.report.advice import advice, short_line
@@ -44,7 +43,7 @@ def explain(report: StepReport) -> str:
 
 
 def _captured(report: StepReport) -> str:
-    counts = ", ".join(f"{input_.count} {_role(report, input_.role)}" for input_ in report.inputs)
+    counts = ", ".join(f"{input_.count} {input_.role.value}" for input_ in report.inputs)
     phases = ", ".join(f"{count} {phase}" for phase, count in report.operations.items())
     total = sum(report.operations.values())
     left = f"\n  left outside: {', '.join(report.observed.left)}" if report.observed.left else ""
@@ -58,10 +57,6 @@ def _captured(report: StepReport) -> str:
         + looked * bool(report.observed.conditions)
         + decided * bool(path)
     )
-
-
-def _role(report: StepReport, role: Role) -> str:
-    return role.value if report.observed.whole else "tensors"
 
 
 def _phases(report: StepReport) -> str:
@@ -225,9 +220,7 @@ def _alive(report: StepReport) -> str:
         return ""
     at = line.peak_at
     lines = [f"alive at the peak, {at + 1} of {len(line.names)}: {during(report)}"]
-    parts = [
-        (label, sizes[at]) for label, _, sizes in series(line, report.roles, report.observed.whole)
-    ]
+    parts = [(label, sizes[at]) for label, _, sizes in series(line, report.roles)]
     for label, size in sorted(parts, key=lambda part: -part[1]):
         lines += [f"  {format_bytes(size):>11}  {label}"] if size else []
     lines.append("  the largest temporaries among these")

@@ -82,7 +82,7 @@ class Observed:
     measured_peak: int | None = None
     has_run: bool = True
     recompiles: tuple[str, ...] = ()
-    whole: bool = True  # with its optimizer and its batch; of the backend all inputs are alike
+    whole: bool = True  # with its optimizer and its batch
     launching: str = ""  # whether its launches are replayed on a GPU, and why not
     conditions: int = 0  # that are looked at in each call
     decisions: tuple[tuple[bool, str], ...] = ()  # of them: the answer, and the line that asks

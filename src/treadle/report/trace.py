@@ -47,7 +47,7 @@ def _names(report: StepReport, times: str) -> Iterator[Event]:
 
 def _spans(report: StepReport, measured: bool) -> Iterator[Event]:
     line = report.memory.timeline
-    layers = [] if line is None else series(line, report.roles, report.observed.whole)
+    layers = [] if line is None else series(line, report.roles)
     now = 0.0
     for phase, steps in itertools.groupby(report.host_steps, key=lambda step: step.phase):
         start = now

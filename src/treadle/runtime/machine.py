@@ -49,6 +49,12 @@ class Machine:
         """A digest of every fact."""
         return content_key(*(f"{name}={value}" for name, value in self.facts.items()))
 
+    @property
+    def speed(self) -> str:
+        """A digest of what decides how fast PyTorch's kernels are."""
+        facts = self.hardware, str(self.threads), self.torch, repr(self.switches), self.libraries
+        return content_key(*facts)
+
 
 def machine(device: torch.device, switches: Mapping[str, str], compiler: str) -> Machine:
     """This process with ``device``. ``switches``: PyTorch's, ``compiler``: ``Build.identity``."""

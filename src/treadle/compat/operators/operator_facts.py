@@ -15,7 +15,7 @@ listed facts for every operator of the installed PyTorch.
 import enum
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from treadle.compat.operators import operator_lists as listed
 from treadle.compat.operators.schemas import OpOverload, schema_of, written_arguments
+from treadle.util.generators import GeneratorRef
 
 aten = torch.ops.aten
 
@@ -187,6 +188,25 @@ def follows_seed(op: OpOverload, arguments: Mapping[str, object]) -> bool:
     """Whether a call makes random numbers, its own or once more those of a seed that it is given:
     dropout within attention, forward and backward."""
     return Effect.DRAWS in call_effects(op, arguments) or bool(arguments.get("dropout_p"))
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def may_invent(
+    op: OpOverload, arguments: Mapping[str, object], dtypes: Iterable[torch.dtype]
+) -> bool:
+    """Whether a call may run on invented numbers; ``dtypes``: of its tensors. Integers cannot be
+    divided by zero, and what a mask picks has to be as many as what is put there."""
+    facts, dtypes = facts_of(op), tuple(dtypes)
+    whole = any(not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes)
+    masks = any(dtype in _MASKS for dtype in dtypes)
+    if (facts.cost is CostClass.POINTWISE and whole) or (facts.counts_masks and masks):
+        return False
+    if facts.invented == listed.ZEROS:
+        return not follows_seed(op, arguments)
+    drawn = any(isinstance(argument, GeneratorRef) for argument in arguments.values())
+    return bool(facts.invented) and not drawn  # draws of the process' generators are put back
 
 
 def is_profiler_mark(op: OpOverload) -> bool:

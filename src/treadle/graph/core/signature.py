@@ -20,6 +20,9 @@ class Role(enum.StrEnum):
     BATCH = "batch"
     SCALAR = "scalar"  # a hyper-parameter read at every call, as a 0-dim float64 tensor
     CARRIED = "carried"  # what the call before left for this one; the step's own
+    TANGENT = "tangent"  # of a backward by itself: a gradient that the caller brings
+    SAVED = "saved"  # of a backward by itself: what the forward kept for it
+    SEED = "seed"  # of a random generator, or an offset in its sequence
 
 
 @dataclass(frozen=True, slots=True)

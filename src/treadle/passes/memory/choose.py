@@ -31,6 +31,7 @@ from treadle.graph.rewrite.passes import GraphPass
 from treadle.passes.memory.apply import passes_of
 from treadle.passes.memory.bound import PeakBound, StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
+from treadle.passes.memory.estimates.measured import NodeTimes
 from treadle.passes.memory.search import Candidate, StepCosts, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
 from treadle.passes.memory.solvers.exact import step_optimum
@@ -121,10 +122,12 @@ class Plans:
         device: DeviceModel,
         evaluator: PeakEvaluator,
         method: Planner = _DEFAULT,
+        times: NodeTimes | None = None,
     ) -> "Plans":
-        """The frontier of all versions together, and the ends of each."""
+        """The frontier of all versions together, and the ends of each. ``times``: as of
+        ``costs_of``."""
         versions = _versions(step)
-        costs = [StepCosts.of(version.step, device) for version in versions]
+        costs = [StepCosts.of(version.step, device, method, times) for version in versions]
         of_each = [
             list(candidates(version.step, device, method, known))
             for version, known in zip(versions, costs, strict=True)
@@ -224,6 +227,7 @@ def plan_memory(
     device: DeviceModel,
     evaluator: PeakEvaluator,
     method: Planner = _DEFAULT,
+    times: NodeTimes | None = None,
 ) -> MemoryPlan:
     """The fastest plan whose peak, by ``evaluator``, is at most ``budget``; of one step, or of
     several versions of it.
@@ -231,22 +235,27 @@ def plan_memory(
     A smaller budget never gives a larger peak, nor a faster plan. ``PlanError`` TR-202 names the
     smallest one that can be met.
     """
-    plans = Plans.of(step, device, evaluator, method)
+    plans = Plans.of(step, device, evaluator, method, times)
     budget_bytes = plans.as_bytes(budget)
     chosen = plans.within(budget_bytes)
     if chosen is None:
         best = plans.smallest()
         raise _impossible(plans.points[best], plans.exact(best), budget_bytes)
     version, point = plans.versions[chosen], plans.points[chosen]
-    return _plan(version, point, plans.exact(chosen), plans.step_bound)
+    return _plan(version, point, plans.exact(chosen), method, plans.step_bound)
 
 
-def fastest_plan(step: StepGraph | Sequence[Version], device: DeviceModel) -> MemoryPlan:
+def fastest_plan(
+    step: StepGraph | Sequence[Version],
+    device: DeviceModel,
+    method: Planner = _DEFAULT,
+    times: NodeTimes | None = None,
+) -> MemoryPlan:
     """The plan that is estimated to be the fastest, of the first version; its peak is the
     simulator's word."""
     version = _versions(step)[0]
-    chosen = fastest(version.step, device)
-    return _plan(version, chosen, chosen.predicted_peak)
+    chosen = fastest(version.step, device, method, times)
+    return _plan(version, chosen, chosen.predicted_peak, method)
 
 
 def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
@@ -277,11 +286,15 @@ def _in_words(node: fx.Node) -> str:
 
 
 def _plan(
-    version: Version, chosen: Candidate, peak: int, bound: StepBound | None = None
+    version: Version,
+    chosen: Candidate,
+    peak: int,
+    method: Planner,
+    bound: StepBound | None = None,
 ) -> MemoryPlan:
     """``bound``: of a plan that was evaluated."""
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
-    table = decisions(chosen.order, chosen.saved)
+    table = decisions(chosen.order, chosen.saved, method.bans)
     passes = (*version.first, *passes_of(version.step, chosen))
     return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound)

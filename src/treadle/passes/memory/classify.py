@@ -1,12 +1,16 @@
 """Which forward values the rest of the step reads, and which of them may be recomputed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from treadle.graph.core.node_info import info, value_of
 from treadle.graph.core.operators import is_item
 from treadle.graph.core.signature import Role
+from treadle.passes.memory.bans import banned_values
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Facts
+
+_NOTHING: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -15,17 +19,19 @@ class SaveCandidates:
 
     ``forward``: operations of the forward pass, in order. ``needed``: those that backward or
     the optimizer read directly. ``candidates``: what can be kept, ``needed`` and everything a
-    needed value is computed from. ``roles``: the placeholders of each role.
+    needed value is computed from. ``roles``: the placeholders of each role. ``banned``: what is
+    never computed again, with the ban that says so.
     """
 
     forward: tuple[int, ...]
     needed: frozenset[int]
     candidates: frozenset[int]
     roles: dict[Role, tuple[int, ...]]
+    banned: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
-def classify(facts: Facts) -> SaveCandidates:
-    """What may be kept of a step, and for whom."""
+def classify(facts: Facts, bans: Sequence[str] = ()) -> SaveCandidates:
+    """What may be kept of a step, and for whom. ``bans``: the names of those in force."""
     work = [i for i, kind in enumerate(facts.kinds) if kind is not Kind.INPUT]
     forward = tuple(i for i in work if facts.phases[i] == 0)
     inside = set(forward)
@@ -40,7 +46,8 @@ def classify(facts: Facts) -> SaveCandidates:
     for i in reversed(forward):
         if i in candidates:
             candidates.update(operand for operand in facts.operands[i] if operand in inside)
-    return SaveCandidates(forward, needed, frozenset(candidates), _roles(facts))
+    banned = banned_values(facts, bans)
+    return SaveCandidates(forward, needed, frozenset(candidates), _roles(facts), banned)
 
 
 def _roles(facts: Facts) -> dict[Role, tuple[int, ...]]:
@@ -51,7 +58,7 @@ def _roles(facts: Facts) -> dict[Role, tuple[int, ...]]:
     return roles
 
 
-def must_save(facts: Facts, i: int, *, products: bool) -> str:
+def must_save(facts: Facts, i: int, *, products: bool, banned: Mapping[int, str] = _NOTHING) -> str:
     """Why node ``i`` is never computed again; empty if it may be.
 
     Randomness is drawn once: forward and backward must see the same numbers, so that what
@@ -60,8 +67,13 @@ def must_save(facts: Facts, i: int, *, products: bool) -> str:
     kind = facts.kinds[i]
     if facts.keep[i]:
         return "random: drawn once" if kind is Kind.RANDOM else "has an effect"
-    if info(facts.nodes[i]).asked == "must_save" and can_keep(facts, i):
+    asked = info(facts.nodes[i]).asked
+    if asked == "must_recompute":
+        return ""
+    if asked == "must_save" and can_keep(facts, i):
         return "marked must-save"
+    if i in banned:
+        return banned[i]
     if kind is Kind.PRODUCT and not products:
         return "products are kept at this budget"
     return ""

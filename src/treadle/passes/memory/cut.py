@@ -69,8 +69,8 @@ def cheapest_cut(
         costs = keeping_costs(facts, claims, stored_anyway(facts))
     for i in members:
         inner = place[i]
-        banned = must_save(facts, i, products=products)
-        edges.add(0, inner, math.inf if banned else prices[i])
+        once = must_save(facts, i, products=products, banned=claims.banned)
+        edges.add(0, inner, math.inf if once else prices[i])
         edges.add(inner, inner + 1, costs[i])
         for operand in set(facts.operands[i]) & claims.candidates:
             edges.add(place[operand] + 1, inner, math.inf)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from treadle.graph.core.node_info import info, value_of
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import show_type
-from treadle.passes.memory.classify import classify, must_save
+from treadle.passes.memory.classify import SaveCandidates, classify, is_result, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Facts, Order
 from treadle.util.sizes import format_bytes
@@ -27,28 +27,38 @@ class Decision:
     why: str
 
 
-def decisions(order: Order, saved: frozenset[int]) -> tuple[Decision, ...]:
-    """One entry per forward value that is kept or computed again, in forward order."""
+def decisions(
+    order: Order, saved: frozenset[int], bans: Sequence[str] = ()
+) -> tuple[Decision, ...]:
+    """One entry per forward value that is kept or computed again, in forward order; ``bans``: those
+    by which it was planned."""
     facts = order.facts
     again = {i for i, second in zip(order.origin, order.again, strict=True) if second}
-    needed = classify(facts).needed
-    kept = {i for i in saved | needed if i not in again and facts.new_bytes(i)}
+    claims = classify(facts, bans)
+    there = (i for i in saved | claims.needed if i not in again)
+    kept = {i for i in there if facts.new_bytes(_made_by(facts, i))}
     table: list[Decision] = []
     for i in sorted(kept | again):
-        if facts.kinds[i] is not Kind.VIEW:
-            table.append(_decision(facts, i, i in again))
+        if facts.kinds[i] is not Kind.VIEW or (i in kept and is_result(facts, i)):
+            table.append(_decision(facts, claims, i, i in again))
     return tuple(table)
 
 
-def _decision(facts: Facts, i: int, again: bool) -> Decision:
-    node = facts.nodes[i]
+def _made_by(facts: Facts, i: int) -> int:
+    """The operation that ``i`` is one of several results of, or itself."""
+    return facts.operands[i][0] if is_result(facts, i) else i
+
+
+def _decision(facts: Facts, claims: SaveCandidates, i: int, again: bool) -> Decision:
+    node, maker = facts.nodes[i], _made_by(facts, i)
     if again:
         verdict, why = "recompute", "cheaper to recompute than to keep"
     else:
-        verdict, why = "save", must_save(facts, i, products=True) or _why_saved(facts, i)
+        once = must_save(facts, maker, products=True, banned=claims.banned)
+        verdict, why = "save", once or _why_saved(facts, i)
     return Decision(
         str(node),
-        operation_name(node.target),
+        operation_name(facts.nodes[maker].target),
         show_type(value_of(node)),
         facts.held_bytes(i),
         info(node).module,
@@ -59,12 +69,13 @@ def _decision(facts: Facts, i: int, again: bool) -> Decision:
 
 
 def _why_saved(facts: Facts, i: int) -> str:
-    sources = (facts.kinds[operand] for operand in facts.operands[i])
+    maker = _made_by(facts, i)
+    sources = (facts.kinds[operand] for operand in facts.operands[maker])
     if Kind.RANDOM in sources:
         return "random: drawn once, kept in few bytes"
     if i in facts.returned:
         return "a result of the step"
-    if facts.kinds[i] is Kind.PRODUCT:
+    if facts.kinds[maker] is Kind.PRODUCT:
         return "a product: more expensive to recompute than to keep"
     return "keeping it is cheaper than keeping what it is computed from"
 

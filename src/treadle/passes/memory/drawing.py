@@ -25,7 +25,7 @@ def cut_failure(
 ) -> CutFailure:
     """The error for a chain of positions that cannot be cut, the first of which happens once."""
     first, last = (facts.nodes[chain[at]] for at in (0, -1))
-    why = must_save(facts, chain[0], products=products)
+    why = must_save(facts, chain[0], products=products, banned=claims.banned)
     message = (
         f"a value that must not be saved cannot be recomputed either: {last} is read after the "
         f"forward pass, and is made of {first} ({why or 'computed once'}); none of "
@@ -41,7 +41,7 @@ def dot_of(facts: Facts, claims: SaveCandidates, chain: Sequence[int], *, produc
     lines = ["digraph cut {", "  rankdir=TB; node [shape=box];"]
     for i in sorted(drawn):
         colour = ", color=red" if i in chain else ""
-        lines.append(f"  n{i} [label={_label(facts, i, products=products)}{colour}];")
+        lines.append(f"  n{i} [label={_label(facts, claims, i, products=products)}{colour}];")
     for i in sorted(drawn):
         edges: Mapping[int, None] = dict.fromkeys(o for o in facts.operands[i] if o in drawn)
         lines += [f"  n{operand} -> n{i};" for operand in edges]
@@ -49,9 +49,10 @@ def dot_of(facts: Facts, claims: SaveCandidates, chain: Sequence[int], *, produc
     return "\n".join([*lines, '  later [label="backward, optimizer", shape=ellipse];', "}"])
 
 
-def _label(facts: Facts, i: int, *, products: bool) -> str:
+def _label(facts: Facts, claims: SaveCandidates, i: int, *, products: bool) -> str:
     node = facts.nodes[i]
-    again = must_save(facts, i, products=products) or "may be computed again"
+    once = must_save(facts, i, products=products, banned=claims.banned)
+    again = once or "may be computed again"
     if can_keep(facts, i) and info(node).asked != "must_recompute":
         kept = f"{facts.held_bytes(i)} bytes to keep"
     else:

@@ -52,13 +52,31 @@ class RecomputeCost:
     once: float
 
 
-def recompute_costs(facts: Facts, device: DeviceModel) -> RecomputeCost:
-    """The fused costs of every value of a step on ``device``."""
-    stages = _stages(facts)
-    stored, late = _stored(facts, stages, phase=0), _stored(facts, stages, phase=1)
-    spread = _spread(facts, stages)
+_CONSTANT = 1e-6
+"""Seconds of each operation whose time is not to matter."""
+
+
+def constant_costs(facts: Facts) -> RecomputeCost:
+    """All operations alike, whatever they share a kernel with; keeping costs no time."""
+    free = (Kind.INPUT, Kind.VIEW)
+    again = tuple(0.0 if kind in free else _CONSTANT for kind in facts.kinds)
+    stored = stored_in(facts, stages_of(facts), phase=0)
+    return RecomputeCost(stored, again, (0.0,) * len(again), sum(again))
+
+
+def recompute_costs(
+    facts: Facts, device: DeviceModel, given: Sequence[float] | None = None
+) -> RecomputeCost:
+    """The fused costs of every value of a step on ``device``. ``given``: seconds of each operation
+    as a kernel of its own, if they are not the roofline's; those of a formula change what its part
+    of a kernel costs in proportion."""
+    stages = stages_of(facts)
+    stored, late = stored_in(facts, stages, phase=0), stored_in(facts, stages, phase=1)
+    spread = used_later(facts, stages)
     sources = _Sources.of(facts, stored)
-    alone = facts.seconds(device)
+    roofline = facts.seconds(device)
+    alone = roofline if given is None else given
+    shares = [a / r if r else 1.0 for a, r in zip(alone, roofline, strict=True)]
     again: list[float] = []
     keep: list[float] = []
     for i, kind in enumerate(facts.kinds):
@@ -69,21 +87,22 @@ def recompute_costs(facts: Facts, device: DeviceModel) -> RecomputeCost:
             written = by_itself or spread[i]
             moved = reads + size if written else max(reads, _READS * size)
             launch = device.launch if by_itself else 0.0
-            again.append(slow_seconds(facts.nodes[i], device) + moved + launch)
+            again.append((slow_seconds(facts.nodes[i], device) + moved) * shares[i] + launch)
         else:
             again.append(alone[i] + (device.launch if kind in CALLS else 0.0))
         keep.append(0.0 if stored[i] or kind not in FUSIBLE else size)
-    once = _bytes_of_formulas(facts, stages) / device.bandwidth
+    once = _bytes_of_formulas(facts, stages, shares) / device.bandwidth
     for i, kind in enumerate(facts.kinds):
         slow = slow_seconds(facts.nodes[i], device) - facts.held_bytes(i) / device.bandwidth
-        once += alone[i] if kind in CALLS else max(slow, 0.0)  # beside a pass over the result
+        beside = max(slow, 0.0) * shares[i]  # a pass over the result
+        once += alone[i] if kind in CALLS else beside
     return RecomputeCost(stored, tuple(again), tuple(keep), once)
 
 
-def _bytes_of_formulas(facts: Facts, stages: Sequence[int]) -> int:
-    """Bytes that formulas read and write. Those of one phase, stage and chunk of rows are as one
-    kernel: it reads a value once, and writes what a call, another kernel or the user reads. The
-    head of the forward pass counts as part of the backward pass."""
+def _bytes_of_formulas(facts: Facts, stages: Sequence[int], shares: Sequence[float]) -> float:
+    """Bytes that formulas read and write, each value's times its share. Those of one phase, stage
+    and chunk of rows are as one kernel: it reads a value once, and writes what a call, another
+    kernel or the user reads. The head of the forward pass counts as part of the backward pass."""
     phases = [max(phase, int(i >= facts.head)) for i, phase in enumerate(facts.phases)]
     kernels = tuple(zip(phases, stages, facts.chunks, strict=True))
     shown = list(range(len(facts.nodes)))  # what each node is a view of
@@ -100,10 +119,11 @@ def _bytes_of_formulas(facts: Facts, stages: Sequence[int]) -> int:
                 written.add(groups)
                 readers.setdefault(groups, set()).add(kernels[i])
     written = {shown[groups] for groups in written}
-    moved = 0
+    moved = 0.0
     for i, kind in enumerate(facts.kinds):
         times = len(readers.get(i, ())) + (kind in FUSIBLE and i in written)
-        moved += times * facts.held_bytes(i)
+        share = shares[i] if kind in FUSIBLE else 1.0
+        moved += times * facts.held_bytes(i) * share
     return moved
 
 
@@ -214,13 +234,13 @@ def _later_calls(facts: Facts) -> tuple[list[int], list[int]]:
 
 def stored_anyway(facts: Facts) -> tuple[bool, ...]:
     """Whether the forward pass has each value in memory: for a call, or for a later stage."""
-    return _stored(facts, _stages(facts), phase=0)
+    return stored_in(facts, stages_of(facts), phase=0)
 
 
-def _stored(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
+def stored_in(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
     """``phase`` 0: in the forward pass; 1: after it, if forward values were computed again."""
     stored = [phase == 0 and kind in CALLS for kind in facts.kinds]
-    spread = _spread(facts, stages) if phase == 0 else [False] * len(stored)
+    spread = used_later(facts, stages) if phase == 0 else [False] * len(stored)
     for i in range(len(facts.nodes) - 1, -1, -1):
         is_view = facts.kinds[i] is Kind.VIEW
         if min(facts.phases[i], 1) != phase and not (is_view and phase == 1):
@@ -230,7 +250,7 @@ def _stored(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
     return tuple(a or b for a, b in zip(stored, spread, strict=True))
 
 
-def _spread(facts: Facts, stages: list[int]) -> list[bool]:
+def used_later(facts: Facts, stages: list[int]) -> list[bool]:
     """Whether the forward pass reads each value at a later stage: a residual stream.
 
     Computed again, it would be stored again, for the kernels of those stages.
@@ -242,7 +262,8 @@ def _spread(facts: Facts, stages: list[int]) -> list[bool]:
     return spread
 
 
-def _stages(facts: Facts) -> list[int]:
+def stages_of(facts: Facts) -> list[int]:
+    """How many library calls lie on the longest way to each value."""
     stages: list[int] = []
     for i, operands in enumerate(facts.operands):
         below = max((stages[operand] for operand in operands), default=0)

@@ -11,7 +11,9 @@ from treadle.passes.memory.after import finished
 from treadle.passes.memory.classify import SaveCandidates, classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.cut import cheapest_cut, keeping_costs
-from treadle.passes.memory.fused import RecomputeCost, recompute_costs
+from treadle.passes.memory.estimates.costs import costs_of
+from treadle.passes.memory.estimates.measured import NodeTimes
+from treadle.passes.memory.fused import RecomputeCost
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
@@ -21,6 +23,7 @@ from treadle.passes.memory.solvers.choose import Solver, solver_of
 from treadle.passes.memory.solvers.problem import SaveProblemOf
 from treadle.targets.model import DeviceModel
 from treadle.util.planning.planner import Planner
+from treadle.util.reach import reached
 
 _DEFAULT = Planner()
 _CAPACITIES = 16  # byte limits for which another solver than the cut is asked
@@ -63,25 +66,41 @@ class StepCosts:
     fused: RecomputeCost
 
     @classmethod
-    def of(cls, step: StepGraph, device: DeviceModel) -> "StepCosts":
-        """For ``step`` on a device."""
+    def of(
+        cls,
+        step: StepGraph,
+        device: DeviceModel,
+        method: Planner = _DEFAULT,
+        times: NodeTimes | None = None,
+    ) -> "StepCosts":
+        """For ``step`` on a device, as ``costs_of`` estimates it."""
         traced, masked = facts_of(step), with_byte_masks(step)
         facts = traced if masked is step else facts_of(masked)
-        return cls(traced, facts, recompute_costs(facts, device))
+        return cls(traced, facts, costs_of(facts, device, method, times))
 
 
 class _Planner:
     """Everything about one step that the candidates share."""
 
     def __init__(
-        self, step: StepGraph, device: DeviceModel, costs: StepCosts | None = None
+        self,
+        step: StepGraph,
+        device: DeviceModel,
+        costs: StepCosts | None = None,
+        method: Planner = _DEFAULT,
     ) -> None:
-        costs = costs or StepCosts.of(step, device)
+        costs = costs or StepCosts.of(step, device, method)
         self.traced = as_traced(costs.traced)
         self.facts: Facts = costs.masked
-        self.claims: SaveCandidates = classify(self.facts)
+        self.claims: SaveCandidates = classify(self.facts, method.bans)
         self.fused = costs.fused
         self.costs = keeping_costs(self.facts, self.claims, self.fused.stored)
+        self.once = frozenset(
+            i
+            for i in self.claims.candidates
+            if not self.facts.keep[i]
+            and must_save(self.facts, i, products=True, banned=self.claims.banned)
+        )
         self.bandwidth = device.bandwidth
         self.seen: dict[frozenset[int], Candidate] = {}
 
@@ -144,7 +163,8 @@ class _Planner:
             border = forward[len(forward) * eighth // 8]
             early = frozenset(i for i in small.saved if i < border)
             late = frozenset(i for i in fast.saved if i >= border)
-            yield self.candidate(small.price, early | late)
+            if self._allows(early | late):
+                yield self.candidate(small.price, early | late)
 
     def improved(self, start: Candidate, trials: int) -> Iterator[Candidate]:
         """Drop one kept value of the peak at a time, always the one that helps most."""
@@ -152,7 +172,8 @@ class _Planner:
         while trials > 0:
             kept = self._droppable(current)[: min(4, trials)]
             trials -= len(kept)
-            tried = [self.candidate(current.price, current.saved - {i}) for i in kept]
+            without = [current.saved - {i} for i in kept]
+            tried = [self.candidate(current.price, s) for s in without if self._allows(s)]
             better = [trial for trial in tried if trial.predicted_peak < current.predicted_peak]
             if not better:
                 return
@@ -166,6 +187,20 @@ class _Planner:
             if plan.predicted_peak <= peak:
                 return
 
+    def _allows(self, saved: frozenset[int]) -> bool:
+        """Whether no ban or mark is broken if only this is kept. A cut breaks none, but what is
+        made of two cuts, or less than one, may compute again what neither did."""
+        if not self.once:
+            return True
+        facts = self.facts
+        there = saved.union(i for i in facts.returned if i is not None)
+        lost = (i for i in self.claims.needed if i not in there and not facts.keep[i])
+        again = reached(
+            lost,
+            lambda i: (o for o in facts.operands[i] if o not in there and not facts.keep[o]),
+        )
+        return self.once.isdisjoint(again)
+
     def _droppable(self, plan: Candidate) -> list[int]:
         origin = plan.order.origin
         at_peak = [origin[k] for _, k in timeline(plan.order).peak_table]
@@ -174,7 +209,7 @@ class _Planner:
             for i in dict.fromkeys(at_peak)
             if i in plan.saved
             and self.facts.kinds[i] is not Kind.INPUT
-            and not must_save(self.facts, i, products=True)
+            and not must_save(self.facts, i, products=True, banned=self.claims.banned)
         ]
 
 
@@ -228,7 +263,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """The simulated frontier, from keeping everything to the smallest peak found. ``costs``: those
     of the step, if they are known."""
-    planner = _Planner(step, device, costs)
+    planner = _Planner(step, device, costs, method)
     first = planner.keep_all()
     if method.solver != "cut":
         points = pareto([first, planner.fastest(), *planner.solved(solver_of(method))])
@@ -257,7 +292,13 @@ def _thinned(points: list[Candidate], gap: float) -> list[Candidate]:
     return kept + points[1:][-1:]
 
 
-def fastest(step: StepGraph, device: DeviceModel) -> Candidate:
+def fastest(
+    step: StepGraph,
+    device: DeviceModel,
+    method: Planner = _DEFAULT,
+    times: NodeTimes | None = None,
+) -> Candidate:
     """The plan that is estimated to be the fastest; of equal ones, the smaller."""
-    planner = _Planner(step, device)
+    costs = StepCosts.of(step, device, method, times)
+    planner = _Planner(step, device, costs, method)
     return pareto([planner.keep_all(), planner.fastest()])[0]

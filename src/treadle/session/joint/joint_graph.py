@@ -20,7 +20,7 @@ import torch
 from torch import SymInt, Tensor, fx
 
 from treadle.capture.tensors.written import expand_written
-from treadle.compat.dynamo import checkpoint_of, stack_of
+from treadle.compat.dynamo import checkpoint_of, primal_kind, stack_of
 from treadle.compat.fake import VALUES_DECIDE
 from treadle.compat.known_sizes import KnownLayout, known_layout
 from treadle.compat.tracing import retraced
@@ -53,7 +53,7 @@ Result = fx.Node | int | None
 class JointGraph:
     """``graph``: AOTAutograd's, whose nodes have phases. ``inputs`` and ``gradients``: its
     placeholders; ``results`` and ``wanted``: what the forward and the backward return; ``written``:
-    inputs that get new values when the forward has run."""
+    inputs that get new values when the forward has run; ``roles``: of the inputs."""
 
     graph: fx.Graph
     inputs: tuple[fx.Node, ...]
@@ -61,6 +61,7 @@ class JointGraph:
     results: tuple[Result, ...]
     wanted: tuple[Result, ...]
     written: tuple[fx.Node, ...]
+    roles: tuple[Role, ...]
 
     @staticmethod
     def of(
@@ -69,6 +70,7 @@ class JointGraph:
         gradients: Sequence[fx.Node],
         results: int,
         written: Sequence[int],
+        roles: Sequence[Role],
     ) -> "JointGraph":
         """Of a graph whose first ``results`` outputs are the forward's."""
         (output,) = graph.find_nodes(op="output")
@@ -81,6 +83,7 @@ class JointGraph:
             tuple(returned[:results]),
             tuple(returned[results:]),
             tuple(inputs[at] for at in written),
+            tuple(roles),
         )
 
     def of_sizes(
@@ -95,7 +98,7 @@ class JointGraph:
         count = len(self.inputs)
         written = [self.inputs.index(node) for node in self.written]
         parts = traced.graph, places[:count], places[count:], len(self.results), written
-        return JointGraph.of(*parts), traced
+        return JointGraph.of(*parts, self.roles), traced
 
     def tell_phases(self) -> None:
         """Note of each node whether it is forward or backward, its line, and what checkpoints ask
@@ -107,8 +110,8 @@ class JointGraph:
         remove_tokens(self.graph)
         expand_written(self.graph)
         places = self.graph.find_nodes(op="placeholder")
-        late = set(self.gradients)
-        roles = [Role.BATCH if node in late else Role.PARAMETER for node in places]
+        known = dict(zip(self.inputs, self.roles, strict=True))
+        roles = [known.get(node, Role.TANGENT) for node in places]
         return _step_of(self.graph, roles, len(self.results) + len(self.wanted))
 
     def saved(self) -> tuple[fx.Node, ...]:
@@ -184,7 +187,17 @@ class JointGraph:
         graph.output(tuple(copies[node] for node in outputs))
         remove_tokens(graph)
         expand_written(graph)
-        return _step_of(graph, [Role.PARAMETER] * len(self.tensors), len(outputs))
+        return _step_of(graph, [self.roles[at] for at in self.tensors], len(outputs))
+
+
+def roles_of(places: Sequence[fx.Node], kinds: Sequence[str]) -> tuple[Role, ...]:
+    """What placeholders of AOTAutograd's are to the user; ``kinds``: as of ``input_kinds``."""
+    return tuple(
+        Role(primal_kind(place, kinds) or Role.BATCH)
+        if isinstance(known_value(place), Tensor)
+        else Role.SCALAR
+        for place in places
+    )
 
 
 def _is_view(node: fx.Node) -> bool:

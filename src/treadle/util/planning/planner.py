@@ -6,11 +6,16 @@ from dataclasses import dataclass, fields
 from typing import Any, final
 
 from treadle.util.errors import TreadleError
+from treadle.util.planning.bans import known_bans
 
 SOLVERS = ("cut", "greedy", "dynamic", "integer")
 """Names of the methods that choose what to keep."""
+ESTIMATORS = ("roofline", "measured", "constant")
+"""Names of the ways to estimate how long an operation takes."""
 Solver = Callable[[Any, int], Iterable[int]]
 """A user's method: of a ``treadle.SaveProblem`` and a number of bytes, what to keep."""
+Estimator = Callable[[Any], float]
+"""A user's estimate: of a ``treadle.PlannedOperation``, seconds."""
 
 
 @final
@@ -24,13 +29,25 @@ class Planner:
       by time per byte, or by dynamic programming. ``"integer"``: an integer program. Or a function
       of a ``treadle.SaveProblem`` and a number of bytes, which returns the numbers of the values to
       keep; a compile with a function of yours is not cached.
+    - ``estimator``: how long operations are estimated to take. ``"roofline"``: by their bytes and
+      floating-point operations, and the rates of the device. ``"measured"``: each library call of
+      PyTorch's runs on this device once, on data that treadle makes, and its time is cached; the
+      rates are measured, on CPUs too. ``"constant"``: a microsecond for each, for tests. Or a
+      function of a ``treadle.PlannedOperation``, which returns seconds.
+    - ``bans``: what is never recomputed, whatever it costs to keep: names of ``BANS``, of which
+      some take a bound (``"long-chains=50"``). Default: prices decide.
     """
 
     solver: str | Solver = "cut"
+    estimator: str | Estimator = "roofline"
+    bans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not callable(self.solver) and self.solver not in SOLVERS:
             raise _unknown("solver", self.solver, SOLVERS)
+        if not callable(self.estimator) and self.estimator not in ESTIMATORS:
+            raise _unknown("estimator", self.estimator, ESTIMATORS)
+        object.__setattr__(self, "bans", known_bans(self.bans))
 
     @staticmethod
     def of(given: object) -> "Planner":

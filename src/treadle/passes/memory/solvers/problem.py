@@ -79,7 +79,11 @@ class SaveProblemOf:
                     for i in places
                 ),
                 needed=frozenset(number[i] for i in claims.needed),
-                once=frozenset(number[i] for i in places if must_save(facts, i, products=True)),
+                once=frozenset(
+                    number[i]
+                    for i in places
+                    if must_save(facts, i, products=True, banned=claims.banned)
+                ),
                 start=frozenset(number[i] for i in start if i in number),
             ),
             places,

@@ -7,16 +7,13 @@ import torch
 from treadle.algebra.extents import dims_in
 from treadle.capture.failures import of_torch
 from treadle.codegen.host import call_step, spec_of
-from treadle.compat.operators.operator_facts import CostClass, facts_of, follows_seed
-from treadle.compat.operators.operator_lists import ZEROS
+from treadle.compat.operators.operator_facts import CostClass, facts_of, may_invent
 from treadle.graph.core.operators import OpOverload, arguments_of
-from treadle.loop.program import Call, Program, TensorRef
+from treadle.loop.program import Call, Program
 from treadle.runtime.execute.library_calls import resolve
 from treadle.runtime.store.artifact import call_at, spec_at
 from treadle.runtime.workspace import KernelRefuses, Workspaces
-from treadle.util.generators import GeneratorRef
 
-_MASKS = (torch.bool, torch.uint8)
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -60,22 +57,9 @@ def _is_half_product(call: Call) -> bool:
 
 
 def _may_measure(call: Call) -> bool:
-    """Whether the call may run on invented numbers. Integers cannot be divided by zero, and
-    what a mask picks has to be as many as what is put there."""
+    """Whether the call may run on invented numbers."""
     op = resolve(call.op)
     if not isinstance(op, OpOverload):
         return False  # it computes sizes
-    facts = facts_of(op)
     arguments = arguments_of(op, call.args, call.kwargs)
-    whole = any(isinstance(x, TensorRef) and _is_whole(x.dtype) for x in arguments.values())
-    masks = any(ref.dtype in _MASKS for ref in call.refs)
-    if (facts.cost is CostClass.POINTWISE and whole) or (facts.counts_masks and masks):
-        return False
-    if facts.invented == ZEROS:
-        return not follows_seed(op, arguments)
-    drawn = any(isinstance(x, GeneratorRef) for x in arguments.values())
-    return bool(facts.invented) and not drawn  # draws of the process' generators are put back
-
-
-def _is_whole(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex)
+    return may_invent(op, arguments, (ref.dtype for ref in call.refs))

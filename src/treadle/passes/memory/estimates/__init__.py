@@ -1,0 +1,1 @@
+"""How long the operations of a step take, as plans are told."""
