@@ -94,14 +94,14 @@ def asks_size(frame: FrameType) -> AsksNumber | None:
 
 
 def _asks(frames: Sequence[FrameType], error: CaptureError) -> AsksNumber | None:
-    if not frames or not (_calls_real(frames[0]) or _makes_text(frames[0])):
+    if not frames or not (calls_real(frames[0]) or _makes_text(frames[0])):
         return None
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
     asks.codes = tuple(frame.f_code for frame in frames)
     return asks
 
 
-def _calls_real(frame: FrameType) -> bool:
+def calls_real(frame: FrameType) -> bool:
     """Whether it calls a function of real numbers just now, by a global name."""
     name = called_name(frame)
     function = frame.f_globals.get(name, vars(builtins).get(name))

@@ -28,6 +28,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from treadle.capture.python_state.containers.container_recorders import (
+    is_recorded,
+    length_of_recorded,
+)
 from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
@@ -166,6 +170,8 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
                 value = number_in(value)
             elif isinstance(value, Tensor) and is_traced(value):
                 return length_of(value)
+            if kind is len and is_recorded(value):
+                return length_of_recorded(value)
             if is_unsized(value):
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)
             if is_size(value):

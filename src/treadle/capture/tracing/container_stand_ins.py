@@ -1,8 +1,11 @@
 """Substitutes for the user's containers that an earlier run changed."""
 
 import functools
+import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import FrameType
 from typing import final
 
 from treadle.capture.python_state.changes import refused
@@ -19,6 +22,9 @@ from treadle.capture.python_state.containers.container_recorders import (
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
+from treadle.capture.symbolic.computations import Key
+from treadle.capture.symbolic.deferred import calls_real
+from treadle.capture.symbolic.numbers import Number, Uses
 from treadle.util.errors import CaptureError
 
 
@@ -26,9 +32,12 @@ from treadle.util.errors import CaptureError
 class ContainerStandIns:
     """Those of one run; ``None``: nothing stands in for any. ``log``: what was done to them."""
 
-    def __init__(self, containers: Sequence[ChangedContainer] | None) -> None:
+    def __init__(self, containers: Sequence[ChangedContainer] | None, uses: Uses | None) -> None:
+        """``uses``: what becomes of numbers that stand in for lengths; ``None``: none do."""
         self.log = OperationLog()
-        self._containers = containers
+        self._containers, self._uses = containers, uses
+        if uses is not None:
+            self.log.length_at_call, self.log.length_asked = self._length, self._note_asked
 
     @property
     def values(self) -> list[object]:
@@ -54,9 +63,28 @@ class ContainerStandIns:
 
     def read(self, walk: ReadsWalk) -> None:
         """What the step depends on of them beside entries."""
+        needed: set[Key] = set() if self._uses is None else self._uses.needed
         for recorder in self.log.recorders:
-            if recorder.reads_length and not recorder.reads_all:
+            is_read = recorder.reads_length or _root(recorder) in needed
+            if is_read and not recorder.reads_all:
                 walk.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
+
+    def _length(self, recorder: ContainerRecorder) -> object:
+        """How much is in it now, from how much there is at the beginning of a call."""
+        uses, most = self._uses, getattr(recorder.real, "maxlen", None)
+        if uses is None or recorder.grown is None or (most is not None and recorder.grown < 0):
+            return None
+        root = _root(recorder)
+        uses.decisions.labels[root] = f"len({recorder.label})"
+        now, at_call = len(recorder.real), _LengthAtCall(recorder)
+        length = Number(now, at_call, frozenset({root}), uses, scales=True)
+        if recorder.grown:
+            length = length.derived(operator.add, recorder.grown)
+        return length if most is None else length.derived(min, most)
+
+    def _note_asked(self, frame: FrameType) -> None:
+        if self._uses is not None and not self._uses.ours and calls_real(frame):
+            self._uses.note_asked()
 
     def placed(self, graph: ReadsGraph) -> None:
         """From now on each is found where its owner is at a call."""
@@ -72,6 +100,21 @@ def refused_container(recorder: ContainerRecorder) -> CaptureError:
     """TR-117 for a container whose changes cannot be made again."""
     error = refused(recorder.label, type(recorder.real).__name__)
     return error.seen_by(lambda run: run.recorded(recorder.at))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _LengthAtCall:
+    """How much is in the user's own before a call changes it."""
+
+    recorder: ContainerRecorder
+
+    def __call__(self) -> int:
+        return _length(self.recorder)
+
+
+def _root(recorder: ContainerRecorder) -> Key:
+    return "length", recorder.at
 
 
 def _length(recorder: ContainerRecorder) -> int:

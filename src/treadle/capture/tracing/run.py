@@ -78,8 +78,8 @@ class Run:
         self.external: ExternalState | None = None  # once it has begun
         self.effects: SideEffects | None = None  # likewise
         self.outputs = OutputLog()
-        self.containers = ContainerStandIns(substitutes.containers)
         self.numbers = NumberInputs(request, substitutes)
+        self.containers = ContainerStandIns(substitutes.containers, self.numbers.for_groups)
         sync = GradientSync(request.group if request.update else None)
         self.recorder = TraceRecorder(request.models, sync, request.update)
         self._copies: Copies | None = None  # of the arguments, once they are bound
