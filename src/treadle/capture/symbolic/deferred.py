@@ -35,6 +35,7 @@ from treadle.capture.explain_errors import (
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
+from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.functions.index_ranges import calls_range
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
@@ -102,8 +103,11 @@ def _asks(frames: Sequence[FrameType], error: CaptureError) -> AsksNumber | None
 
 
 def calls_real(frame: FrameType) -> bool:
-    """Whether it calls a function of real numbers just now, by a global name."""
+    """Whether it calls a function of real numbers just now, by a global name, or what it calls may
+    do so by ``map``."""
     name = called_name(frame)
+    if "map" in frame.f_code.co_names:
+        return True
     function = frame.f_globals.get(name, vars(builtins).get(name))
     makers = (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS)
     return any(function is other for other in makers) or calls_range(frame)
@@ -454,6 +458,8 @@ def number_in(tensor: Tensor) -> object:
 
 def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
+        for arg in args:
+            warn_of_float(arg)
         args = tuple(number_in(arg) if isinstance(arg, Tensor) else arg for arg in args)
         if function in ROUND and any(map(is_size, args)):
             return made_of_sizes(function, args, lambda: function(*args))
