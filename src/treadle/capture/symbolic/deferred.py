@@ -170,6 +170,10 @@ class DeferredNumbers:
     whole: set[int] = field(default_factory=set[int])  # those that are tensors themselves
     uses: Uses = field(default_factory=Uses)
     refused: CaptureError | None = None
+    # arguments of which arrays were made, in which version, and what is said if they are written
+    unwritten: list[tuple[Tensor, int, CaptureError]] = field(
+        default_factory=list[tuple[Tensor, int, CaptureError]]
+    )
 
     def refuse(self) -> CaptureError:
         """For code that needs a number now: the first refusal of a run is kept."""
@@ -182,6 +186,10 @@ class DeferredNumbers:
         Eager raises nothing there, so what ran in its place is not the step."""
         if self.refused is not None:
             raise self.refused
+        unwritten, self.unwritten = self.unwritten, []
+        for tensor, version, error in unwritten:
+            if tensor._version != version:
+                raise error
 
     def item(self, tensor: Tensor) -> "DeferredNumber":
         """``tensor.item()`` of one element; TR-102 of a complex one."""

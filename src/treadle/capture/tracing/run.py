@@ -106,7 +106,7 @@ class Run:
         if self.numbers.sizes is not None:
             uses.as_size = self.numbers.sizes.symbol
         recorder.conditions.path = self.request.path
-        recorder.memory = self.tensors.memory
+        recorder.memory, recorder.argument_view = self.tensors.memory, self.tensors.argument_view
         recorder.constants.inputs = self.updates.constants, uses.inputs, uses.arrays
         if not self.request.update:
             recorder.after_backward = self.gradients.keep
