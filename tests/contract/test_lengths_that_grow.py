@@ -141,3 +141,69 @@ def counted_off(model, logs):
 def test_a_length_that_the_graph_needs_compiles_again():
     found = beside_eager(counted_off, calls=4)
     assert [each.partition(":")[0] for each in found] == ["len(logs['train'])"] * 3
+
+
+def worse(model, logs):
+    def step(x):
+        logs["train"].append(model(x).square().mean().item())
+        if len(logs["train"]) > 1 and logs["train"][-1] > logs["train"][-2]:
+            logs["n"].append(len(logs["train"]))
+        return x.sum()
+
+    return step
+
+
+def smoothed(model, logs):
+    def step(x):
+        before = logs["train"][-1] if logs["train"] else 0.0
+        logs["train"].append(0.9 * before + 0.1 * model(x).sum().item())
+        logs["n"].append(logs["train"][0])
+        return model(x).detach() * 0.5 + before
+
+    return step
+
+
+def of_deque(model, logs):
+    recent = logs["recent"]
+
+    def step(x):
+        recent.append(model(x).sum().item())
+        if len(recent) > 2:
+            logs["n"].append(recent[-1] - recent[-3])
+        return x.sum()
+
+    return step
+
+
+def indexed(model, logs):
+    def step(x):
+        at = logs["n"][-1] if logs["n"] else 0
+        logs["n"].append((at + 1) % 3)
+        return model(x)[:, at].detach()
+
+    return step
+
+
+@pytest.mark.parametrize(("make", "most"), [(worse, 3), (smoothed, 1), (of_deque, 1), (indexed, 3)])
+def test_entries_that_were_there_are_numbers_of_the_call(make, most):
+    assert len(beside_eager(make, calls=8)) <= most
+
+
+def test_an_entry_of_another_type_is_another_variant():
+    model, history = nn.Linear(3, 3), [2]
+
+    def step(x):
+        history.append(history[-1] * 1.5)
+        return model(x).detach() * history[-2]
+
+    compiled = treadle.compile(step, model=model)
+    for call in range(4):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(compiled(x), model(x).detach() * (2 * 1.5**call))
+    history.append("a")
+    with pytest.raises(TypeError):
+        compiled(x)
+    del history[:]
+    with pytest.raises(IndexError):
+        compiled(x)
+    assert history == []

@@ -20,6 +20,7 @@ from treadle.capture.python_state.containers.container_recorders import (
     OperationLog,
 )
 from treadle.capture.python_state.external import ExternalState
+from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.symbolic.computations import Key
@@ -36,8 +37,10 @@ class ContainerStandIns:
         """``uses``: what becomes of numbers that stand in for lengths; ``None``: none do."""
         self.log = OperationLog()
         self._containers, self._uses = containers, uses
+        self._entries: dict[Key, _EntryAtCall] = {}  # whose numbers stand in
         if uses is not None:
             self.log.length_at_call, self.log.length_asked = self._length, self._note_asked
+            self.log.entry_at_call = self._entry
 
     @property
     def values(self) -> list[object]:
@@ -68,6 +71,9 @@ class ContainerStandIns:
             is_read = recorder.reads_length or _root(recorder) in needed
             if is_read and not recorder.reads_all:
                 walk.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
+        for root, entry in self._entries.items():
+            if root in needed and not entry.recorder.reads_all:
+                walk.add_computed(entry.label, entry)
 
     def _length(self, recorder: ContainerRecorder) -> object:
         """How much is in it now, from how much there is at the beginning of a call."""
@@ -81,6 +87,18 @@ class ContainerStandIns:
         if recorder.grown:
             length = length.derived(operator.add, recorder.grown)
         return length if most is None else length.derived(min, most)
+
+    def _entry(self, recorder: ContainerRecorder, at: int, value: object) -> object:
+        """The number that is at ``at`` at the beginning of a call."""
+        uses = self._uses
+        if uses is None or not is_real(value):
+            return None
+        root: Key = "entry", recorder.at, at
+        entry = self._entries.setdefault(root, _EntryAtCall(recorder, at))
+        uses.decisions.labels[root] = entry.label
+        number = Number(value, entry, frozenset({root}), uses, scales=True)
+        number.decided(_IsOf(type(value)), (number,))
+        return number
 
     def _note_asked(self, frame: FrameType) -> None:
         if self._uses is not None and not self._uses.ours and calls_real(frame):
@@ -111,6 +129,35 @@ class _LengthAtCall:
 
     def __call__(self) -> int:
         return _length(self.recorder)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _EntryAtCall:
+    """A number of the user's own before a call changes it; ``None`` where there is none."""
+
+    recorder: ContainerRecorder
+    at: int
+
+    @property
+    def label(self) -> str:
+        """The user's words for it."""
+        return f"{self.recorder.label}[{self.at}]"
+
+    def __call__(self) -> object:
+        entries = self.recorder.get()
+        return entries[self.at] if -len(entries) <= self.at < len(entries) else None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _IsOf:
+    """Whether a value is of a type."""
+
+    kind: type
+
+    def __call__(self, value: object) -> bool:
+        return type(value) is self.kind
 
 
 def _root(recorder: ContainerRecorder) -> Key:

@@ -68,6 +68,7 @@ class ContainerRecorder:
     current: Callable[[], object] | None = None
     # how many entries more than at first, whatever was there; ``None``: that depends on it
     grown: int | None = field(default=0, metadata=NOT_STORED)
+    is_moved: bool = field(default=False, metadata=NOT_STORED)  # more than entries put at the end
 
     def note(self, name: str, *args: object, by: int | None = None) -> None:
         """An operation that changes it. ``by``: how many entries more there are, where it does not
@@ -124,6 +125,9 @@ class OperationLog:
     length_at_call: Callable[[ContainerRecorder], object] = field(
         default=lambda _: None, metadata=NOT_STORED
     )  # the number that stands in for a length; ``None`` where none can
+    entry_at_call: Callable[[ContainerRecorder, int, object], object] = field(
+        default=lambda *_: None, metadata=NOT_STORED
+    )  # likewise for the number that is an entry
     length_asked: Callable[[FrameType], None] = field(
         default=lambda _: None, metadata=NOT_STORED
     )  # a frame asks for a length as a number of Python's
@@ -288,8 +292,11 @@ class _RecordedSequence:
         return self
 
     def __getitem__(self, at: SupportsIndex | slice) -> Any:
+        instead = self._at_call(at) if type(at) is int else None
+        if instead is not None:
+            return instead
         self._read_at(at)
-        return self._kind.__getitem__(self, at)
+        return self._entry(at)
 
     def __len__(self) -> int:
         self.recorder.log.length_asked(sys._getframe(1))  # pyright: ignore
@@ -301,8 +308,27 @@ class _RecordedSequence:
 
     def _changed(self, name: str, *args: object, by: int | None = None) -> object:
         self.recorder.note(name, *args, by=by)
-        self.recorder.tail = 0
+        self.recorder.tail, self.recorder.is_moved = 0, True
         return operator.methodcaller(f"{name}", self, *args)(self._kind)
+
+    def _entry(self, at: SupportsIndex | slice) -> object:
+        """What is there. A deque's own method asks how long it is, for a place from the end."""
+        kind: Any = self._kind
+        count = kind.__len__(self)
+        from_end = type(at) is int and -count <= at < 0
+        return kind.__getitem__(self, at + count if from_end else at)
+
+    def _at_call(self, at: int) -> object:
+        """The number that stands in for one which was there before the run; ``None`` for any other
+        entry, and where the run has done more than put some at the end."""
+        recorder, count = self.recorder, self._kind.__len__(self)
+        was_there = -count <= at < -recorder.tail or 0 <= at < count - recorder.tail
+        is_known = recorder.is_own or recorder.is_made or recorder.reads_all
+        is_left = at >= 0 and self._kind is not list  # of a deque it may be gone
+        if is_known or recorder.is_moved or is_left or not was_there:
+            return None
+        place = at if at >= 0 else at + recorder.tail
+        return recorder.log.entry_at_call(recorder, place, self._entry(at))
 
     def _read_at(self, at: SupportsIndex | slice) -> None:
         """Entries that the run itself has put at the end are nothing from outside."""
