@@ -9,23 +9,22 @@ made to see one of a tensor that is like it, and what it says is said at the use
 and the rule of PyTorch's version, which says it once in a process.
 """
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from treadle.capture.explain_errors import users_frames
 from treadle.compat.tracing import outside_modes
+from treadle.util.warn import warn_again_at
 
 
 def warn_of_float(value: object) -> None:
     """``float(value)`` is asked for, or a function that takes floats is given ``value``."""
     if not isinstance(value, Tensor) or not value.requires_grad or value.numel() != 1:
         return
-    with outside_modes(), warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        float(torch.ones((), requires_grad=True))
     frame = next(users_frames())
-    for each in heard:
-        place = frame.f_code.co_filename, frame.f_lineno
-        warnings.warn_explicit(each.message, each.category, *place)
+    with outside_modes():
+        warn_again_at(frame.f_code.co_filename, frame.f_lineno, _float_of_trained)
+
+
+def _float_of_trained() -> float:
+    return float(torch.ones((), requires_grad=True))
