@@ -13,7 +13,6 @@ them.
 
 import functools
 import io
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -30,9 +29,6 @@ from treadle.capture.symbolic.deferred import number_of, text_of, whole_tensor
 from treadle.capture.symbolic.numbers import Text, is_stand_in
 from treadle.capture.symbolic.size_numbers import as_number, is_size
 from treadle.compat.pytree import TreeSpec
-
-_OF_FLOATS = re.compile(r"%[^%a-zA-Z]*[eEfFgG]")
-"""Where the operator ``%`` makes a float of a value."""
 
 
 @final
@@ -163,10 +159,16 @@ def _concatenated(*pieces: str) -> str:
 
 def modulo(left: Any, right: Any) -> object:
     """``left % right``, where that may be a text of ``right``."""
-    if type(left) is str and _OF_FLOATS.search(left):
+    if type(left) is str and _makes_floats(left):
         _warn_of_floats(right)
     is_text = type(left) is str or isinstance(left, Text)
     return made_by(_modulo, left, right) if is_text else left % right
+
+
+def _makes_floats(template: str) -> bool:
+    """Whether the operator ``%`` makes a float of a value."""
+    specs = (part.lstrip("0123456789.*+- #")[:1] for part in template.split("%")[1:])
+    return any(spec in ("e", "E", "f", "F", "g", "G") for spec in specs)
 
 
 def _warn_of_floats(right: object) -> None:
