@@ -346,3 +346,49 @@ def test_a_counter_and_a_number_of_the_arguments_scale_together(rates):
         assert (mine.count, mine.total) == (twin.count, twin.total)
     assert not compiled.recompiles
     assert len(compiled.recaptures) == (1 if rates else 0)
+
+
+def totals(model, logs):
+    def step(x):
+        loss = model(x).square().mean()
+        logs["pair"][0] += loss.item() * len(x)
+        logs["pair"][1] += len(x)
+        logs["named"]["acc"][1] += 1
+        return loss.detach()
+
+    return step
+
+
+def scales(model, logs):
+    def step(x):
+        logs["pair"][1] += 1
+        logs["pair"][0] = 0.5 * logs["pair"][0] + 1
+        return model(x).detach() * logs["pair"][0] / logs["pair"][1]
+
+    return step
+
+
+def swapped(model, logs):
+    def step(x):
+        pair = logs["pair"]
+        pair[0], pair[1] = pair[1], pair[0] + 2
+        return model(x).detach() + pair[0]
+
+    return step
+
+
+@pytest.mark.parametrize("make", [totals, scales, swapped])
+def test_numbers_that_a_step_sets_in_a_list_are_numbers_of_the_call(make):
+    models = [nn.Linear(3, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    both = [{"pair": [0.0, 0.0], "named": {"acc": ["a", 0]}} for _ in range(2)]
+    eager, function = map(make, models, both)
+    step = treadle.compile(function, model=models[1])
+    pairs = [logs["pair"] for logs in both]
+    for _ in range(5):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(step(x), eager(x))
+        assert pairs[1] == pytest.approx(pairs[0])
+    assert both[1]["pair"] is pairs[1]
+    assert both[1]["named"] == both[0]["named"]
+    assert step.recompiles + step.recaptures == []

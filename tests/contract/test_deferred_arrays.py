@@ -142,3 +142,47 @@ def test_numpy_of_what_needs_a_gradient_is_an_error_of_pytorch():
     compiled = treadle.compile(lambda x: model(x).numpy(), model=model)
     with pytest.raises(RuntimeError, match="detach"):
         compiled(torch.ones(2))
+
+
+def hits(model, hits):
+    def step(x, y):
+        out = model(x)
+        out.square().mean().backward()
+        guess, truth = out.detach().argmax(1).cpu().numpy(), y.detach().cpu().numpy()
+        hits.append(int((guess == truth).sum()))
+        hits.append(float(np.mean(truth[1:] * 2)) + truth.shape[0])
+        return x[:2].numpy(), y.numpy()
+
+    return step
+
+
+def test_arrays_of_arguments_are_in_their_memory():
+    models = [nn.Linear(3, 4) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    both = [], []
+    eager, function = map(hits, models, both)
+    step = treadle.compile(function, model=models[1])
+    for _ in range(4):
+        x, y = torch.randn(5, 3), torch.randint(0, 4, (5,))
+        ours, theirs = step(x, y), eager(x, y)
+        x += 1
+        y.zero_()
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert both[0] == both[1]
+    assert step.recompiles == ["weight.grad is set now"]
+
+
+def test_an_array_of_an_argument_that_the_step_writes_to_is_refused():
+    model = nn.Linear(3, 4)
+
+    def step(x):
+        total = x.numpy().sum()
+        x.mul_(2)
+        return model(x), total
+
+    x = torch.ones(5, 3)
+    with pytest.raises(treadle.CaptureError, match="TR-102") as caught:
+        treadle.compile(step, model=model)(x)
+    assert "x.numpy()" in caught.value.where
+    assert torch.equal(x, torch.ones(5, 3))

@@ -256,7 +256,7 @@ def test_what_is_read_counts_until_it_is_as_it_was(make):
 def test_a_length_that_is_read_says_so():
     found = beside_eager(queue, calls=4)
     assert found
-    assert all(each.startswith("len(waiting): ") for each in found)
+    assert all(each.startswith("a branch on len(waiting) was ") for each in found)
 
 
 def test_a_failed_call_puts_nothing_in():

@@ -160,6 +160,11 @@ DRAWN = {
     "rand": lambda x, g: torch.rand(len(x), 3, generator=g, dtype=torch.float64),
     "randint": lambda x, g: torch.randint(5, (len(x),), generator=g)[:, None],
     "randint, two": lambda x, g: torch.randint(-2, 5, x.shape, generator=g),
+    "randint below": lambda x, g: x[torch.randint(len(x), (len(x),), generator=g)],
+    "randint between": lambda x, g: x[torch.randint(1, len(x), (1,), generator=g)],
+    "randint, PyTorch's own": lambda x, g: x[torch.randint(0, len(x), (1,))],
+    "randperm": lambda x, g: x[torch.randperm(len(x), generator=g)],
+    "randperm, a part": lambda x, g: x[torch.randperm(len(x), generator=g)[:2]].sum(0),
 }
 
 

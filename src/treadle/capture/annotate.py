@@ -9,6 +9,7 @@ from treadle.capture.explain_errors import show_line
 from treadle.capture.tensors.rng_guard import seeds
 from treadle.capture.tracing.checkpointed_regions import Span
 from treadle.capture.tracing.run import Run
+from treadle.compat.operators.rng_operators import BY_GENERATOR
 from treadle.graph.core.node_info import (
     NodeInfo,
     describe,
@@ -87,6 +88,7 @@ def _name_generators(
     for node in filter(is_random, graph.nodes):
         number = number_at.get(positions[node])
         if number is not None:
+            node.target = BY_GENERATOR.get(node.target, node.target)  # type: ignore[arg-type]
             set_argument(node, "generator", GeneratorRef(number))
 
 

@@ -35,6 +35,7 @@ from treadle.capture.explain_errors import (
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
+from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.functions.index_ranges import calls_range
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
@@ -94,16 +95,19 @@ def asks_size(frame: FrameType) -> AsksNumber | None:
 
 
 def _asks(frames: Sequence[FrameType], error: CaptureError) -> AsksNumber | None:
-    if not frames or not (_calls_real(frames[0]) or _makes_text(frames[0])):
+    if not frames or not (calls_real(frames[0]) or _makes_text(frames[0])):
         return None
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
     asks.codes = tuple(frame.f_code for frame in frames)
     return asks
 
 
-def _calls_real(frame: FrameType) -> bool:
-    """Whether it calls a function of real numbers just now, by a global name."""
+def calls_real(frame: FrameType) -> bool:
+    """Whether it calls a function of real numbers just now, by a global name, or what it calls may
+    do so by ``map``."""
     name = called_name(frame)
+    if "map" in frame.f_code.co_names:
+        return True
     function = frame.f_globals.get(name, vars(builtins).get(name))
     makers = (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS)
     return any(function is other for other in makers) or calls_range(frame)
@@ -166,6 +170,10 @@ class DeferredNumbers:
     whole: set[int] = field(default_factory=set[int])  # those that are tensors themselves
     uses: Uses = field(default_factory=Uses)
     refused: CaptureError | None = None
+    # arguments of which arrays were made, in which version, and what is said if they are written
+    unwritten: list[tuple[Tensor, int, CaptureError]] = field(
+        default_factory=list[tuple[Tensor, int, CaptureError]]
+    )
 
     def refuse(self) -> CaptureError:
         """For code that needs a number now: the first refusal of a run is kept."""
@@ -178,6 +186,10 @@ class DeferredNumbers:
         Eager raises nothing there, so what ran in its place is not the step."""
         if self.refused is not None:
             raise self.refused
+        unwritten, self.unwritten = self.unwritten, []
+        for tensor, version, error in unwritten:
+            if tensor._version != version:
+                raise error
 
     def item(self, tensor: Tensor) -> "DeferredNumber":
         """``tensor.item()`` of one element; TR-102 of a complex one."""
@@ -454,6 +466,8 @@ def number_in(tensor: Tensor) -> object:
 
 def _of_numbers(function: Callable[..., object]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
+        for arg in args:
+            warn_of_float(arg)
         args = tuple(number_in(arg) if isinstance(arg, Tensor) else arg for arg in args)
         if function in ROUND and any(map(is_size, args)):
             return made_of_sizes(function, args, lambda: function(*args))

@@ -28,8 +28,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from treadle.capture.python_state.containers.container_recorders import (
+    is_recorded,
+    length_of_recorded,
+)
 from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
+from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
 from treadle.capture.symbolic.functions.extremes import EXTREMES
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
@@ -163,9 +168,13 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
         if len(args) == 1 and not kwargs and works_for(thread):
             (value,) = args
             if isinstance(value, Tensor) and kind is not len:
+                if kind is float:
+                    warn_of_float(value)
                 value = number_in(value)
             elif isinstance(value, Tensor) and is_traced(value):
                 return length_of(value)
+            if kind is len and is_recorded(value):
+                return length_of_recorded(value)
             if is_unsized(value):
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)
             if is_size(value):

@@ -1,8 +1,11 @@
 """Substitutes for the user's containers that an earlier run changed."""
 
 import functools
+import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import FrameType
 from typing import final
 
 from treadle.capture.python_state.changes import refused
@@ -17,8 +20,12 @@ from treadle.capture.python_state.containers.container_recorders import (
     OperationLog,
 )
 from treadle.capture.python_state.external import ExternalState
+from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
+from treadle.capture.symbolic.computations import Key
+from treadle.capture.symbolic.deferred import calls_real
+from treadle.capture.symbolic.numbers import Number, Uses
 from treadle.util.errors import CaptureError
 
 
@@ -26,9 +33,14 @@ from treadle.util.errors import CaptureError
 class ContainerStandIns:
     """Those of one run; ``None``: nothing stands in for any. ``log``: what was done to them."""
 
-    def __init__(self, containers: Sequence[ChangedContainer] | None) -> None:
+    def __init__(self, containers: Sequence[ChangedContainer] | None, uses: Uses | None) -> None:
+        """``uses``: what becomes of numbers that stand in for lengths; ``None``: none do."""
         self.log = OperationLog()
-        self._containers = containers
+        self._containers, self._uses = containers, uses
+        self._entries: dict[Key, _EntryAtCall] = {}  # whose numbers stand in
+        if uses is not None:
+            self.log.length_at_call, self.log.length_asked = self._length, self._note_asked
+            self.log.entry_at_call = self._entry
 
     @property
     def values(self) -> list[object]:
@@ -54,9 +66,43 @@ class ContainerStandIns:
 
     def read(self, walk: ReadsWalk) -> None:
         """What the step depends on of them beside entries."""
+        needed: set[Key] = set() if self._uses is None else self._uses.needed
         for recorder in self.log.recorders:
-            if recorder.reads_length and not recorder.reads_all:
+            is_read = recorder.reads_length or _root(recorder) in needed
+            if is_read and not recorder.reads_all:
                 walk.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
+        for root, entry in self._entries.items():
+            if root in needed and not entry.recorder.reads_all:
+                walk.add_computed(entry.label, entry)
+
+    def _length(self, recorder: ContainerRecorder) -> object:
+        """How much is in it now, from how much there is at the beginning of a call."""
+        uses, most = self._uses, getattr(recorder.real, "maxlen", None)
+        if uses is None or recorder.grown is None or (most is not None and recorder.grown < 0):
+            return None
+        root = _root(recorder)
+        uses.decisions.labels[root] = f"len({recorder.label})"
+        now, at_call = len(recorder.real), _LengthAtCall(recorder)
+        length = Number(now, at_call, frozenset({root}), uses, scales=True)
+        if recorder.grown:
+            length = length.derived(operator.add, recorder.grown)
+        return length if most is None else length.derived(min, most)
+
+    def _entry(self, recorder: ContainerRecorder, at: int, value: object) -> object:
+        """The number that is at ``at`` at the beginning of a call."""
+        uses = self._uses
+        if uses is None or not is_real(value):
+            return None
+        root: Key = "entry", recorder.at, at
+        entry = self._entries.setdefault(root, _EntryAtCall(recorder, at))
+        uses.decisions.labels[root] = entry.label
+        number = Number(value, entry, frozenset({root}), uses, scales=True)
+        number.decided(_IsOf(type(value)), (number,))
+        return number
+
+    def _note_asked(self, frame: FrameType) -> None:
+        if self._uses is not None and not self._uses.ours and calls_real(frame):
+            self._uses.note_asked()
 
     def placed(self, graph: ReadsGraph) -> None:
         """From now on each is found where its owner is at a call."""
@@ -72,6 +118,50 @@ def refused_container(recorder: ContainerRecorder) -> CaptureError:
     """TR-117 for a container whose changes cannot be made again."""
     error = refused(recorder.label, type(recorder.real).__name__)
     return error.seen_by(lambda run: run.recorded(recorder.at))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _LengthAtCall:
+    """How much is in the user's own before a call changes it."""
+
+    recorder: ContainerRecorder
+
+    def __call__(self) -> int:
+        return _length(self.recorder)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _EntryAtCall:
+    """A number of the user's own before a call changes it; ``None`` where there is none."""
+
+    recorder: ContainerRecorder
+    at: int
+
+    @property
+    def label(self) -> str:
+        """The user's words for it."""
+        return f"{self.recorder.label}[{self.at}]"
+
+    def __call__(self) -> object:
+        entries = self.recorder.get()
+        return entries[self.at] if -len(entries) <= self.at < len(entries) else None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _IsOf:
+    """Whether a value is of a type."""
+
+    kind: type
+
+    def __call__(self, value: object) -> bool:
+        return type(value) is self.kind
+
+
+def _root(recorder: ContainerRecorder) -> Key:
+    return "length", recorder.at
 
 
 def _length(recorder: ContainerRecorder) -> int:

@@ -78,8 +78,8 @@ class Run:
         self.external: ExternalState | None = None  # once it has begun
         self.effects: SideEffects | None = None  # likewise
         self.outputs = OutputLog()
-        self.containers = ContainerStandIns(substitutes.containers)
         self.numbers = NumberInputs(request, substitutes)
+        self.containers = ContainerStandIns(substitutes.containers, self.numbers.for_groups)
         sync = GradientSync(request.group if request.update else None)
         self.recorder = TraceRecorder(request.models, sync, request.update)
         self._copies: Copies | None = None  # of the arguments, once they are bound
@@ -106,7 +106,7 @@ class Run:
         if self.numbers.sizes is not None:
             uses.as_size = self.numbers.sizes.symbol
         recorder.conditions.path = self.request.path
-        recorder.memory = self.tensors.memory
+        recorder.memory, recorder.argument_view = self.tensors.memory, self.tensors.argument_view
         recorder.constants.inputs = self.updates.constants, uses.inputs, uses.arrays
         if not self.request.update:
             recorder.after_backward = self.gradients.keep

@@ -250,7 +250,7 @@ class TensorPatcher(TorchFunctionMode):
         if function == whole_tensor:
             return numbers.tensor(tensor)
         if function == Tensor.numpy and not rest and tensor.is_cpu:
-            return array_of(numbers, tensor, self._recorder.memory())
+            return array_of(numbers, tensor, self._recorder.memory(), self._recorder.argument_view)
         raise numbers.refuse()
 
     def _drawn(self, call: _Call) -> object:

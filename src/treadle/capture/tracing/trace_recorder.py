@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import SymBool, Tensor, nn
@@ -79,6 +79,7 @@ class TraceRecorder:
         self.after_backward: Callable[[], None] = lambda: None
         self.asks_size: Callable[[FrameType], AsksNumber | None] = lambda _: None
         self.memory: Callable[[], frozenset[int | None]] = frozenset  # that the user has
+        self.argument_view: Callable[[Tensor], Callable[[], Any] | None] = lambda _: None
         self.mode: Callable[[], AbstractContextManager[object]] = nullcontext
         self.pause: Callable[[], bool] = _nothing_paused
         self.resume: Callable[[], None] = lambda: None
@@ -88,6 +89,7 @@ class TraceRecorder:
         self.provenance.listen = self.after_backward = lambda: None
         self.asks_size = lambda _: None
         self.memory, self.constants = frozenset, KnownConstants()
+        self.argument_view = lambda _: None
         self.mode, self.numbers.uses.mode = nullcontext, None
         self.pause, self.resume = _nothing_paused, lambda: None
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -62,6 +62,15 @@ class UserTensors:
         """The keys of the memory of tensors that were there before, or are when it is done."""
         held = (tensor.memory for tensor in self._recorder.held.entries())
         return self._bindings.memory.union(held)
+
+    def argument_view(self, tensor: Tensor) -> Callable[[], Any] | None:
+        """Where the argument that ``tensor`` is, or of which it is a view, is found at a call."""
+        owned = OwnTensors()
+        for given in self._given:
+            if given.is_argument:
+                owned.add(given.find, given.traced, given.traced)
+        found = owned.of(tensor)
+        return None if found is None else found.compute
 
     def rebind(self, before: Tensor, now: Tensor) -> None:
         """In the memory of a tensor that was there, another value is left."""

@@ -121,11 +121,33 @@ def _made(fill: Callable[..., Tensor], dtype: torch.dtype | None) -> Callable[..
     return make
 
 
+def _without(draw: Callable[..., Tensor]) -> Callable[..., object]:
+    """Likewise of whole numbers below a size. The generator is known of where it was given, and
+    the operator without one has the same kernel."""
+
+    def make(*args: Any, generator: object = None, **options: Any) -> object:
+        if all(type(n) is int for given in args for n in _listed(given)):
+            return NotImplemented
+        return draw(*args, **options)
+
+    return make
+
+
+def _listed(given: object) -> Sequence[object]:
+    return given if isinstance(given, list | tuple) else (given,)
+
+
+BY_GENERATOR: Mapping[OpOverload, OpOverload] = {
+    aten.randint.default: aten.randint.generator,
+    aten.randint.low: aten.randint.low_generator,
+    aten.randperm.default: aten.randperm.generator,
+}
+"""Operators that are traced without the generator that was given, as those which take it."""
+
 _MADE = {
     aten.randn.generator: _made(Tensor.normal_, None),
     aten.rand.generator: _made(Tensor.uniform_, None),
-    aten.randint.generator: _made(Tensor.random_, torch.int64),
-    aten.randint.low_generator: _made(Tensor.random_, torch.int64),
+    **{given: _without(bare) for bare, given in BY_GENERATOR.items()},
 }
 
 TRACED_AS: Mapping[OpOverload, Callable[..., object]] = {

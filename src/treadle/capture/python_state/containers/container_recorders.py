@@ -17,9 +17,11 @@ object of its own, since C code looks past the methods of its subclasses.
 
 import copy
 import operator
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 
 from treadle.capture.python_state.container_parts import member
@@ -64,10 +66,25 @@ class ContainerRecorder:
     is_own: bool = False  # whether all that is in it was put there by the run
     is_made: bool = False  # whether the parent made it during the run
     current: Callable[[], object] | None = None
+    # how many entries more than at first, whatever was there; ``None``: that depends on it
+    grown: int | None = field(default=0, metadata=NOT_STORED)
+    is_moved: bool = field(default=False, metadata=NOT_STORED)  # more than entries put at the end
 
-    def note(self, name: str, *args: object) -> None:
-        """An operation that changes it."""
+    def note(self, name: str, *args: object, by: int | None = None) -> None:
+        """An operation that changes it. ``by``: how many entries more there are, where it does not
+        depend on those that are there."""
         self.log.operations.append(Operation(self.at, name, args))
+        if by != 0:
+            self.grown = None if self.grown is None or by is None else self.grown + by
+
+    def length(self, now: int) -> object:
+        """How much is in it, ``now`` in this run: a number that stands in for that of a call, where
+        each call can tell it."""
+        is_known = self.is_own or self.reads_all
+        instead = None if is_known or self.is_made else self.log.length_at_call(self)
+        if instead is None:
+            self.read(length=True)
+        return now if instead is None else instead
 
     def read(self, *, length: bool = False) -> None:
         """All that is in it, or how much that is."""
@@ -105,6 +122,15 @@ class OperationLog:
         default_factory=list["RecordedContainer"], metadata=NOT_STORED
     )
     _before: list[Contents] = field(default_factory=list[Contents], metadata=NOT_STORED)
+    length_at_call: Callable[[ContainerRecorder], object] = field(
+        default=lambda _: None, metadata=NOT_STORED
+    )  # the number that stands in for a length; ``None`` where none can
+    entry_at_call: Callable[[ContainerRecorder, int, object], object] = field(
+        default=lambda *_: None, metadata=NOT_STORED
+    )  # likewise for the number that is an entry
+    length_asked: Callable[[FrameType], None] = field(
+        default=lambda _: None, metadata=NOT_STORED
+    )  # a frame asks for a length as a number of Python's
 
     def stand_in(
         self, real: Contents, label: str, parent: tuple[ContainerRecorder, object] | None = None
@@ -132,7 +158,7 @@ class OperationLog:
     def touch(self, parent: ContainerRecorder, key: object, value: object) -> object:
         """``value`` was got from a dict: that is where it is found from now on."""
         if is_recorded(value):
-            parent.note(TOUCH, key, value)
+            parent.note(TOUCH, key, value, by=0)
         return value
 
     def now(self, at: int) -> Contents:
@@ -218,13 +244,13 @@ class _RecordedSequence:
     _kind: type
 
     def append(self, value: object) -> None:
-        self.recorder.note("append", value)
+        self.recorder.note("append", value, by=1)
         self._kind.append(self, value)
         self.recorder.tail += 1
 
     def extend(self, values: Iterable[object]) -> None:
         new = tuple(values)
-        self.recorder.note("extend", new)
+        self.recorder.note("extend", new, by=len(new))
         self._kind.extend(self, new)
         self.recorder.tail += len(new)
 
@@ -238,13 +264,16 @@ class _RecordedSequence:
         self.recorder.cleared()
 
     def insert(self, at: SupportsIndex, value: object) -> None:
-        self._changed("insert", at, value)
+        self._changed("insert", at, value, by=1)
 
     def reverse(self) -> None:
-        self._changed("reverse")
+        self._changed("reverse", by=0)
 
     def __setitem__(self, at: object, value: Any) -> None:
-        self._changed("__setitem__", at, tuple(value) if isinstance(at, slice) else value)
+        if isinstance(at, slice):
+            self._changed("__setitem__", at, tuple(value))
+        else:
+            self._changed("__setitem__", at, value, by=0)
         if at == slice(None):
             self.recorder.cleared()
 
@@ -263,17 +292,43 @@ class _RecordedSequence:
         return self
 
     def __getitem__(self, at: SupportsIndex | slice) -> Any:
+        instead = self._at_call(at) if type(at) is int else None
+        if instead is not None:
+            return instead
         self._read_at(at)
-        return self._kind.__getitem__(self, at)
+        return self._entry(at)
 
     def __len__(self) -> int:
+        self.recorder.log.length_asked(sys._getframe(1))  # pyright: ignore
         self.recorder.read(length=True)
         return self._kind.__len__(self)
 
-    def _changed(self, name: str, *args: object) -> object:
-        self.recorder.note(name, *args)
-        self.recorder.tail = 0
+    def __bool__(self) -> bool:
+        return bool(self.recorder.length(self._kind.__len__(self)))
+
+    def _changed(self, name: str, *args: object, by: int | None = None) -> object:
+        self.recorder.note(name, *args, by=by)
+        self.recorder.tail, self.recorder.is_moved = 0, True
         return operator.methodcaller(f"{name}", self, *args)(self._kind)
+
+    def _entry(self, at: SupportsIndex | slice) -> object:
+        """What is there. A deque's own method asks how long it is, for a place from the end."""
+        kind: Any = self._kind
+        count = kind.__len__(self)
+        from_end = type(at) is int and -count <= at < 0
+        return kind.__getitem__(self, at + count if from_end else at)
+
+    def _at_call(self, at: int) -> object:
+        """The number that stands in for one which was there before the run; ``None`` for any other
+        entry, and where the run has done more than put some at the end."""
+        recorder, count = self.recorder, self._kind.__len__(self)
+        was_there = -count <= at < -recorder.tail or 0 <= at < count - recorder.tail
+        is_known = recorder.is_own or recorder.is_made or recorder.reads_all
+        is_left = at >= 0 and self._kind is not list  # of a deque it may be gone
+        if is_known or recorder.is_moved or is_left or not was_there:
+            return None
+        place = at if at >= 0 else at + recorder.tail
+        return recorder.log.entry_at_call(recorder, place, self._entry(at))
 
     def _read_at(self, at: SupportsIndex | slice) -> None:
         """Entries that the run itself has put at the end are nothing from outside."""
@@ -283,7 +338,7 @@ class _RecordedSequence:
     def _popped(self, name: str, at: int, *args: object) -> object:
         self._read_at(at)
         tail = self.recorder.tail - 1 if at == -1 else 0
-        value = self._changed(name, *args)
+        value = self._changed(name, *args, by=-1)
         self.recorder.tail = max(0, tail)
         return value
 
@@ -318,10 +373,11 @@ class RecordedDeque(_RecordedSequence, deque[object]):
         self.recorder = recorder
 
     def appendleft(self, value: object) -> None:
-        self._changed("appendleft", value)
+        self._changed("appendleft", value, by=1)
 
     def extendleft(self, values: Iterable[object]) -> None:
-        self._changed("extendleft", tuple(values))
+        new = tuple(values)
+        self._changed("extendleft", new, by=len(new))
 
     def pop(self) -> object:
         return self._popped("pop", -1)
@@ -330,7 +386,7 @@ class RecordedDeque(_RecordedSequence, deque[object]):
         return self._popped("popleft", 0)
 
     def rotate(self, by: int = 1) -> None:
-        self._changed("rotate", by)
+        self._changed("rotate", by, by=0)
 
 
 class _RecordedMapping(dict[object, object]):
@@ -462,6 +518,7 @@ class RecordedDefaultDict(_RecordedMapping, defaultdict[object, object]):
         value = factory()
         if type(value) in RECORDED and factory is type(value) and not value:
             stand_in = log.nested(self.recorder, key, cast("Contents", value))
+            self.recorder.grown = None
             dict.__setitem__(self, key, stand_in)
             self.recorder.written.add(key)
             return log.touch(self.recorder, key, stand_in)
@@ -645,6 +702,12 @@ _KINDS = frozenset(RECORDED.values())
 def is_recorded(value: object) -> TypeGuard[RecordedContainer]:
     """Whether it stands in for a container of the user's."""
     return type(value) in _KINDS
+
+
+def length_of_recorded(value: RecordedContainer) -> object:
+    """``len`` of a stand-in: a number that stands in for that of a call, where each can tell it."""
+    kept = value.inner if type(value) is RecordedSet else _plain_copy(value)
+    return value.recorder.length(len(kept))
 
 
 def as_plain(value: RecordedContainer) -> Contents:

@@ -24,6 +24,8 @@ from treadle.compat.tensors import are_alike
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 """What every module has: PyTorch's own."""
+_MOST_NUMBERS = 16
+"""That a step sets in a list, for each to be a number of the call."""
 _OPEN_TO_ALL = (
     CellType,
     FunctionType,
@@ -114,7 +116,8 @@ class KeptState:
 
     def _of_part(self, kept: Kept, now: Reading, changed: list[object]) -> list[Change]:
         label, kind = kept.part.label, type(kept.owner).__name__
-        if not kept.part.settable or isinstance(kept.part, Sequenced) or not changed:
+        is_moved = isinstance(kept.part, Sequenced) and not _are_numbers_set(kept.before, now)
+        if not kept.part.settable or is_moved or not changed:
             raise refused(label, kind).seen_by(lambda _: holds(kept.part))
         if any(n not in kept.before and _has_tensor(n) for n in changed):
             error = refused(f"a key of {label} that is a tensor", kind)  # it would be a traced one
@@ -167,6 +170,8 @@ class KeptState:
             if kept.part.is_same(now, kept.before) or is_log(now, kept.before):
                 continue
             if isinstance(kept.owner, dict) and _are_alike(kept.before, now):
+                continue
+            if isinstance(kept.owner, list) and _are_numbers_set(kept.before, now):
                 continue
             places = [*self._places_of(kept.owner)]
             if places and all(map(self._may_stand_in, places)):
@@ -239,6 +244,16 @@ def _are_alike(before: Reading, now: Reading) -> bool:
         (isinstance(old, Tensor) and isinstance(new, Tensor))
         or (_is_numeric(old) and _is_numeric(new))
         for old, new in pairs
+    )
+
+
+def _are_numbers_set(before: Reading, now: Reading) -> bool:
+    """Whether a list is as long as it was, with other numbers in a few places."""
+    if len(before) != len(now):
+        return False
+    pairs = [(before[at], now[at]) for at in now if before[at] is not now[at]]
+    return len(pairs) <= _MOST_NUMBERS and all(
+        _is_numeric(old) and _is_numeric(new) for old, new in pairs
     )
 
 

@@ -33,6 +33,7 @@ from treadle.capture.symbolic.deferred import (
     LATER,
     DeferredNumber,
     DeferredNumbers,
+    asks_number,
     is_deferred,
     is_known_later,
 )
@@ -206,14 +207,26 @@ LATER.add(DeferredArray)
 STAND_INS.add(DeferredArray)
 
 
-def array_of(deferred: DeferredNumbers, tensor: Tensor, memory: frozenset[int | None]) -> object:
-    """``tensor.numpy()``: of the memory of a tensor of this run, as it is when the step is done.
-    TR-102 where somebody else may write to that, of which ``memory`` are the keys."""
+def array_of(
+    deferred: DeferredNumbers,
+    tensor: Tensor,
+    memory: frozenset[int | None],
+    find: Callable[[Tensor], Callable[[], Any] | None],
+) -> object:
+    """``tensor.numpy()``: of the memory of a tensor of this run, as it is when the step is done; of
+    an argument's, which ``find`` finds at a call, if the step does not write to it. TR-102 where
+    somebody else may write to the memory, of which ``memory`` are the keys."""
     shape = tuple(tensor.shape)
-    if storage_key(tensor) in memory or not all(type(size) is int for size in shape):
+    if not all(type(size) is int for size in shape):
         raise deferred.refuse()
     with outside_modes():  # what PyTorch refuses of a tensor of this kind is its error
         kind = torch.empty(0, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
         like = _of_kind(shape, kind.numpy().dtype)
+    if storage_key(tensor) in memory:
+        found = find(tensor)
+        if found is None:
+            raise deferred.refuse()
+        deferred.unwritten.append((tensor, tensor._version, asks_number()))
+        return DeferredArray(like, lambda: found().numpy(), deferred, ())
     number, known = deferred.keep(tensor), deferred.known
     return DeferredArray(like, lambda: known[number].numpy(), deferred, (number,))

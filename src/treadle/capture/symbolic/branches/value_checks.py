@@ -199,7 +199,8 @@ def _of_operation(node: fx.Node, packet: object) -> Range | None:
     if packet is aten.randperm:
         return _below(operands["n"])
     if packet is aten.randint:
-        return operands.get("low", 0), operands["high"] - 1
+        last = _below(operands["high"])
+        return None if last is None else (operands.get("low", 0), last[1])
     if packet in (aten.bucketize, aten.searchsorted):
         edges = operands["boundaries" if packet is aten.bucketize else "sorted_sequence"]
         return 0, tensor_of(edges).shape[-1]

@@ -24,6 +24,7 @@ from treadle.capture.python_state.containers.container_recorders import as_plain
 from treadle.capture.python_state.flatten import flatten_containers, replaced, unflatten
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.python_state.object_pytrees import Sized
+from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.deferred import number_of, text_of, whole_tensor
 from treadle.capture.symbolic.numbers import Text, is_stand_in
 from treadle.capture.symbolic.size_numbers import as_number, is_size
@@ -158,8 +159,21 @@ def _concatenated(*pieces: str) -> str:
 
 def modulo(left: Any, right: Any) -> object:
     """``left % right``, where that may be a text of ``right``."""
+    if type(left) is str and _makes_floats(left):
+        _warn_of_floats(right)
     is_text = type(left) is str or isinstance(left, Text)
     return made_by(_modulo, left, right) if is_text else left % right
+
+
+def _makes_floats(template: str) -> bool:
+    """Whether the operator ``%`` makes a float of a value."""
+    specs = (part.lstrip("0123456789.*+- #")[:1] for part in template.split("%")[1:])
+    return any(spec in ("e", "E", "f", "F", "g", "G") for spec in specs)
+
+
+def _warn_of_floats(right: object) -> None:
+    for value in flatten_containers(right)[0]:
+        warn_of_float(value)
 
 
 def _modulo(left: Any, right: object) -> object:
