@@ -31,6 +31,7 @@ from treadle.passes.products.batching import BatchProducts
 from treadle.passes.products.joined_products import JoinProducts
 from treadle.passes.products.narrow_weights import FoldWeightCast, ScaleInProduct
 from treadle.passes.products.sums import AccumulateProducts, AddBiasInProduct, SplitBias
+from treadle.passes.products.written_out import MULTIPLY_WRITTEN_OUT
 
 aten = torch.ops.aten
 PROVE = ProveAttentionMasks(Elements)
@@ -217,7 +218,22 @@ def depthwise(stride=1, padding=1, dilation=1, **_: Any):
     return gradients(run)
 
 
+def rows_and_rows(value=1.0, columns=256, inner=64, dtype=torch.float32, **_: Any):
+    x, y = torch.randn(128, 1, inner), torch.randn(columns, inner)
+    x[0, 0, :1] = value
+    return x.to(dtype), y.to(dtype)
+
+
+def pairs_of_rows(keepdim=False, **_: Any):
+    return lambda x, y: (x * y).sum(-1, keepdim)
+
+
 EXCHANGES = {
+    "a product that is written out": Exchange(
+        MULTIPLY_WRITTEN_OUT, pairs_of_rows, rows_and_rows, {},
+        {"value": (INF, NAN, 1e38), "keepdim": (True,), "columns": (257,), "inner": (0, 1, 61),
+         "dtype": (torch.float16, torch.float64)},
+    ),
     "a depthwise derivative": Exchange(
         ConvolveDepthwiseGradient(everywhere=True), depthwise, depthwise_inputs, {"padding": 1},
         {"stride": (2,), "padding": (0, 2, 3), "dilation": (2,), "channels": (1, 3),
@@ -330,7 +346,7 @@ KEEP_KERNELS = frozenset({
     "BucketCollectives", "GatherAgain", "ScatterReductions", "CountConstants", "DrawInMemoryOrder",
     "UseCounterBasedRng", "SimplifySplitCat", "ExpandRegistered", "OverlapCommunication",
     "PipelineProducts", "ReadMasksAsBytes", "Recompute", "UpdateEarly", "RunEagerly",
-    "ContractRegions", "SplitUpdates", "FoldConstants",
+    "ContractRegions", "SplitUpdates", "FoldConstants", "RunTakenBranches",
 })  # fmt: skip
 """Passes that move, join or drop operations, or pieces of one, and put no other kernel there."""
 
