@@ -131,7 +131,6 @@ def a_loop_inside(model, x, choose):
 
 
 LOSSES = [
-    a_loop_inside,
     operands,
     closures,
     undefined_elsewhere,
@@ -140,6 +139,7 @@ LOSSES = [
     containers,
     inside_in_place,
     twice_the_same,
+    a_loop_inside,
 ]
 
 
