@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -39,7 +40,7 @@ from treadle.graph.core.node_info import NodeInfo, belong, describe, info, known
 from treadle.graph.core.operators import OpOverload, effects_of, has_effect, is_in_order
 from treadle.graph.core.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.custom_ops.branches import branch, taken
-from treadle.graph.rewrite.passes import GraphPass
+from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.graph.text.printing import show
 from treadle.passes.memory.cost import CALLS, Kind, kind_of, seconds_of
 from treadle.targets.model import DeviceModel
@@ -52,6 +53,8 @@ Stage = int
 class RunTakenBranches(GraphPass):
     """Graphs for the branches of conds whose work is worth a question to the host. ``hardware``:
     what times are estimated with; ``wait``: seconds that one call costs beside its work."""
+
+    contract: ClassVar[Contract] = Contract()
 
     hardware: DeviceModel = field(repr=False)
     wait: float = 1e-4

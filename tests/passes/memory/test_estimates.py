@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -300,10 +298,13 @@ print(json.dumps([len(measured), points, step.summary().peak_predicted_bytes, st
 """
 
 
-def test_a_second_process_makes_the_same_plan_without_measuring(tmp_path):
+def test_a_second_process_makes_the_same_plan_without_measuring(tmp_path, forks):
+    path = tmp_path / "program.py"  # one file: lines of the user's are in the plan's graph
+    path.write_text(PROGRAM)
+
     def run():
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = forks.run(path, str(tmp_path))
+        assert found.returncode == 0, found.stderr
         return json.loads(found.stdout.splitlines()[-1])
 
     (first, *plans), (second, *again) = run(), run()
