@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -309,3 +310,24 @@ def test_calls_of_another_kind_have_the_dims_of_those_before():
     assert sizes.startswith("argument x: shape [12, 5] became [7, 5] (dim 0: 12 -> 7)")
     assert mode.startswith("1: switched to eval(); compiled for x_0 in 2..12")
     assert larger.startswith("argument x: shape [5, 5] became [40, 5] (dim 0: 5 -> 40); compiled")
+
+
+def test_a_wrong_call_is_no_recompile_that_anyone_is_warned_of():
+    """It is tried for all sizes first, which fails as the call itself does."""
+    model = nn.Linear(4, 2)
+
+    def step(x, y):
+        loss = (model(x) * y).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    compiled = treadle.compile(step, model=model)
+    for rows in (8, 6, 12, 1):
+        compiled(torch.randn(rows, 4), torch.randn(rows, 2))
+    known = list(compiled.recompiles)
+    assert len(known) == 3  # one more is warned of
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="TR-132"):
+            compiled(torch.randn(5, 7), torch.randn(5, 2))
+    assert compiled.recompiles == known

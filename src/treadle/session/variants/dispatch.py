@@ -154,8 +154,8 @@ class Dispatcher:
             self._sizes.note(key, compiled)
         if self.variants.runs(compiled):  # what changed made no difference to it
             self.history.recaptured(reasons)
-        else:
-            self.history.recompiled(reasons, before)
+            reasons = []
+        self.history.recompiled(reasons, before)
         return compiled
 
     def _why_not(self, key: GuardKey, path: Answers) -> list[str]:

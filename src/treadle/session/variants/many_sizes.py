@@ -272,7 +272,10 @@ class ManySizes:
             ranges = "".join(f", {name}={sizes}" for name, sizes in special.spec.ranges.items())
             declared = {argument: dict(dims) for argument, dims in special.spec.arguments.items()}
             told += f", as treadle.dynamic({declared}{ranges}) declares"
-        history.recompiled([told], len(history.recompiles))
+        if why:
+            history.recompiled([told], len(history.recompiles))
+        else:  # the call goes on to compile its own sizes: then it is said, unless that fails
+            history.recompiles.append(told)
         self._undo.append(lambda: history.forget(told))
 
     def _may_find_sizes(self, compiled: Compiled) -> bool:
