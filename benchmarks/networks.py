@@ -17,19 +17,22 @@ Loss = Callable[[Any, Batch], Tensor]
 Network = tuple[nn.Module, Callable[[], Batch], Loss]
 
 
-def _gpt2(small: bool) -> Network:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"n_embd": 64, "n_head": 4, "vocab_size": 257, "n_layer": 2} if small else {}
-    rates = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(use_cache=False, **rates, **sizes))
-    shape = (2, 32) if small else (16, 1024)
+def _tokens(model: nn.Module, shape: tuple[int, int]) -> Network:
     vocabulary = model.config.vocab_size
     return (
         model,
         lambda: (torch.randint(vocabulary, shape),),
         lambda model, batch: model(input_ids=batch[0], labels=batch[0]).loss,
     )
+
+
+def _gpt2(small: bool) -> Network:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 64, "n_head": 4, "vocab_size": 257, "n_layer": 2} if small else {}
+    rates = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    model = GPT2LMHeadModel(GPT2Config(use_cache=False, **rates, **sizes))
+    return _tokens(model, (2, 32) if small else (16, 1024))
 
 
 def _bert(small: bool) -> Network:
@@ -39,13 +42,7 @@ def _bert(small: bool) -> Network:
     depth = {"num_hidden_layers": 2, "intermediate_size": 128} if small else {}
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     model = BertForMaskedLM(BertConfig(**rates, **sizes, **depth))
-    shape = (2, 32) if small else (32, 512)
-    vocabulary = model.config.vocab_size
-    return (
-        model,
-        lambda: (torch.randint(vocabulary, shape),),
-        lambda model, batch: model(input_ids=batch[0], labels=batch[0]).loss,
-    )
+    return _tokens(model, (2, 32) if small else (32, 512))
 
 
 def _images(model: nn.Module, small: bool) -> Network:
@@ -97,14 +94,6 @@ def _t5(small: bool) -> Network:
     )
 
 
-def _tokens(model: nn.Module, vocabulary: int, shape: tuple[int, int]) -> Network:
-    return (
-        model,
-        lambda: (torch.randint(vocabulary, shape),),
-        lambda model, batch: model(input_ids=batch[0], labels=batch[0]).loss,
-    )
-
-
 def _mamba2(small: bool) -> Network:
     """A state space model, in the operations that ``transformers`` writes without its kernels."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
@@ -116,7 +105,7 @@ def _mamba2(small: bool) -> Network:
         head_dim=2 * width // heads, state_size=16 if small else 64, n_groups=1,
         chunk_size=8 if small else 64, use_cache=False,
     )  # fmt: skip
-    return _tokens(Mamba2ForCausalLM(config), vocabulary, (2, 32) if small else (4, 1024))
+    return _tokens(Mamba2ForCausalLM(config), (2, 32) if small else (4, 1024))
 
 
 def _experts(small: bool) -> Network:
@@ -131,7 +120,7 @@ def _experts(small: bool) -> Network:
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
         num_experts_per_tok=2, use_cache=False,
     )  # fmt: skip
-    return _tokens(MixtralForCausalLM(config), vocabulary, (2, 32) if small else (8, 1024))
+    return _tokens(MixtralForCausalLM(config), (2, 32) if small else (8, 1024))
 
 
 class _Recurrent(nn.Module):

@@ -117,8 +117,12 @@ def twice_the_same(model, x, choose):
 def a_loop_inside(model, x, choose):
     """A loop in a branch, whose function reads parameters: they get their gradients."""
     h = model.first(x)
-    more = lambda y: y.sum() < 20  # noqa: E731
-    body = lambda y: (model.second(y).abs() + y + 1) * model.scale  # noqa: E731
+
+    def more(y):
+        return y.sum() < 20
+
+    def body(y):
+        return (model.second(y).abs() + y + 1) * model.scale
 
     def rounds(y):
         if choose is not plain_if:

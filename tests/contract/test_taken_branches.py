@@ -88,8 +88,11 @@ def transposed(model, x, choose):
 
 def several_results_of_one(model, x, choose):
     h = model.first(x)
-    yes = lambda: F.layer_norm(h, (4,), model.scale) @ model.second.weight  # noqa: E731
-    return choose(x.sum() > 0, yes, lambda: h.softmax(-1).cumsum(0)).square().sum()
+
+    def normal():
+        return F.layer_norm(h, (4,), model.scale) @ model.second.weight
+
+    return choose(x.sum() > 0, normal, lambda: h.softmax(-1).cumsum(0)).square().sum()
 
 
 def looks_up(model, x, choose):

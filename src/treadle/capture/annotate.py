@@ -10,6 +10,7 @@ from treadle.capture.tensors.rng_guard import seeds
 from treadle.capture.tracing.checkpointed_regions import Span
 from treadle.capture.tracing.run import Run
 from treadle.compat.operators.rng_operators import BY_GENERATOR
+from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.node_info import (
     NodeInfo,
     describe,
@@ -88,7 +89,8 @@ def _name_generators(
     for node in filter(is_random, graph.nodes):
         number = number_at.get(positions[node])
         if number is not None:
-            node.target = BY_GENERATOR.get(node.target, node.target)  # type: ignore[arg-type]
+            if isinstance(node.target, OpOverload):
+                node.target = BY_GENERATOR.get(node.target, node.target)
             set_argument(node, "generator", GeneratorRef(number))
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.memory.traced_steps import perceptron, simulate, traced, transformer
+from passes.memory.traced_steps import by_simulation, perceptron, traced, transformer
 from testing import check_numbers, check_pass, refusal, show_plain, trace
 from treadle.graph.core.node_info import info, with_info
 from treadle.graph.core.signature import StepGraph
@@ -27,10 +27,6 @@ from treadle.targets.cuda import H200
 from treadle.util.sizes import Budget
 
 aten = torch.ops.aten
-
-
-def by_simulation(step: StepGraph) -> int:
-    return simulate(step).peak_bytes
 
 
 X, W = torch.randn(4, 4), torch.randn(4, 4)

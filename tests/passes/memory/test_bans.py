@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import treadle
 from contract.contract_help import training
-from passes.memory.traced_steps import perceptron, random_loss, simulate, traced, transformer
+from passes.memory.traced_steps import attention, by_simulation, random_loss, stack, traced
 from treadle.graph.core.node_info import with_info
 from treadle.passes.memory.bans import banned_values
 from treadle.passes.memory.choose import Plans, fastest_plan, plan_memory
@@ -17,18 +17,6 @@ from treadle.targets.cpu import CPU_MODEL
 from treadle.util.planning.bans import BANS
 from treadle.util.planning.planner import SOLVERS, Planner
 from treadle.util.sizes import Budget
-
-
-def by_simulation(step):
-    return simulate(step).peak_bytes
-
-
-def stack():
-    return traced(*perceptron(layers=6, width=32, rows=256))
-
-
-def attention():
-    return traced(*transformer(layers=3, width=32, heads=2, batch=2, length=24))
 
 
 def sorting():

@@ -12,7 +12,7 @@ from torch import nn
 
 import treadle
 from contract.contract_help import training
-from passes.memory.traced_steps import perceptron, simulate, traced, transformer
+from passes.memory.traced_steps import attention, by_simulation, stack, traced
 from treadle.compiler.measured.operation_times import OperationTimes, call_of
 from treadle.compiler.memory import _times
 from treadle.compiler.target import Target
@@ -26,18 +26,6 @@ from treadle.runtime.store.cache import Cache
 from treadle.targets.cpu import CPU_MODEL
 from treadle.util.planning.planner import ESTIMATORS, Planner
 from treadle.util.sizes import Budget
-
-
-def by_simulation(step):
-    return simulate(step).peak_bytes
-
-
-def stack():
-    return traced(*perceptron(layers=6, width=32, rows=256))
-
-
-def attention():
-    return traced(*transformer(layers=3, width=32, heads=2, batch=2, length=24))
 
 
 def sorting():

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from torch import fx
 from torch.nn import functional as F
 
-from passes.memory.traced_steps import perceptron, random_loss, simulate, traced, transformer
+from passes.memory.traced_steps import (
+    by_simulation,
+    perceptron,
+    random_loss,
+    simulate,
+    traced,
+    transformer,
+)
 from testing import trace
 from treadle.graph.analysis.execute import run_step
 from treadle.graph.core.node_info import info, set_value, with_info
@@ -64,10 +71,6 @@ def outputs(step: StepGraph, inputs, seed: int = 3):
 def assert_same(step: StepGraph, other: StepGraph, inputs) -> None:
     for left, right in zip(outputs(step, inputs), outputs(other, inputs), strict=True):
         assert torch.equal(left, right)
-
-
-def by_simulation(step: StepGraph) -> int:
-    return simulate(step).peak_bytes
 
 
 # -- costs -------------------------------------------------------------------------------------

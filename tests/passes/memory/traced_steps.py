@@ -151,3 +151,16 @@ def is_getitem(node: fx.Node) -> bool:
 def simulate(step: StepGraph) -> LiveBytes:
     """The bytes alive in the order of the graph."""
     return timeline(as_traced(facts_of(step)))
+
+
+def by_simulation(step: StepGraph) -> int:
+    """A peak for plans, in the place of an exact one."""
+    return simulate(step).peak_bytes
+
+
+def stack() -> StepGraph:
+    return traced(*perceptron(layers=6, width=32, rows=256))
+
+
+def attention() -> StepGraph:
+    return traced(*transformer(layers=3, width=32, heads=2, batch=2, length=24))

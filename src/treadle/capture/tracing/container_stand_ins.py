@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class ContainerStandIns:
 
     def _length(self, recorder: ContainerRecorder) -> object:
         """How much is in it now, from how much there is at the beginning of a call."""
-        uses, most = self._uses, getattr(recorder.real, "maxlen", None)
+        uses, real = self._uses, recorder.real
+        most = real.maxlen if isinstance(real, deque) else None
         if uses is None or recorder.grown is None or (most is not None and recorder.grown < 0):
             return None
         root = _root(recorder)

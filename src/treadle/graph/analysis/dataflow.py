@@ -10,12 +10,15 @@ FX's operands of ``p`` are ``r``, and of ``r`` all four.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import fx
 
 from treadle.compat.operators.operator_facts import works_on_each
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.operators import is_item
 from treadle.util.reach import reached
+
+aten = torch.ops.aten
 
 
 def list_call(node: fx.Node) -> fx.Node | None:
@@ -50,6 +53,13 @@ def readers_of(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Nod
     shown = reached([node], lambda current: filter(through, current.users))
     outside = (user for item in shown for user in item.users if not through(user))
     return list(dict.fromkeys(outside))
+
+
+def unexpanded(node: fx.Node) -> fx.Node:
+    """What ``expand`` repeats, if ``node`` is a repetition; else ``node``."""
+    while node.target is aten.expand.default:
+        (node,) = node.all_input_nodes
+    return node
 
 
 def ancestors(

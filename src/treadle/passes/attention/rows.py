@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from treadle.compat.operators.operator_facts import gives_undefined
 from treadle.compat.operators.schemas import OpOverload
+from treadle.graph.analysis.dataflow import unexpanded
 from treadle.graph.core.arguments import given_of
 from treadle.graph.core.constants import constant_of
 from treadle.graph.core.node_info import value_of
@@ -122,7 +123,7 @@ def leaves_something(masks: Sequence[ScoreMask]) -> bool:
     """
     total = torch.zeros(())
     for mask in masks:
-        value = constant(_without_expand(mask.node))
+        value = constant(unexpanded(mask.node))
         if value is None:
             return False
         total = total + _added(mask, value)
@@ -161,7 +162,7 @@ def _drop_of(mask: ScoreMask) -> Drop | None:
                 return _drop(args["condition"], other, dtype, keeps=True)
             return _drop(args["condition"], kept, dtype, keeps=False) if other == 0.0 else None
         case aten.masked_fill.Scalar | aten.masked_fill.Tensor:
-            zeros = constant(_without_expand(args["self"]))
+            zeros = constant(unexpanded(args["self"]))
             known = zeros is not None and not zeros.any()
             fill = number(args["value"]) if known else None
             return _drop(args["mask"], fill, dtype, keeps=False)
@@ -186,7 +187,7 @@ def fits(mask: ScoreMask, dtype: torch.dtype) -> bool:
         return mask.fill == -math.inf
     if type_of(mask.node).dtype == dtype:
         return True
-    value = constant(_without_expand(mask.node))
+    value = constant(unexpanded(mask.node))
     if value is None:
         return False
     return bool(((value == value.to(dtype)) | (value <= _DROWNS)).all())
@@ -219,13 +220,6 @@ def _added(mask: ScoreMask, value: Tensor) -> Tensor:
         return value.float()
     dropped = ~value.bool() if mask.keeps else value.bool()
     return torch.zeros(()).where(~dropped, torch.tensor(mask.fill))
-
-
-def _without_expand(node: fx.Node) -> fx.Node:
-    """A node without the rows that ``expand`` repeats, to be computed in the place of ``node``."""
-    while node.target is aten.expand.default:
-        node = operand_of(node)
-    return node
 
 
 def _constant_nodes(node: fx.Node) -> list[fx.Node] | None:

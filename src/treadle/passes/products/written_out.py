@@ -1,4 +1,4 @@
-"""Products that a program writes as multiplications and sums."""
+"""Contractions: products that a program writes as multiplications and sums, without ``einsum``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from torch import fx
 
 from treadle.algebra.extents import same, sample_of
 from treadle.compat.switches import rounds_products
+from treadle.graph.analysis.dataflow import unexpanded
 from treadle.graph.core.operators import OpOverload
 from treadle.graph.core.types import TensorType, is_tensor, type_of
 from treadle.graph.custom_ops.full_products import FULL_BMM
@@ -23,8 +24,8 @@ from treadle.util.refusals import NoMatch
 aten = torch.ops.aten
 
 _FROM_CACHE = 2.0
-"""How many factors a generated kernel reads again from caches in the time that memory takes for
-one: 1.2 to 3.6 on one CPU core, 0.2 at most on an H200."""
+"""How many factors a generated kernel is thought to read again from caches while memory delivers
+one: as one CPU core does. GPUs manage fewer, so there the formula is thought faster than it is."""
 
 
 _LAUNCHES = 8
@@ -55,10 +56,10 @@ def _multiplied(build: ReplacementBuilder, x: fx.Node, y: fx.Node, dims: Sequenc
     total = build.root
     for each in (x, y):
         require(is_tensor(each), NoMatch, f"{each} is a number")
-    (multiplied,) = (each for each in total.all_input_nodes)
+    (multiplied,) = total.all_input_nodes
     known, result = type_of(multiplied), type_of(total)
     _check_types(total, known, [type_of(x), type_of(y)])
-    x, y = _unstretched(x), _unstretched(y)
+    x, y = unexpanded(x), unexpanded(y)
     parts = _classified(total, known.shape, _has(x, known.ndim), _has(y, known.ndim), dims)
     if _is_ordered(parts.swapped.kept) and not _is_ordered(parts.kept):
         x, y, parts = y, x, parts.swapped
@@ -88,15 +89,6 @@ def _check_types(total: fx.Node, product: TensorType, factors: Sequence[TensorTy
 def _product_of(dtype: torch.dtype) -> OpOverload:
     """A product that keeps all digits, as the multiplication does."""
     return FULL_BMM.op if dtype is torch.float32 and rounds_products() else aten.bmm.default
-
-
-def _unstretched(factor: fx.Node) -> fx.Node:
-    """What is repeated along dims, without the repetition."""
-    while factor.target is aten.expand.default:
-        source = factor.args[0]
-        assert isinstance(source, fx.Node), factor
-        factor = source
-    return factor
 
 
 def _has(factor: fx.Node, ndim: int) -> list[bool]:
