@@ -1,6 +1,6 @@
 """What records launches where there is no GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -9,10 +9,11 @@ from treadle.runtime.replay.replay_policy import Launches
 
 class Again:
     """Records by keeping the launches; they run when it is replayed. ``share``: of a call that
-    launching takes."""
+    launching takes, or of each of the calls that are timed."""
 
-    def __init__(self, share: float = 1.0, failing: bool = False) -> None:
-        self.share, self.failing = share, failing
+    def __init__(self, share: float | Sequence[float] = 1.0, failing: bool = False) -> None:
+        self.shares = [share] if isinstance(share, float) else list(share)
+        self.failing = failing
         self.replays = self.recordings = 0
 
     def start(self) -> None:
@@ -20,7 +21,7 @@ class Again:
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float]:
         run()
-        return self.share, 1.0
+        return self.shares.pop(0) if len(self.shares) > 1 else self.shares[0], 1.0
 
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
         if self.failing:

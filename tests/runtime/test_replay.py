@@ -152,6 +152,29 @@ def test_says_why_a_step_is_launched_as_usual(recorder, options, why):
     assert "\n" not in executable.replay.note
 
 
+@pytest.mark.parametrize(
+    ("shares", "recorded_at"), [((0.9,), 4), ((0.1, 0.9), 6), ((0.1, 0.1, 0.9), 10)]
+)
+def test_one_slow_call_does_not_decide_against_a_recording(shares, recorded_at):
+    """Another process that uses the GPU makes one call slow, and launching a small part of it."""
+    recorder, w = Again(shares), torch.randn(4)
+    recorder.state = (w,)
+    executable = made(recorder)
+    for number in range(1, 14):
+        executable.run([torch.randn(4), w])
+        assert executable.replay is not None
+        assert executable.replay.is_recorded == (number >= recorded_at)
+
+
+def test_three_calls_decide_against_a_recording():
+    recorder, w = Again((0.1, 0.1, 0.1, 0.9)), torch.randn(4)
+    executable = made(recorder)
+    for _ in range(20):
+        executable.run([torch.randn(4), w])
+    assert recorder.shares == [0.9], "no other call is timed"
+    assert recorder.recordings == 0
+
+
 def test_a_profiled_call_is_launched_step_by_step():
     recorder, w = Again(), torch.randn(4)
     recorder.state = (w,)

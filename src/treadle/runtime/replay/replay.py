@@ -2,8 +2,8 @@
 
 A step of hundreds of small kernels takes as long as the host needs to launch them. Its launches are
 the same at every call: the arena, parameters and state stay where they are. So the third call is
-timed, and if launching took a large part of it, the launches are recorded and later calls pass all
-of them to the GPU at once::
+timed (``when_to_record``), and if launching took a large part of it, the launches are recorded and
+later calls pass all of them to the GPU at once::
 
     call 1, 2     launch by launch: kernels are compiled, libraries choose their algorithms
     call 3        the same, timed

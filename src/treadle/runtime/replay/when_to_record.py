@@ -9,8 +9,10 @@ from treadle.runtime.execute.step_memory import StepMemory
 from treadle.runtime.replay.fixed_places import FixedPlaces
 from treadle.runtime.replay.shared_recordings import Recorded, RecordingBytes
 
-_TIMED_CALL = 3
-"""The first calls compile kernels, and libraries choose their algorithms in them."""
+_TIMED_CALLS = (3, 5, 9)
+"""The first calls compile kernels, and libraries choose their algorithms in them. A call during
+which other processes used the GPU tells little of launching, so one call does not decide against a
+recording."""
 _SHARE = 0.3
 """Recording pays if launching takes at least this share of a call."""
 _ATTEMPTS = 4
@@ -38,7 +40,7 @@ class WhenToRecord:
             self._is_put_off, self.is_due = False, True
             return False
         self._calls += 1
-        return self._calls == _TIMED_CALL
+        return self._calls in _TIMED_CALLS
 
     def time_another(self) -> None:
         """The call that was to be timed did not end."""
@@ -48,7 +50,7 @@ class WhenToRecord:
         """Seconds of the call that was timed."""
         times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
         self.is_due = self._pays = launching >= _SHARE * total
-        self.is_off = not self._pays
+        self.is_off = not self._pays and self._calls >= _TIMED_CALLS[-1]
         self.note = times if self._pays else f"not recorded: {times}"
 
     def put_off(self, *, again: bool = False) -> None:
