@@ -41,6 +41,7 @@ OPTIONAL_PASSES = (
     "GroupHeads",
     "ProveAttentionMasks",
     "SplitConvolutionBias",
+    "NormaliseFromStatistics",
     "ConvolveDepthwiseGradient",
     "ConvolveChannelsLast",
     "RunTakenBranches",

@@ -171,6 +171,18 @@ def _networks() -> None:
         normal(6),
         normal(6),
     )
+    LAYERS.add(
+        "group_norm, channels last",
+        lambda x, w, b: F.group_norm(x.contiguous(memory_format=torch.channels_last), 3, w, b),
+        normal(2, 6, 3, 4),
+        normal(6),
+        normal(6),
+    )
+    LAYERS.add(
+        "group_norm, channels last, a group of each channel",
+        lambda x: F.group_norm(x.contiguous(memory_format=torch.channels_last), 6),
+        normal(2, 6, 3, 4),
+    )
     LAYERS.add("group_norm, no weights", lambda x: F.group_norm(x, 3), normal(2, 6, 5))
     LAYERS.add(
         "instance_norm",

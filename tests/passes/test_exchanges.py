@@ -26,6 +26,7 @@ from treadle.passes.chunks.chunked_loss import ChunkLoss
 from treadle.passes.convolutions.bias import SplitConvolutionBias
 from treadle.passes.convolutions.channels_last import ConvolveChannelsLast
 from treadle.passes.convolutions.depthwise import ConvolveDepthwiseGradient
+from treadle.passes.convolutions.statistics import NormaliseFromStatistics
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.products.batching import BatchProducts
 from treadle.passes.products.joined_products import JoinProducts
@@ -218,6 +219,16 @@ def depthwise(stride=1, padding=1, dilation=1, **_: Any):
     return gradients(run)
 
 
+def norm_inputs(channels=8, size=5, value=0.5, dtype=torch.float32, **_: Any):
+    x = torch.randn(2, channels, size, size)
+    x[0, 0, 0, 0] = value
+    return x.to(dtype), torch.randn(channels).to(dtype), torch.randn(channels).to(dtype)
+
+
+def group_norm(groups=4, affine=True, **_: Any):
+    return lambda x, w, b: F.group_norm(x, groups, *((w, b) if affine else ()))
+
+
 def rows_and_rows(value=1.0, columns=256, inner=64, dtype=torch.float32, **_: Any):
     x, y = torch.randn(128, 1, inner), torch.randn(columns, inner)
     x[0, 0, :1] = value
@@ -243,6 +254,11 @@ EXCHANGES = {
         SplitConvolutionBias(everywhere=True), depthwise, depthwise_inputs,
         {"dtype": torch.float32},
         {"stride": (2,), "padding": (0, 2), "channels": (1, 3), "value": (INF, NAN, 1e30)},
+    ),
+    "a norm": Exchange(
+        NormaliseFromStatistics(everywhere=True), group_norm, norm_inputs, {},
+        {"groups": (1, 8), "affine": (False,), "size": (1, 7), "dtype": HALF,
+         "value": (INF, NAN, 1e20)},
     ),
     "convolutions": Exchange(
         ConvolveChannelsLast(everywhere=True), two_convolutions, image_inputs, {"stride": 1},

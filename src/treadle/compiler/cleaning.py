@@ -24,6 +24,7 @@ from treadle.passes.comm.sharding.scatter_reductions import ScatterReductions
 from treadle.passes.convolutions.bias import SplitConvolutionBias
 from treadle.passes.convolutions.channels_last import ConvolveChannelsLast
 from treadle.passes.convolutions.depthwise import ConvolveDepthwiseGradient
+from treadle.passes.convolutions.statistics import NormaliseFromStatistics
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.expand_registered import expansion
@@ -74,6 +75,7 @@ FUSE: tuple[GraphPass, ...] = (
     CallFastestAttention(),  # before heads are shared: whichever kernel is called then
     GroupHeads(),  # after both: of fused calls too
     SplitConvolutionBias(),  # before layouts: it makes sums and operations on images
+    NormaliseFromStatistics(),  # as that
     ConvolveDepthwiseGradient(),  # before layouts: it makes convolutions
     ConvolveChannelsLast(),  # last: rules look for operations without copies between them
 )

@@ -5,10 +5,18 @@ from collections.abc import Sequence
 
 import torch
 
-from treadle.loop.expr import ReduceKind
-from treadle.lower.context import LoweringContext
+from treadle.algebra.extents import same
+from treadle.loop.expr import Array, ReduceKind
+from treadle.loop.program import TensorRef
+from treadle.lower.context import LoweringContext, element, fresh_axes
 from treadle.lower.operators.pointwise import pointwise
-from treadle.lower.operators.reductions import finish, mean_and_spread, reduced, step
+from treadle.lower.operators.reductions import (
+    finish,
+    mean_and_spread,
+    reduced,
+    spread_from,
+    step,
+)
 from treadle.lower.operators.views import reshaped
 from treadle.lower.registry import Value, lowers
 from treadle.lower.scalars import ScalarExpr, compute_dtype
@@ -203,7 +211,10 @@ def group_norm(
     """As layer norm's, over the ``channels / groups * plane`` elements of each group."""
     wide = compute_dtype(x.dtype)
     grouped = reshaped(context, x, (batch, groups, channels // max(groups, 1) * plane))
-    average, spread, count = mean_and_spread(context, grouped, (2,), wide)
+    if _is_channels_last(x):
+        average, spread, count = _statistics_by_channel(context, x, groups, wide)
+    else:
+        average, spread, count = mean_and_spread(context, grouped, (2,), wide)
     rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
     normal = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, grouped, average, rstd)
     rank = len(x.shape)
@@ -229,6 +240,94 @@ def group_norm(
         finish(context.element_context(1), average),
         finish(context.element_context(2), rstd),
     )
+
+
+@lowers(aten.native_group_norm_backward.default)
+def group_norm_backward(
+    context: LoweringContext,
+    grad: Value,
+    x: Value,
+    average: Value,
+    rstd: Value,
+    weight: Value | None,
+    batch: int,
+    channels: int,
+    plane: int,
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    """As layer norm's over each group, whose sums are those of its channels."""
+    wide, rank = compute_dtype(x.dtype), len(x.shape)
+    each = channels // max(groups, 1)
+    by_group, count = (batch, groups, each), max(each * plane, 1)
+
+    gain = None if weight is None else per_channel(context, weight, rank)
+
+    def spread(value: Value) -> Value:
+        """A value of each group as one of each of its channels."""
+        axes = fresh_axes((batch, groups, each))
+        group = element(reshaped(context, value, (batch, groups)), axes[:2])
+        return reshaped(context, Array(axes, group), (batch, channels, *(1,) * (rank - 2)))
+
+    def grouped(tag: str, sums: Value) -> Value:
+        """The sum over the channels of each group, as far as ``weight`` counts it."""
+        if gain is not None:
+            sums = step(context, f"{tag}_scaled", wide, lambda s, w: s * w, sums, gain)
+        return reduced(context, tag, SUM, reshaped(context, sums, by_group), (2,), wide)
+
+    def formula(
+        grad: ScalarExpr,
+        xhat: ScalarExpr,
+        scale: ScalarExpr,
+        total: ScalarExpr,
+        aligned: ScalarExpr,
+        *gain: ScalarExpr,
+    ) -> ScalarExpr:
+        scaled = grad * gain[0] if gain else grad
+        return scale * (scaled - total / count - xhat * (aligned / count))
+
+    places = tuple(range(2, rank))
+    centre, scale = spread(average), spread(rstd)
+    xhat = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, x, centre, scale)
+    along = step(context, "along", wide, lambda g, x: g * x, grad, xhat)
+    aligned = reduced(context, "sum_along", SUM, along, places, wide)
+    total = reduced(context, "sum_grad", SUM, grad, places, wide)
+    results: list[Value | None] = [None, None, None]
+    if wanted[0]:
+        sums = spread(grouped("total", total)), spread(grouped("aligned", aligned))
+        gains = () if gain is None else (gain,)
+        first = context.element_context(0)
+        results[0] = pointwise(first, formula, grad, xhat, scale, *sums, *gains, common=wide)
+    for position, sums in ((1, aligned), (2, total)):
+        if wanted[position]:
+            over = reduced(context, f"sum_{position}", SUM, sums, (0,), wide)
+            results[position] = finish(context.element_context(position), over)
+    return tuple(results)
+
+
+def _is_channels_last(x: Value) -> bool:
+    """Whether the channels of one place are next to each other."""
+    if not isinstance(x, TensorRef) or len(x.shape) < 3:
+        return False
+    return same(x.strides[1], 1) and not any(same(stride, 1) for stride in x.strides[2:])
+
+
+def _statistics_by_channel(
+    context: LoweringContext, x: Value, groups: int, dtype: torch.dtype
+) -> tuple[Value, Value, int]:
+    """As ``mean_and_spread`` of each group, from those of its channels: sums down columns, where
+    channels are next to each other (Chan, Golub and LeVeque, 1983, equation 2.1)."""
+    batch, channels, *_ = x.shape
+    shape = batch, groups, channels // max(groups, 1)
+    places = tuple(range(2, len(x.shape)))
+    totals = reduced(context, "sum", SUM, x, places, dtype)
+    _, spreads, size = spread_from(context, x, totals, places, dtype)
+    totals, spreads = (reshaped(context, each, shape) for each in (totals, spreads))
+    averages = step(context, "mean", dtype, lambda total: total / max(size, 1), totals)
+    average, between, count = mean_and_spread(context, averages, (2,), dtype)
+    within = reduced(context, "within", SUM, spreads, (2,), dtype)
+    spread = step(context, "spread", dtype, lambda w, b: w + b * size, within, between)
+    return average, spread, count * size
 
 
 def per_channel(context: LoweringContext, value: Value, rank: int) -> Value:

@@ -337,8 +337,15 @@ def mean_and_spread(
     context: LoweringContext, x: Value, dims: Sequence[int], dtype: torch.dtype
 ) -> tuple[Value, Value, int]:
     """Mean and sum of squared differences from it, ``dims`` kept, in two passes; and the count."""
-    count = math.prod(x.shape[dim] for dim in dims)
     total = reduced(context, "sum", ReduceKind.SUM, x, dims, dtype)
+    return spread_from(context, x, total, dims, dtype)
+
+
+def spread_from(
+    context: LoweringContext, x: Value, total: Value, dims: Sequence[int], dtype: torch.dtype
+) -> tuple[Value, Value, int]:
+    """``mean_and_spread`` where the sum is known, ``dims`` kept."""
+    count = math.prod(x.shape[dim] for dim in dims)
     axes = fresh_axes(total.shape)
     average = context.temp(
         "mean", Array(axes, (ScalarExpr(element(total, axes)) / max(count, 1)).expr)

@@ -28,6 +28,7 @@ _ROW = 8
 _FOLLOW = frozenset({
     aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_no_training, aten.native_batch_norm_backward,
+    aten.native_group_norm, aten.native_group_norm_backward,
     aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward,
     aten.avg_pool2d, aten.avg_pool2d_backward,
     aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward,

@@ -33,6 +33,7 @@ each other where budgets usually are."""
 _GAP = 0.03  # frontier points further apart than this share of the peak are mixed
 _WIDE = 0.05  # and further apart than this, after that, one value at a time is dropped between them
 _NEAR = 0.02  # and closer than this only one is kept, since each is scheduled to be evaluated
+_ALIKE = 0.01  # estimates that differ by a smaller share do not tell which plan is faster
 _WORK = 150_000  # operations simulated by the local search, which bounds its time
 
 
@@ -298,7 +299,9 @@ def fastest(
     method: Planner = _DEFAULT,
     times: NodeTimes | None = None,
 ) -> Candidate:
-    """The plan that is estimated to be the fastest; of equal ones, the smaller."""
+    """The plan that is estimated to be the fastest; of those that take about as long, the
+    smaller."""
     costs = StepCosts.of(step, device, method, times)
     planner = _Planner(step, device, costs, method)
-    return pareto([planner.keep_all(), planner.fastest()])[0]
+    plans = pareto([planner.keep_all(), planner.fastest()])
+    return [plan for plan in plans if plan.seconds <= (1 + _ALIKE) * plans[0].seconds][-1]
