@@ -93,6 +93,7 @@ def trained(model, dtype):
         (Residual, torch.bfloat16, False),
         (Residual, torch.float16, True),
         (Segments, torch.bfloat16, False),
+        (Segments, torch.float16, True),
         (Depthwise, torch.bfloat16, False),
         (Mobile, torch.bfloat16, False),
         (Mobile, torch.float16, True),

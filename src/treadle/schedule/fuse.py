@@ -229,14 +229,21 @@ class Fuser:
         flow = None if placed is None else self._flow(placed, nest, a)
         if placed is None or flow is None or self._comes_between(a, b):
             return None
-        again = nest.kind is KernelKind.COLUMNS and not _columns_are_last(placed, nest)
-        if again and (flow.overwrites or not self._descends(nest.rows.extent, nest.cols.extent)):
-            return None
         phases = self._phases(a, b)
         later = len(phases) > 1 and "optimizer" in phases  # a gradient waits for its update then
+        again = nest.kind is KernelKind.COLUMNS and not _columns_are_last(placed, nest)
+        if again and not self._may_descend(nest, flow, is_update=later):
+            return None
         if not self._pressure.allows(self._merge_of(a, b), spare=0 if later else LITTLE):
             return None
         return _union(a, b, nest, placed, flow)
+
+    def _may_descend(self, nest: LoopNest, flow: _Flow, *, is_update: bool) -> bool:
+        """Whether one kernel may go down columns more than once. It overwrites nothing, so an update
+        of what it sums would be copied to its place by a kernel of its own."""
+        if flow.overwrites or is_update:
+            return False
+        return self._descends(nest.rows.extent, nest.cols.extent)
 
     def _phases(self, a: Group, b: Group) -> set[str]:
         """The phases of two groups."""
