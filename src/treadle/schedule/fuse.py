@@ -239,8 +239,8 @@ class Fuser:
         return _union(a, b, nest, placed, flow)
 
     def _may_descend(self, nest: LoopNest, flow: _Flow, *, is_update: bool) -> bool:
-        """Whether one kernel may go down columns more than once. It overwrites nothing, so an update
-        of what it sums would be copied to its place by a kernel of its own."""
+        """Whether one kernel may go down columns more than once. It overwrites nothing: an update
+        of what it sums would need a kernel of its own that copies it to its place."""
         if flow.overwrites or is_update:
             return False
         return self._descends(nest.rows.extent, nest.cols.extent)
