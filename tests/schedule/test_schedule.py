@@ -8,7 +8,7 @@ import torch
 from schedule.steps import Builder, at, kernels_of, run_plan
 from treadle.loop.expr import ReduceKind
 from treadle.loop.interpret import interpret_kernel
-from treadle.loop.kernel import Kernel, KernelKind
+from treadle.loop.kernel import Kernel, KernelKind, Store
 from treadle.loop.nest import arguments_of, updates
 from treadle.loop.program import TensorRef
 from treadle.schedule import schedule
@@ -307,3 +307,25 @@ def test_a_gradient_and_the_update_of_its_bias_are_one_kernel():
     (kernel,) = kernels_of(schedule(b.program()))
     assert kernel.kind is KernelKind.COLUMNS
     assert {item.buffer for item in updates(kernel)} == {p.buffer, m.buffer, v.buffer}
+
+
+def test_an_update_of_what_is_read_again_is_a_kernel_of_its_own():
+    """A kernel that goes down its columns again overwrites nothing: each result of an update in it
+    would be copied to its place by one more."""
+    b = Builder()
+    dy, x, p, m, v = b.input(300, 40), b.input(300, 40), *(b.input(40) for _ in range(3))
+    grad = b.reduce(SUM, b.pointwise("mul", dy, x), [0])
+    dx = b.pointwise("sub", dy, b.pointwise("mul", x, grad))
+    before = len(b.steps)
+    first = b.pointwise("add", b.pointwise("mul", m, 0.9), grad)
+    second = b.pointwise("add", b.pointwise("mul", v, 0.9), b.pointwise("mul", grad, grad))
+    value = b.pointwise("sub", p, b.pointwise("div", first, second))
+    for new, old in ((first, m), (second, v), (value, p)):
+        b.pointwise("mul", new, 1.0, into=old)
+    for number in range(before, len(b.steps)):
+        origin = replace(b.steps[number].origin, phase="optimizer")
+        b.steps[number] = replace(b.steps[number], origin=origin)
+    again, update = kernels_of(schedule(b.program(dx)))
+    assert again.kind is KernelKind.COLUMNS
+    written = {item.buffer for item in update.body if isinstance(item, Store)}
+    assert written == {p.buffer, m.buffer, v.buffer}
