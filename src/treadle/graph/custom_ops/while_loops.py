@@ -14,7 +14,8 @@ then of ``others``. Each iteration needs its initial values. They are recomputed
 gradients go back through the iterations: the bytes of ``carried`` for each iteration, which no plan
 can know. ``bytes_of_round`` are those of one iteration.
 
-``loop_value`` stands for a value of any iteration while the functions are traced.
+``loop_value`` stands for a value of any iteration while the functions of ``loop``, a function of
+``torch``, are traced.
 """
 
 import functools
@@ -171,7 +172,9 @@ def _held_backward(
     return begins + max(bytes_of_round(body), bytes_of_round(backward))
 
 
-LOOP_VALUE = CustomOp("loop_value(Tensor like) -> Tensor", fake=_like, kernel=_like)
+LOOP_VALUE = CustomOp(
+    "loop_value(Tensor like, str loop) -> Tensor", fake=_like, kernel=lambda like, loop: _like(like)
+)
 WHILE_LOOP = CustomOp(
     "while_loop(Tensor[] carried, Tensor[] others, bool[] differentiable, str condition, "
     "str body, str backward) -> Tensor[]",
