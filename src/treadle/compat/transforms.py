@@ -38,6 +38,17 @@ def in_transform() -> bool:
     return functorch.maybe_current_level() is not None
 
 
+@contextmanager
+def without_vmap_fallback() -> Iterator[None]:
+    """Inside, ``vmap`` raises where it would run an operation sample by sample."""
+    enabled = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(enabled)
+
+
 def tensor_entries() -> tuple[tuple[object, str], ...]:
     """Functions of a tensor first that ``torch.func`` calls without asking any mode."""
     return (

@@ -302,6 +302,15 @@ def require_dense(name: str, tensor: Tensor, what: str) -> None:
         raise unfit(name, f"{what} a tensor that is not dense ({tensor.layout})")
 
 
+def require_same(name: str, carried: Sequence[Tensor], results: Sequence[object]) -> None:
+    """TR-151 unless a body gives the types that it takes."""
+    for old, new in zip(carried, results, strict=True):
+        if not isinstance(new, Tensor):
+            raise unfit(name, f"its body returns {new!r} for {shown_type(old)}")
+        if shown_type(old) != shown_type(new):
+            raise unfit(name, f"its body returns {shown_type(new)} for {shown_type(old)}")
+
+
 def refuse_loop_values(graph: fx.Graph) -> None:
     """TR-151 where a value of one round is used after the loop: a body left it somewhere."""
     for node in graph.find_nodes(op="call_function", target=loop_value):

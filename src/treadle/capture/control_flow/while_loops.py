@@ -25,6 +25,7 @@ from treadle.capture.control_flow.loop_functions import (
     TracedFunction,
     in_graph,
     require_dense,
+    require_same,
     shown_type,
 )
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
@@ -52,7 +53,7 @@ def while_loop(
         functions = LoopFunctions(_NAME, carried, names, flags)
         condition = functions.traced("its condition", lambda v: cond_fn(*unflatten(v, spec)))
         body = functions.traced("its body", lambda v: body_fn(*unflatten(v, spec)))
-        _require_same(carried, spec, body)
+        _require_alike(carried, spec, body)
         after = [flag or leaf.requires_grad for flag, leaf in zip(flags, body.leaves, strict=True)]
         if after == flags:
             break
@@ -100,12 +101,8 @@ def _require_condition(condition: TracedFunction) -> None:
         raise unfit(_NAME, f"its condition is {shown_type(leaf)}, not a single boolean")
 
 
-def _require_same(carried: Sequence[Tensor], spec: TreeSpec, body: TracedFunction) -> None:
+def _require_alike(carried: Sequence[Tensor], spec: TreeSpec, body: TracedFunction) -> None:
     """The body gives what it takes."""
     if str(body.spec) != str(spec) or len(body.leaves) != len(carried):
         raise unfit(_NAME, "its body does not return the containers that it receives")
-    for old, new in zip(carried, body.leaves, strict=True):
-        if not isinstance(new, Tensor):
-            raise unfit(_NAME, f"its body returns {new!r} for {shown_type(old)}")
-        if shown_type(old) != shown_type(new):
-            raise unfit(_NAME, f"its body returns {shown_type(new)} for {shown_type(old)}")
+    require_same(_NAME, carried, body.leaves)
