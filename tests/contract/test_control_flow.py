@@ -12,7 +12,7 @@ from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 import treadle
-from treadle.capture.control_flow.control_flow import MOST_COPIES
+from treadle.capture.control_flow.scans import MOST_COPIES
 from treadle.options import Options
 
 

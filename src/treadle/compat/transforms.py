@@ -33,6 +33,11 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether it is a tensor of a transform of ``torch.func``."""
+    return functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def in_transform() -> bool:
     """Whether a transform of ``torch.func`` runs."""
     return functorch.maybe_current_level() is not None

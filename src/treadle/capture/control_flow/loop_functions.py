@@ -12,7 +12,8 @@ step's own graph reads them, so they are removed there. The gradient of a body i
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import compress
@@ -27,10 +28,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 from treadle.capture.control_flow.bodies import OperandsFromOutside, Pure, require_closed, unfit
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.python_state.flatten import flatten_containers
+from treadle.capture.tracing.patches import put_attribute
+from treadle.compat.checkpointing import in_checkpoint
 from treadle.compat.fake import FakeTensor, fake_like
 from treadle.compat.operators.schemas import OpOverload
 from treadle.compat.pytree import TreeSpec
-from treadle.compat.tracing import TraceInProgress, outside_modes, without_functions
+from treadle.compat.tracing import TraceInProgress, outside_modes, without_functions, works_for
 from treadle.compat.transforms import in_transform
 from treadle.graph.analysis.data_dependent import fresh
 from treadle.graph.core.arguments import map_nodes
@@ -79,6 +82,7 @@ class LoopFunctions:
         with contextlib.ExitStack() as inside:
             inside.enter_context(Pure(self._name, part, always=True))
             inside.enter_context(saved_tensors_hooks(_same, _same))  # none of a checkpoint's
+            inside.enter_context(_without_conditions(self._name, part))
             with _Lifting(self, self._name, part):
                 result = function(self.values)
             leaves, structure = flatten_containers(result)
@@ -266,11 +270,30 @@ class _Lifting(OperandsFromOutside):
     """
 
     def __init__(self, functions: LoopFunctions, name: str, part: str) -> None:
-        super().__init__(name, part)
+        super().__init__(name, part, values=False)
         self._functions = functions
 
     def inside(self, leaf: object) -> object:
         return self._functions.inside(leaf)
+
+    def made(self, result: object) -> None:
+        if in_checkpoint():  # it would run again where nobody hears of tensors from outside
+            raise unfit(self._name, f"{self._part} has a checkpoint")
+
+
+@contextlib.contextmanager
+def _without_conditions(name: str, part: str) -> Iterator[None]:
+    """Inside, TR-151 where Python asks whether a tensor is true: no mode hears of that."""
+    thread, asked = threading.get_ident(), Tensor.__bool__
+
+    def refused(tensor: Tensor) -> bool:
+        if works_for(thread):
+            raise unfit(name, f"{part} asks for the value of a tensor")
+        return asked(tensor)
+
+    with contextlib.ExitStack() as undo:
+        put_attribute(undo, Tensor, "__bool__", refused)
+        yield
 
 
 # Operators are called behind modes, which must hear of them where a loop stands in a loop.

@@ -11,6 +11,7 @@ What may be in neither a batch nor a loop (random numbers, writes to tensors fro
 sizes) is copied as well, up to ``MOST_COPIES`` slices.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -18,8 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from treadle.capture.control_flow.bodies import Pure, unfit
+from treadle.capture.control_flow.bodies import MOST_COPIES, Pure, unfit
 from treadle.capture.control_flow.loop_functions import (
     LoopFunctions,
     TracedFunction,
@@ -28,16 +30,14 @@ from treadle.capture.control_flow.loop_functions import (
     require_same,
 )
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
-from treadle.compat.pytree import TreeSpec
-from treadle.compat.transforms import in_transform, without_vmap_fallback
+from treadle.compat.pytree import TreeSpec, tree_leaves
+from treadle.compat.tracing import Args, Kwargs
+from treadle.compat.transforms import in_transform, is_wrapped, without_vmap_fallback
 from treadle.graph.custom_ops.scans import scan as scan_operation
 from treadle.util.errors import CaptureError
 
 FEW = 8
 """Slices of a ``scan`` whose body is copied: kernels of several slices may be one."""
-
-MOST_COPIES = 256
-"""Of a body: more would be a graph of many equal parts."""
 
 
 def map_over(body: Callable[..., object], xs: object, *args: object) -> object:
@@ -187,18 +187,21 @@ class _Loop:
     def _as_batch(self, body: TracedFunction) -> Results | None:
         """All slices at once, if ``vmap`` has a rule for each operation and gives the types that
         ``body`` gave. It ran without an error before, so that any is of ``vmap``."""
+        made = _Made()
         try:
-            with Pure(self.name, "its body", always=True), without_vmap_fallback():
+            with Pure(self.name, "its body", always=True), without_vmap_fallback(), made:
                 results = torch.vmap(self._leaves_of_slice)(list(self.tensors))
         except (RuntimeError, ValueError, TypeError, CaptureError):
             return None
+        if made.escaped():
+            raise unfit(self.name, "its body leaves a tensor outside")
         types = [(leaf.dtype, leaf.shape, leaf.device) for leaf in body.leaves]
         if [(each.dtype, each.shape[1:], each.device) for each in results] != types:
             return None
         stacked = [each.clone(memory_format=torch.contiguous_format) for each in results]
         return _split(0, stacked, body.spec)
 
-    def _leaves_of_slice(self, slices: Sequence[Tensor]) -> list[object]:
+    def _leaves_of_slice(self, slices: Sequence[Tensor]) -> list[Any]:
         return flatten_containers(self.function(slices))[0]
 
     def _as_loop(self, functions: LoopFunctions, body: TracedFunction) -> Results:
@@ -222,6 +225,30 @@ class _Loop:
             *texts,
         )
         return _split(count, results[: count + len(rows)], body.spec)
+
+
+class _Made(TorchFunctionMode):
+    """Which tensors the functions that are called within it give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[Tensor]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        leaves = (result,) if isinstance(result, Tensor) else tree_leaves(result)
+        self._made += [weakref.ref(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        return result
+
+    def escaped(self) -> bool:
+        """Whether anyone still has one of a transform's that is over."""
+        return any(is_wrapped(tensor) for made in self._made if (tensor := made()) is not None)
 
 
 def _split(count: int, results: Sequence[Tensor], spec: TreeSpec | None) -> Results:
