@@ -73,6 +73,7 @@ def scan(
         results = body([*values, *(tensor[at] for tensor in slices), *others])
         rows.put(at, [*results[len(values) :], *(values if keep else ())])
         values = _contiguous(results[: len(values)])
+        del results  # the next slice does not hold its rows
     return [*with_own_memory(values, (*carried, *slices, *others)), *rows.tensors]
 
 
@@ -103,6 +104,7 @@ def scan_backward(
         end = len(results) - len(sums)
         values, sums = _contiguous(results[:count]), _contiguous(results[end:])
         rows.put(at, results[count:end])
+        del results, incoming
     return [*with_own_memory(values, (*grads, *starts, *slices, *others)), *rows.tensors, *sums]
 
 
