@@ -37,7 +37,8 @@ from treadle.graph.custom_ops.scans import scan as scan_operation
 from treadle.util.errors import CaptureError
 
 FEW = 8
-"""Slices of a ``scan`` whose body is copied: kernels of several slices may be one."""
+"""Slices of a ``scan`` whose body is copied: kernels of several slices may be one, and more copies
+take longer to compile than a loop."""
 
 
 def map_over(body: Callable[..., object], xs: object, *args: object) -> object:
