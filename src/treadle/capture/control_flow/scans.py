@@ -188,7 +188,7 @@ class _Loop:
     def _as_batch(self, body: TracedFunction) -> Results | None:
         """All slices at once, if ``vmap`` has a rule for each operation and gives the types that
         ``body`` gave. It ran without an error before, so that any is of ``vmap``."""
-        made = _Made()
+        made = _TensorsInside()
         try:
             with Pure(self.name, "its body", always=True), without_vmap_fallback(), made:
                 results = torch.vmap(self._leaves_of_slice)(list(self.tensors))
@@ -228,7 +228,7 @@ class _Loop:
         return _split(count, results[: count + len(rows)], body.spec)
 
 
-class _Made(TorchFunctionMode):
+class _TensorsInside(TorchFunctionMode):
     """Which tensors the functions that are called within it give."""
 
     def __init__(self) -> None:
