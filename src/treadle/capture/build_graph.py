@@ -14,7 +14,7 @@ from treadle.capture.captured import (
     OptimizerEffects,
     StepDependencies,
 )
-from treadle.capture.control_flow.while_loops import refuse_loop_values
+from treadle.capture.control_flow.loop_functions import refuse_loop_values
 from treadle.capture.eager import drop_lost, refuse_lost
 from treadle.capture.explain_errors import looks_at_value
 from treadle.capture.functionalize import Functionalizer

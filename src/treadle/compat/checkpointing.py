@@ -5,10 +5,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+from torch._C import _autograd as autograd
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.compat.tracing import traced_nodes, works_for
+
+
+def in_checkpoint() -> bool:
+    """Whether what autograd saves now is kept, or computed again, by a checkpointed region."""
+    hooks = autograd._top_saved_tensors_default_hooks(True)
+    return bool(hooks) and hooks[0].__module__ == checkpointing.__name__
 
 
 def watched_checkpointing(

@@ -19,6 +19,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._check": ALL,
     "torch._C._distributed_c10d.Reducer": ALL,
     "torch._C._dynamo.guards.TensorGuards": ALL,
+    "torch._C._functorch._is_vmap_fallback_enabled": ALL,
+    "torch._C._functorch._set_vmap_fallback_enabled": ALL,
     "torch._C._functorch.get_unwrapped": ALL,
     "torch._C._functorch.is_functorch_wrapped_tensor": ALL,
     "torch._C._functorch.maybe_current_level": ALL,

@@ -33,9 +33,25 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether it is a tensor of a transform of ``torch.func``."""
+    return functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def in_transform() -> bool:
     """Whether a transform of ``torch.func`` runs."""
     return functorch.maybe_current_level() is not None
+
+
+@contextmanager
+def without_vmap_fallback() -> Iterator[None]:
+    """Inside, ``vmap`` raises where it would run an operation sample by sample."""
+    enabled = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(enabled)
 
 
 def tensor_entries() -> tuple[tuple[object, str], ...]:

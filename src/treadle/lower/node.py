@@ -15,8 +15,7 @@ from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.core.node_info import info, known_value, value_of
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import tensors_in
-from treadle.graph.custom_ops.branches import branch
-from treadle.graph.custom_ops.while_loops import LOOPS
+from treadle.graph.regions.loop_bodies import WITH_BODIES
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls
@@ -114,7 +113,7 @@ def _lowered(
         except Unsupported as refusal:
             reason = barred or ReasonCode.REFUSED.because(f"{op}: {refusal}")
     chosen = crosses or is_chosen(op)
-    if op in LOOPS or op is branch:
+    if op in WITH_BODIES:
         return calls.call(context, op, args, kwargs, _barred_loop(context))
     if not chosen and not barred:
         parts = _decomposed(context, env)

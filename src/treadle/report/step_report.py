@@ -24,7 +24,7 @@ from treadle.report.host_steps import (
 )
 from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes
 from treadle.runtime.execute.bindings import spec_bytes
-from treadle.runtime.execute.loops import BRANCHES
+from treadle.runtime.execute.loops import RUNNERS, Branch
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
@@ -306,7 +306,7 @@ def _rounds(
         for name in () if isinstance(step, Launch) else step.bodies:
             body = artifact.bodies[name]
             assert isinstance(step, CallStep)
-            inside = "if taken" if step.op in BRANCHES else "each round"
+            inside = "if taken" if RUNNERS[step.op] is Branch else "each round"
             loop_round = _round(body, name, host, notes[name], inside)
             steps += [*loop_round, *_rounds(body, loop_round, notes)]
     return tuple(steps)

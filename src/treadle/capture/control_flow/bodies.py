@@ -26,13 +26,21 @@ from treadle.util.errors import CaptureError
 
 Function = Callable[..., object]
 
+MOST_COPIES = 256
+"""Of the body of a ``map`` or ``scan`` that cannot be in a loop: more would be a graph of many
+equal parts."""
+
+_SLICES = (
+    "let its function only compute tensors of fixed types, without random numbers or other side "
+    f"effects, or give it at most {MOST_COPIES} slices"
+)
 _REMEDIES = {
     "cond": (
         "let both branches compute tensors of one type and have no side effects, or do this "
         "outside the step"
     ),
-    "map": "use torch.vmap or operations on the whole tensor",
-    "scan": "use operations on the whole tensor (cumsum, cumprod), or fewer and larger iterations",
+    "map": f"{_SLICES}, or use operations on the whole tensor",
+    "scan": f"{_SLICES}, or use operations on the whole tensor (cumsum, cumprod)",
     "while_loop": (
         "let its functions only compute tensors, without side effects, and keep the types of the "
         "carried tensors; or do this outside the step"
@@ -58,11 +66,13 @@ class OperandsFromOutside(TorchFunctionMode):
     """Gives the functions that a body calls something else in the place of tensors from outside.
 
     ``name``: the function of ``torch``; ``part``: which of its functions. TR-151 where that
-    computes gradients or sets an attribute of a tensor.
+    computes gradients, sets an attribute of a tensor or, with ``values=False``, asks for the value
+    of one.
     """
 
-    def __init__(self, name: str, part: str) -> None:
+    def __init__(self, name: str, part: str, *, values: bool = True) -> None:
         super().__init__()
+        self._values = values
         self._name = name
         self._part = part
 
@@ -75,6 +85,8 @@ class OperandsFromOutside(TorchFunctionMode):
     ) -> object:
         if computes_gradients(func):
             raise unfit(self._name, f"{self._part} computes gradients")
+        if func in _VALUES and not self._values:
+            raise unfit(self._name, f"{self._part} asks for the value of a tensor")
         if func in ATTRIBUTES:
             return func(*args, **(kwargs or {}))
         if sets_attribute(func):
@@ -115,6 +127,14 @@ def computes_gradients(func: Function) -> bool:
     looked up now: while a step is traced they are other functions."""
     return func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
+
+_VALUES: frozenset[object] = frozenset(
+    (
+        *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.is_nonzero),
+        *(Tensor.__int__, Tensor.__float__, Tensor.__complex__, Tensor.__index__),
+    )
+)
+"""What gives Python the value of a tensor, and modes hear of."""
 
 ATTRIBUTES: frozenset[object] = frozenset(
     cast(Any, descriptor).__get__

@@ -3,7 +3,7 @@
 ::
 
     cond(p, f, g, x)        f and g are both part of the graph; y = where(taken(p), f(x), g(x))
-    map(f, xs), scan(...)   as many copies of the body as there are slices
+    map(f, xs), scan(...)   a batch, a loop over the slices, or copies: ``scans.py``
     while_loop(p, f, xs)    one operation, p and f as graphs: ``while_loops.py``
     associative_scan(f, xs) formulas of logarithmic depth: ``associative_scans.py``
 
@@ -17,20 +17,17 @@ because eager would not run it.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from treadle.capture.control_flow.associative_scans import associative_scan
 from treadle.capture.control_flow.bodies import OperandsFromOutside, Pure, require_closed, unfit
+from treadle.capture.control_flow.scans import map_over, scan
 from treadle.capture.control_flow.while_loops import while_loop
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.compat.transforms import in_transform
 from treadle.graph.custom_ops.branches import taken as marked
-
-MOST_COPIES = 256
-"""Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
 
 
 def instead_of(name: str) -> Callable[..., object]:
@@ -133,67 +130,10 @@ def _masked(taken: Tensor, grad: Tensor) -> Tensor:
     return torch.where(taken, grad, torch.zeros_like(grad))
 
 
-def _map(body: Callable[..., object], xs: object, *args: object) -> object:
-    """The results for each slice, stacked."""
-    leaves, spec = flatten_containers(xs)
-    tensors = _of_one_length("map", leaves, 0)
-    rows = [
-        body(unflatten([tensor.select(0, at) for tensor in tensors], spec), *args)
-        for at in range(tensors[0].shape[0])
-    ]
-    return _stacked(rows)
-
-
-def _scan(
-    body: Callable[..., tuple[object, object]],
-    init: object,
-    xs: object,
-    *,
-    dim: int = 0,
-    reverse: bool = False,
-) -> object:
-    """The last carry, and what each step gives, stacked."""
-    leaves, spec = flatten_containers(xs)
-    if not leaves:
-        return init, []
-    tensors = _of_one_length("scan", leaves, dim)
-    dim %= tensors[0].ndim
-    count = tensors[0].shape[dim]
-    carry, rows = init, list[object]()
-    for at in reversed(range(count)) if reverse else range(count):
-        carry, row = body(carry, unflatten([tensor.select(dim, at) for tensor in tensors], spec))
-        rows.append(row)
-    if reverse:
-        rows.reverse()
-    return carry, _stacked(rows, dim)
-
-
-def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor]:
-    """The inputs, if they are tensors with equally many slices, and not too many."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
-    counts = {tensor.shape[dim] for tensor in tensors}
-    if len(counts) != 1 or len(tensors) != len(leaves):
-        raise unfit(name, "its inputs are not tensors of one length")
-    (count,) = counts
-    if not 0 < count <= MOST_COPIES:
-        raise unfit(name, f"it has {count} slices, and treadle unrolls at most {MOST_COPIES}")
-    return tensors
-
-
-def _stacked(rows: Sequence[object], dim: int = 0) -> object:
-    flat = [flatten_containers(row) for row in rows]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return unflatten([_stack(column, dim) for column in columns], flat[0][1])
-
-
-def _stack(column: Sequence[Any], dim: int) -> Tensor:
-    return torch.stack(list(column), dim if dim <= column[0].ndim else 0)
-
-
 _INSTEAD: Mapping[str, Callable[..., object]] = {
     "cond": _cond,
-    "map": _map,
-    "scan": _scan,
+    "map": map_over,
+    "scan": scan,
     "while_loop": while_loop,
     "associative_scan": associative_scan,
 }

@@ -239,6 +239,8 @@ UNMEASURABLE: Mapping[str, str] = {
     "treadle::ctc_loss_backward": "the lengths of targets sum to their number",
     "treadle::while_loop": "values say how often it runs: for zeros that may be for ever",
     "treadle::while_loop_backward": "as its forward",
+    "treadle::scan": "all of its slices would run, with PyTorch's kernels",
+    "treadle::scan_backward": "as its forward",
     "treadle::incoming_gradient": "the caller brings it: nothing runs",
 }
 """Core operators and operators of ours that no invented numbers may be given to."""

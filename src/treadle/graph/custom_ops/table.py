@@ -10,6 +10,7 @@ from treadle.graph.custom_ops import (
     masks,
     packed,
     recurrent,
+    scans,
     while_loops,
 )
 
@@ -18,6 +19,7 @@ CUSTOM_OPS = (
     *packed.OPERATORS,
     *ctc.OPERATORS,
     *while_loops.OPERATORS,
+    *scans.OPERATORS,
     *branches.OPERATORS,
     *grouped.OPERATORS,
     full_products.FULL_BMM,

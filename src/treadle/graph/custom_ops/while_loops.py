@@ -14,7 +14,8 @@ then of ``others``. Each iteration needs its initial values. They are recomputed
 gradients go back through the iterations: the bytes of ``carried`` for each iteration, which no plan
 can know. ``bytes_of_round`` are those of one iteration.
 
-``loop_value`` stands for a value of any iteration while the functions are traced.
+``loop_value`` stands for a value of any iteration while the functions of ``loop``, a function of
+``torch``, are traced.
 """
 
 import functools
@@ -72,9 +73,24 @@ def bytes_of_round(text: str) -> int:
     return most
 
 
-def _function(text: str) -> rounds.Function:
+def run_by(text: str) -> rounds.Function:
+    """The graph of a text for ``treadle.util.rounds``, run with PyTorch's kernels."""
     function = function_of(text)
     return lambda operands: function(*operands)
+
+
+def summed_by(text: str, sums: int) -> rounds.Function:
+    """The same, with the last ``sums`` results added to what it is given last."""
+    function = function_of(text)
+
+    def summed(tensors: Sequence[Tensor]) -> list[Tensor]:
+        first = len(tensors) - sums
+        results = function(*tensors[:first])
+        end = len(results) - sums
+        added = zip(tensors[first:], results[end:], strict=True)
+        return [*results[:end], *(total + result for total, result in added)]
+
+    return summed
 
 
 def _run(
@@ -86,7 +102,7 @@ def _run(
     backward: str,
 ) -> list[Tensor]:
     with torch.no_grad():
-        return rounds.run(_function(condition), _function(body), carried, others)
+        return rounds.run(run_by(condition), run_by(body), carried, others)
 
 
 def _run_backward(
@@ -98,16 +114,9 @@ def _run_backward(
     body: str,
     backward: str,
 ) -> list[Tensor]:
-    function, count = function_of(backward), len(grads)
-
-    def summed(tensors: Sequence[Tensor]) -> list[Tensor]:
-        first = len(carried) + len(others) + count
-        gradients = function(*tensors[:first])
-        sums = zip(tensors[first:], gradients[count:], strict=True)
-        return [*gradients[:count], *(total + gradient for total, gradient in sums)]
-
+    sums = sum(differentiable[len(carried) :])
     with torch.no_grad():
-        functions = _function(condition), _function(body), summed
+        functions = run_by(condition), run_by(body), summed_by(backward, sums)
         return rounds.run_backward(*functions, grads, carried, others, differentiable)
 
 
@@ -171,7 +180,9 @@ def _held_backward(
     return begins + max(bytes_of_round(body), bytes_of_round(backward))
 
 
-LOOP_VALUE = CustomOp("loop_value(Tensor like) -> Tensor", fake=_like, kernel=_like)
+LOOP_VALUE = CustomOp(
+    "loop_value(Tensor like, str loop) -> Tensor", fake=_like, kernel=lambda like, loop: _like(like)
+)
 WHILE_LOOP = CustomOp(
     "while_loop(Tensor[] carried, Tensor[] others, bool[] differentiable, str condition, "
     "str body, str backward) -> Tensor[]",
@@ -193,4 +204,3 @@ WHILE_LOOP_BACKWARD = CustomOp(
 )
 OPERATORS = (LOOP_VALUE, WHILE_LOOP, WHILE_LOOP_BACKWARD)
 loop_value, while_loop, while_loop_backward = (operator.op for operator in OPERATORS)
-LOOPS = while_loop, while_loop_backward

@@ -1,4 +1,4 @@
-"""The functions of a ``while_loop`` as graphs that are compiled like a step.
+"""The functions of a ``while_loop`` or ``scan`` as graphs that are compiled like a step.
 
 ::
 
@@ -29,12 +29,15 @@ from treadle.graph.core.node_info import NodeInfo, describe, tensor_of, with_inf
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.signature import Input, Role, Signature, StepGraph
 from treadle.graph.custom_ops.branches import branch
+from treadle.graph.custom_ops.scans import scan, scan_backward
 from treadle.graph.custom_ops.while_loops import while_loop, while_loop_backward
 from treadle.graph.text.parsing import parse
 from treadle.util.reasons import ReasonCode
 
 aten = torch.ops.aten
 _KNOWN = NodeInfo(phase="forward")
+WITH_BODIES = frozenset((while_loop, while_loop_backward, scan, scan_backward, branch))
+"""The operators that run functions of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class LoopBody:
 
 def bodies_of(op: str, args: Sequence[Any]) -> tuple[LoopBody, ...]:
     """The functions that the call of ``op`` runs: the condition, the body, and the gradients of a
-    round if it goes back; both branches of a condition; none of anything else."""
+    round if it goes back; the body of a scan, or its gradients; both branches of a condition; none
+    of anything else."""
     if op == str(while_loop):
         *_, condition, body, _ = args
         return LoopBody(condition), LoopBody(body)
@@ -71,6 +75,11 @@ def bodies_of(op: str, args: Sequence[Any]) -> tuple[LoopBody, ...]:
         _, carried, _, differentiable, condition, body, backward = args
         sums = sum(differentiable[len(carried) :])
         return LoopBody(condition), LoopBody(body), LoopBody(backward, sums)
+    if op == str(scan):
+        return (LoopBody(args[-2]),)
+    if op == str(scan_backward):
+        _, starts, slices, _, differentiable, _, backward = args
+        return (LoopBody(backward, sum(differentiable[len(starts) + len(slices) :])),)
     if op == str(branch):
         *_, yes, no = args
         return LoopBody(yes), LoopBody(no)

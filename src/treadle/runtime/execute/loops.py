@@ -4,6 +4,8 @@
 
     i, h  =  treadle.while_loop([i0, h0], [n, w], ...)        bodies: condition, body
     grads =  treadle.while_loop_backward([g], [i0, h0], ...)  bodies: condition, body, gradients
+    h, y  =  treadle.scan([h0], [xs], [w], ...)           bodies: body
+    grads =  treadle.scan_backward([g], [starts], [xs], [w], ...)         bodies: gradients
     y     =  treadle.branch(taken, [x, w], ...)               bodies: yes, no; one of them runs
 
 The programs share one arena, which the plan counts as the workspace of the call: it exists as long
@@ -11,7 +13,7 @@ as the loop runs.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, final
 
@@ -65,6 +67,31 @@ class Loop:
 
 
 @final
+class Scan:
+    """Runs a loop over slices on the arguments of ``treadle.scan``, or of its backward."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, bodies: Sequence[str], programs: Mapping[str, Repeatable]) -> None:
+        """``bodies``: the name of the program of a slice."""
+        (name,) = bodies
+        self.program = programs[name]
+
+    def __call__(self, *args: Any) -> list[Tensor]:
+        with self.program.repeated() as run:
+            match args:
+                case [carried, slices, others, _, _, reverse, _, backward]:
+                    keep = bool(backward)
+                    return rounds.scan(run, carried, slices, others, reverse=reverse, keep=keep)
+                case [grads, starts, slices, others, flags, reverse, _]:
+                    return rounds.scan_backward(
+                        run, grads, starts, slices, others, flags, reverse=reverse
+                    )
+                case _:
+                    raise AssertionError(args)
+
+
+@final
 class Branch:
     """Runs one of two programs, as its first argument says; the host waits for it."""
 
@@ -86,8 +113,16 @@ class Branch:
             return with_own_memory(run(given), operands)
 
 
-BRANCHES = {"treadle.branch.default": Branch}
-"""What runs calls with functions of their own that are no loops, by their operators."""
+RUNNERS: Mapping[
+    str, Callable[[Sequence[str], Mapping[str, Repeatable]], Callable[..., object]]
+] = {
+    "treadle.while_loop.default": Loop,
+    "treadle.while_loop_backward.default": Loop,
+    "treadle.scan.default": Scan,
+    "treadle.scan_backward.default": Scan,
+    "treadle.branch.default": Branch,
+}
+"""What runs calls with functions of their own, by their operators."""
 
 
 def _arena(program: tuple[str, Repeatable]) -> int:

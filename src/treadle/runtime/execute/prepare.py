@@ -26,7 +26,7 @@ from treadle.runtime.execute.functional import updating
 from treadle.runtime.execute.halves import widened
 from treadle.runtime.execute.incoming import INCOMING, Incoming, imported
 from treadle.runtime.execute.library_calls import CallAllocating, CallInto, resolve
-from treadle.runtime.execute.loops import BRANCHES, Loop, Repeatable
+from treadle.runtime.execute.loops import RUNNERS, Repeatable
 from treadle.runtime.kernels.launch_table import NativeLaunch
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.kernels.rng import FUNCTION, OPERATOR, drawer
@@ -116,7 +116,7 @@ class Preparation:
             places = tuple(o and whole(self.artifact.buffers[o]) for o in into)
             self.bindings.argument(places, (kwargs, "out"))
         elif step.bodies:
-            op = BRANCHES.get(step.op, Loop)(step.bodies, self.programs)
+            op = RUNNERS[step.op](step.bodies, self.programs)
         else:
             op = widened(step.op, direct_call(resolve(step.op)))
         return [*allocations, CallAllocating(op, args, kwargs, specs, self.live.define)]
