@@ -247,3 +247,23 @@ def test_update_is_the_calls_own():
     step(y=y, x=x)
     step(x, y, update=True)
     assert step.recompiles == ["update=False became update=True"]
+
+
+def test_a_reason_compares_with_a_call_of_as_many_arguments():
+    """States that are passed back: the first call has none, later ones have others' sizes."""
+    model = nn.Linear(4, 4)
+
+    def step(x, states):
+        joined = torch.cat([*states, model(x)])
+        return joined.square().mean(), joined.detach()
+
+    options = treadle.Options(codegen=False, dynamic=False)
+    compiled = treadle.compile(step, model=model, options=options)
+    x, states = torch.randn(2, 4), ()
+    for _ in range(3):
+        loss, kept = compiled(x, states)
+        torch.testing.assert_close(loss, step(x, states)[0])
+        states = (kept,)
+    new, grown = compiled.recompiles
+    assert new == "argument states[0] is new"
+    assert "states[0]: shape [2, 4] became [4, 4]" in grown

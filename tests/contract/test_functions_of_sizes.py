@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import treadle
 from treadle.capture.symbolic.functions.sized_functions import _linspace
+from treadle.options import Options
 
 pytestmark = pytest.mark.usefixtures("own_cache")
+LIBRARY = Options(codegen=False)
 SIZES = (9, 13, 7, 2, 11, 12, 13, 1, 5)
 CLASSES = 5
 
@@ -158,3 +160,42 @@ def backward(model, resize, x):
     loss = resize(model(x)).square().sum()
     weight = torch.autograd.grad(loss, model.weight)[0]
     return loss.detach(), weight
+
+
+@pytest.mark.parametrize("how", ["read", "length", "from_one", "written"])
+def test_ranges_of_sizes_that_values_decide_are_indices(how):
+    """``n`` rows are picked by a mask; one call picks none."""
+
+    def of(how, scores, labels):
+        n = len(scores) if how == "length" else scores.shape[0]
+        if how == "from_one":
+            return scores[range(1, n), labels[1:]].sum()
+        if how == "written":
+            target = torch.full_like(scores, 0.05)
+            target[range(n), labels] = 0.95
+            return (scores - target).square().sum()
+        return scores[range(n), labels].sum()
+
+    def trained(compiled):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            keep = x.sum(1) > 0
+            loss = model(x).square().mean() + of(how, model(x)[keep], y[keep])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        given = {"model": model, "optimizer": optimizer, "options": LIBRARY}
+        made = treadle.compile(step, **given) if compiled else step
+        losses = [
+            made(x, torch.randint(0, 5, (len(x),)))
+            for x in (torch.randn(7, 3), torch.randn(7, 3), torch.rand(7, 3), -torch.rand(7, 3))
+            if how != "from_one" or (x.sum(1) > 0).any()
+        ]
+        return torch.stack([*losses, *(p.abs().sum() for p in model.parameters())])
+
+    torch.testing.assert_close(trained(True), trained(False), rtol=1e-5, atol=1e-6)

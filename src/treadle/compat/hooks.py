@@ -5,13 +5,17 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
+
+from treadle.util.frames.frame_variables import variables
 
 HookDict = dict[int, Callable[..., Any]]
 """What PyTorch keeps hooks in, by the numbers of their handles."""
@@ -89,6 +93,17 @@ def stands_for_step(optimizer: Optimizer, stepper: Callable[..., object]) -> Cal
         return stepper(*args, **kwargs)
 
     return step
+
+
+def is_scheduler_in_order(frame: FrameType) -> bool:
+    """Whether ``frame`` is ``LRScheduler.step`` after the optimizer's: the number that it compares,
+    of its own steps, is for a warning that it will not give."""
+    if frame.f_code is not LRScheduler.step.__code__:
+        return False
+    scheduler: Any = variables(frame)["self"]
+    optimizer = scheduler.optimizer
+    is_noted = getattr(optimizer, "_opt_called", False)
+    return is_noted and hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 
 def tensor_hooks(tensor: Tensor) -> tuple[Callable[..., object], ...]:

@@ -1,7 +1,7 @@
 """FixMatch: weak and strong views, a mask by threshold, an averaged model, meters.
 
 again: losses.sum: an int became
-again: a branch on scheduler._step_count
+again: a branch on scheduler.last_epoch
 """
 
 import argparse

@@ -1,6 +1,5 @@
 """A Fourier neural operator: complex weights, rfft2, a relative error, a schedule inside of the step.
 
-again: sched._step_count
 again: sched.last_epoch
 """
 

@@ -2,8 +2,10 @@
 
 import argparse
 import decimal
+import dis
 import inspect
 import linecache
+import opcode
 import random
 import re
 import traceback
@@ -36,6 +38,9 @@ def _state_of(generator: random.Random) -> GeneratorState | None:
 
 STANDARD_LIBRARY = (
     Integration(name="argparse", namespaces=(argparse.Namespace,)),
+    Integration(  # a capture looks up bytecode with it: its lists of numbers are none of the step's
+        name="dis", tracing_files=(str(dis.__file__), str(opcode.__file__))
+    ),
     Integration(name="decimal", process_state={"decimal": _DECIMAL, "Decimal": _DECIMAL}),
     Integration(
         name="random",

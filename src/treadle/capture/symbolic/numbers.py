@@ -80,6 +80,8 @@ class Uses:
     places: set[SourcePosition] = field(default_factory=set[SourcePosition])
     place_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
     extreme_asked: Callable[[FrameType], bool] = lambda _: False  # whether it calls min or max
+    only_warns: Callable[[FrameType], bool] = lambda _: False
+    # whether it compares for a warning that it has no reason to give
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
     looked_at: list[NDArray[np.generic]] = field(
         default_factory=list[NDArray[np.generic]]
@@ -473,7 +475,10 @@ def _give_comparisons() -> None:
             if isinstance(other, Tensor) or is_later:
                 return NotImplemented
             if is_number(other) or isinstance(other, bool) or is_real(other):
-                self._uses.note_extreme(sys._getframe(1))  # pyright: ignore
+                frame = sys._getframe(1)  # pyright: ignore
+                if self._uses.only_warns(frame):
+                    return False
+                self._uses.note_extreme(frame)
                 return self.decided(function, (self, other))
             return function(self.plain(), _value(other))
 

@@ -43,6 +43,7 @@ from treadle.capture.tracing.request import Substitutes, TraceRequest
 from treadle.capture.tracing.side_effects import SideEffect, SideEffects
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.capture.tracing.user_tensors import UserTensors
+from treadle.compat.hooks import is_scheduler_in_order
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.switches import switches, switches_kept, uses_onednn
 from treadle.compat.tracing import traced_positions, without_functions
@@ -103,6 +104,7 @@ class Run:
             table.mode = lambda: recorder.mode()
             table.of_size = self._number_of
             table.extreme_asked = asks_extreme
+            table.only_warns = is_scheduler_in_order
         if self.numbers.sizes is not None:
             uses.as_size = self.numbers.sizes.symbol
         recorder.conditions.path = self.request.path

@@ -179,7 +179,7 @@ class Variants:
         served = {other: sized(key, other) for other in keys}
         other_sizes = [k for k, other in served.items() if key.as_seen_by(other) == other]
         candidates = other_sizes or served.values()
-        nearest = sorted(candidates, key=lambda other: differing_arguments(other, key))[:1]
+        nearest = sorted(candidates, key=lambda other: _distance(other, key))[:1]
         return [explain_difference(other, key, names) for other in nearest]
 
     def forget_replaced(self, key: GuardKey) -> bool:
@@ -210,3 +210,9 @@ class Variants:
             self._known.pop(key).release()
         for key in shared[: max(0, len(shared) - _SHARED * self._limit)]:
             del self._known[key]
+
+
+def _distance(other: GuardKey, key: GuardKey) -> tuple[bool, int]:
+    """How far the key of a variant is from that of a call: one of a call with as many arguments is
+    nearer than any other."""
+    return other.structure != key.structure, differing_arguments(other, key)

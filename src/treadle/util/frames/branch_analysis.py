@@ -192,8 +192,8 @@ def called_name(frame: FrameType) -> str:
 
 
 def _known(frame: FrameType) -> dict[str, Truth]:
-    """Which of the variables of a frame are true."""
-    return {key: flag for key, flag in variables(frame).items() if isinstance(flag, bool)}
+    """Which of the variables of a frame are true; a stand-in for a ``bool`` says nothing yet."""
+    return {key: flag for key, flag in variables(frame).items() if type(flag) is bool}
 
 
 def _top(stack: tuple[Truth, ...]) -> Truth:

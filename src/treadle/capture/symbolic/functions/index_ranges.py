@@ -1,8 +1,9 @@
 """Ranges of sizes that are indices: ``x[range(len(y)), y]``.
 
-Python makes a range of real numbers alone, so a step for many sizes would be one for each. Code
-with a range in an index is rewritten to call a function of treadle (``source_rewriting``), which
-gives the numbers as a tensor where one of the bounds is a size.
+Python makes a range of real numbers alone, so a step for many sizes would be one for each, and a
+size that values decide would have none. Code with a range in an index is rewritten to call a
+function of treadle (``source_rewriting``), which gives the numbers as a tensor where one of the
+bounds is a size.
 """
 
 import ast
@@ -14,6 +15,7 @@ import torch
 from treadle.capture.symbolic.numbers import is_number, sized
 from treadle.capture.symbolic.size_numbers import is_size
 from treadle.capture.symbolic.texts.text_code import codes_within
+from treadle.compat.unsized import is_unsized
 from treadle.util.frames.branch_analysis import called_name
 
 
@@ -21,7 +23,7 @@ def span(function: object, *bounds: object) -> object:
     """``function(*bounds)`` in an index."""
     if function is range:
         sizes = [sized(bound) if is_number(bound) else bound for bound in bounds]
-        if any(map(is_size, sizes)):
+        if any(is_size(size) or is_unsized(size) for size in sizes):
             return torch.arange(*sizes)  # type: ignore[arg-type]
     return function(*bounds)  # type: ignore[operator]
 
