@@ -23,8 +23,13 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.core.values import emit, refresh
 from treadle.graph.rewrite.order import restore_order
-from treadle.passes.chunks.region import LossRegion, read_by_kernels, wide_dtype
+from treadle.passes.chunks.batch_region import BatchRegion
+from treadle.passes.chunks.region import LossRegion
 from treadle.passes.chunks.rows import (
+    BatchCount,
+    BatchDim,
+    BatchMember,
+    BatchSlice,
     Box,
     Contraction,
     Exit,
@@ -38,13 +43,18 @@ from treadle.passes.chunks.rows import (
     RowSlice,
     Total,
     TotalWeight,
+    Unwritten,
 )
+from treadle.passes.chunks.templates import read_by_kernels, wide_dtype
 
 aten = torch.ops.aten
 
+ChunkedRegion = LossRegion | BatchRegion
+_Slices = dict[tuple[RowSlice | BatchSlice, Box], fx.Node]
+
 
 def write_chunks(
-    step: StepGraph, region: LossRegion, boxes: Sequence[Box], wide_products: bool
+    step: StepGraph, region: ChunkedRegion, boxes: Sequence[Box], wide_products: bool
 ) -> None:
     """Put the chunks of ``boxes`` in the place of the region's nodes. ``wide_products``: whether
     there are products of 16-bit factors into 32 bits."""
@@ -54,14 +64,12 @@ def write_chunks(
 @dataclass
 class _Writer:
     step: StepGraph
-    region: LossRegion
+    region: ChunkedRegion
     wide_products: bool
     parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     outside: dict[RowSlice, fx.Node] = field(default_factory=dict[RowSlice, fx.Node])
-    copies: dict[tuple[RowSlice, Box], fx.Node] = field(
-        default_factory=dict[tuple[RowSlice, Box], fx.Node]
-    )
+    copies: _Slices = field(default_factory=_Slices)
     weights: dict[TotalWeight, fx.Node] = field(default_factory=dict[TotalWeight, fx.Node])
 
     def __post_init__(self) -> None:
@@ -118,16 +126,17 @@ class _Writer:
         """The members in one chunk, and what it adds to the sums."""
         self.parts.clear()
         self.chunk = 0 if self.chunk is None else self.chunk + 1
-        for member in self.region.members:
-            self.parts[member.node] = self._form(member, box)
+        for each in self.region.in_order:
+            if isinstance(each, Member | BatchMember):
+                self.parts[each.node] = self._form(each, box)
+            else:
+                sums[each.node] = self._added(each, box, sums.get(each.node))
         for node, row in rows.items():
             row.append(self.parts[node])
-        for exit_ in self.region.exits:
-            sums[exit_.node] = self._added(exit_, box, sums.get(exit_.node))
 
     # The nodes of one chunk.
 
-    def _form(self, member: Member, box: Box) -> fx.Node:
+    def _form(self, member: Member | BatchMember, box: Box) -> fx.Node:
         match member.form:
             case Resliced() as form:
                 return self._resliced(member.node, form, box)
@@ -146,6 +155,10 @@ class _Writer:
                 case RowCount(rows=rows):
                     start, stop = box.of(rows, self.region.grid)
                     return stop - start
+                case BatchSlice():
+                    return self._rows_of_batch(root, value, box)
+                case BatchCount(inner=inner):
+                    return (box.last - box.first) * inner
                 case MadeRows(target=target, args=args, kwargs=kwargs):
                     filled = map_argument(leaf, args)
                     named = map_argument(leaf, dict(kwargs))
@@ -162,6 +175,15 @@ class _Writer:
         if target is aten.view.default and not type_of(args[0]).is_contiguous:
             return self._flat(root, args[0], args[1])
         return self._call(root, target, *args, **kwargs)
+
+    def _rows_of_batch(self, root: fx.Node, rows: BatchSlice, box: Box) -> fx.Node:
+        """The rows of a micro-batch of a value that is there before, once for all readers."""
+        if (rows, box) not in self.copies:
+            whole, inner = self.renewed.get(rows.node, rows.node), rows.at.inner
+            start, stop = box.first * inner, box.last * inner
+            sliced = self._call(root, aten.slice.Tensor, whole, rows.at.dim, start, stop)
+            self.copies[rows, box] = sliced
+        return self.copies[rows, box]
 
     def _sliced(self, root: fx.Node, row_slice: RowSlice, box: Box) -> fx.Node:
         """The chunk's rows of a value that is there before."""
@@ -246,8 +268,11 @@ class _Writer:
             return self._call(root, one, left, right, **named)
         return self._call(root, more, before, left, right, **named)
 
-    def _joined(self, member: Member, pieces: Sequence[fx.Node]) -> fx.Node:
+    def _joined(self, member: Member | BatchMember, pieces: Sequence[fx.Node]) -> fx.Node:
         """The rows of all chunks in the shape of the whole."""
+        if isinstance(member, BatchMember):
+            assert isinstance(member.at, BatchDim)
+            return self._call(member.node, aten.cat.default, list(pieces), member.at.dim)
         whole = self._call(member.node, aten.cat.default, list(pieces))
         return self._flat(member.node, whole, list(tensor_of(member.node).shape))
 
@@ -259,6 +284,8 @@ class _Writer:
                 total = self._call(root, aten.div.Tensor, total, count)
             case Total(divisor=TotalWeight() as weight):
                 total = self._call(root, aten.div.Tensor, total, self._weight(weight))
+            case Contraction(added=fx.Node() as added):
+                total = self._call(root, aten.add.Tensor, total, added)
             case _:
                 pass
         dtype = type_of(root).dtype
@@ -283,6 +310,11 @@ class _Writer:
                 return emit(node, aten.full.default, list(like.shape), value, **named)
             case TotalWeight():
                 return self._weight(renewal)
+            case Unwritten():
+                like = type_of(node)
+                layout = list(like.shape), list(tensor_of(node).stride())
+                named = {"dtype": like.dtype, "device": like.device}
+                return emit(node, aten.empty_strided.default, *layout, **named)
 
     def _weight(self, weight: TotalWeight) -> fx.Node:
         """``sum(target != ignored)``, or of the weights of those targets."""
