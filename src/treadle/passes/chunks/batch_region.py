@@ -38,7 +38,7 @@ from treadle.passes.chunks.rows import (
     TotalWeight,
     Unwritten,
 )
-from treadle.passes.chunks.rules import Shape, number_of, rows_of_call
+from treadle.passes.chunks.rules import Shape, number_of
 from treadle.passes.chunks.templates import parts_of, summed, template_of
 from treadle.util.errors import require
 from treadle.util.reach import reached
@@ -189,14 +189,14 @@ class _Finder:
         labels = [args["target"], *([args["weight"]] if args["weight"] else [])]
         mean = args["reduction"] == 1
         at = self.places.get(args["self"])
-        if at != BatchDim(0, getattr(at, "inner", 0)):
+        if not isinstance(at, BatchDim) or at.dim:
             return False
         known = all(label in self.free or label not in self.places for label in labels)
         known = known and not any(label in self.late for label in labels)
         require(known, NoMatch, f"{self._words(node)} has targets that parameters decide")
         site = BatchContext(node, self.count, self.places, self.given, self.late)
         rowwise = {name: site.part(args[name], at) for name in ("self", "target")}
-        form = rows_of_call(node.target, args | rowwise | {"reduction": 0})
+        form = site.call(args | rowwise | {"reduction": 0})
         weight = TotalWeight(node, args["target"], args["weight"], args["ignore_index"])
         self.losses.append(node)
         for item in list(node.users):

@@ -168,10 +168,11 @@ def _by_dims(site: BatchContext) -> BatchMember | Exit:
         for dims in known.results
     ]
     templates = iter(forms.values())
-    named = {
-        name: map_argument(lambda leaf: next(templates) if is_tensor(leaf) else leaf, value)
-        for name, value in args.items()
-    }
+
+    def on_rows(leaf: Any) -> Any:
+        return next(templates) if is_tensor(leaf) else leaf
+
+    named: dict[str, object] = {n: map_argument(on_rows, value) for n, value in args.items()}
     if None in results:
         return _sum(site, named)
     places = cast("tuple[BatchDim, ...]", tuple(results))
@@ -339,7 +340,6 @@ def _before_images(args: Mapping[str, Any]) -> int:
     return type_of(args["self"]).ndim - 3
 
 
-_IMAGES = {"lead": _before_images}
 _ATTENTION = ("query", "key", "value")
 _ALIGNED: Mapping[object, Aligned] = {
     aten.embedding.default: Aligned(
@@ -367,15 +367,15 @@ _ALIGNED: Mapping[object, Aligned] = {
     aten.convolution_backward.default: Aligned(
         ("input", "grad_output"), (True, False, False), _first
     ),
-    aten.max_pool2d_with_indices.default: Aligned(("self",), (True, True), **_IMAGES),
+    aten.max_pool2d_with_indices.default: Aligned(("self",), (True, True), _before_images),
     aten.max_pool2d_with_indices_backward.default: Aligned(
-        ("self", "grad_output", "indices"), (True,), **_IMAGES
+        ("self", "grad_output", "indices"), (True,), _before_images
     ),
-    aten.avg_pool2d.default: Aligned(("self",), (True,), **_IMAGES),
-    aten.avg_pool2d_backward.default: Aligned(("self", "grad_output"), (True,), **_IMAGES),
-    aten._adaptive_avg_pool2d.default: Aligned(("self",), (True,), **_IMAGES),
+    aten.avg_pool2d.default: Aligned(("self",), (True,), _before_images),
+    aten.avg_pool2d_backward.default: Aligned(("self", "grad_output"), (True,), _before_images),
+    aten._adaptive_avg_pool2d.default: Aligned(("self",), (True,), _before_images),
     aten._adaptive_avg_pool2d_backward.default: Aligned(
-        ("self", "grad_output"), (True,), **_IMAGES
+        ("self", "grad_output"), (True,), _before_images
     ),
     aten._scaled_dot_product_flash_attention_for_cpu.default: Aligned(
         _ATTENTION, (True, True), _first, refused={"dropout_p": 0.0}
@@ -418,7 +418,7 @@ def _aligned(site: BatchContext, aligned: Aligned) -> BatchMember | Exit:
     return BatchMember(node, at, form) if aligned.results[0] else _total(node, form)
 
 
-def _whole(site: BatchContext, leaf: object) -> object:
+def _whole(site: BatchContext, leaf: Any) -> Any:
     return site.whole(leaf) if isinstance(leaf, fx.Node) else leaf
 
 

@@ -4,13 +4,18 @@ from dataclasses import dataclass
 
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.passes.chunks.batch_region import batch_region_of
+from treadle.passes.chunks.batch_region import BatchRegion, batch_region_of
 from treadle.passes.chunks.rows import boxes_of
 from treadle.passes.chunks.write import write_chunks
 from treadle.util.refusals import NoMatch, attempt
 
 MOST_PARTS = 16
 """Micro-batches of a step, each of which is written out in its graph."""
+
+
+def parts_of_batch(region: BatchRegion, rows: int) -> int:
+    """How many micro-batches of at most ``rows`` rows the batch is."""
+    return len(boxes_of(region.grid, rows))
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,9 @@ class _Writer:
                 case MadeRows(target=target, args=args, kwargs=kwargs):
                     filled = map_argument(leaf, args)
                     named = map_argument(leaf, dict(kwargs))
-                    return self._viewed(root, target, filled, named)
+                    if target is aten.view.default and not self._is_view(args[0], filled[0]):
+                        return self._flat(root, filled[0], filled[1])
+                    return self._call(root, target, *filled, **named)
                 case fx.Node():
                     return self.renewed.get(value, value)
                 case _:
@@ -170,11 +172,15 @@ class _Writer:
 
         return map_argument(leaf, template)
 
-    def _viewed(self, root: fx.Node, target: object, args: Any, kwargs: Any) -> fx.Node:
-        """A call; before a view its operand is laid out row by row where it is not."""
-        if target is aten.view.default and not type_of(args[0]).is_contiguous:
-            return self._flat(root, args[0], args[1])
-        return self._call(root, target, *args, **kwargs)
+    def _is_view(self, source: object, value: fx.Node) -> bool:
+        """Whether there is a view of the value, whose source in the template is ``source``. In a
+        micro-batch if it lies in memory as that of the whole batch does, of which there is one:
+        rows are the slowest of their dim, so that fewer of them change nothing."""
+        if type_of(value).is_contiguous:
+            return True
+        if not (isinstance(source, RowPart) and isinstance(self.region, BatchRegion)):
+            return False
+        return type_of(value).strides == type_of(source.node).strides
 
     def _rows_of_batch(self, root: fx.Node, rows: BatchSlice, box: Box) -> fx.Node:
         """The rows of a micro-batch of a value that is there before, once for all readers."""
