@@ -105,6 +105,8 @@ class _Finder:
     renewed: dict[fx.Node, Renewed] = field(default_factory=dict[fx.Node, Renewed])
     losses: list[fx.Node] = field(default_factory=list[fx.Node])
     given: set[fx.Node] = field(default_factory=set[fx.Node])
+    mixed: dict[fx.Node, str] = field(default_factory=dict[fx.Node, str])  # late, no sum over rows
+    reason: str = ""  # why the first node needs all rows
 
     def region(self) -> BatchRegion:
         self._place_inputs()
@@ -112,18 +114,28 @@ class _Finder:
         for node in nodes:
             if node.op == "call_function":
                 self._visit(node)
-        require(bool(self.exits), NoMatch, "nothing is a sum over the rows of the batch")
+        self._require_sums()
         read = [node for node in self.members if self._is_read(node)]
         needed = self._needed({*self.exits, *read})
         read = [node for node in nodes if node in needed and self._is_read(node)]
         for node in read:
-            require(is_tensor(node), NoMatch, f"all results of {self._words(node)} are needed")
+            at = self.places[node]
+            joined = isinstance(at, BatchDim) and at.outer == 1
+            require(joined, NoMatch, f"all rows of {self._words(node)} are needed")
         self._require_quiet(nodes, needed)
         every: dict[fx.Node, BatchMember | Exit] = {**self.members, **self.exits}
         chosen = tuple(every[n] for n in nodes if n in needed or n in self.exits)
         collected = tuple(self.members[node] for node in read)
         renewed = tuple(self.renewed.items())
         return BatchRegion(Grid(self.count, 1, 1), chosen, collected, renewed, tuple(self.losses))
+
+    def _require_sums(self) -> None:
+        """Updates are made of sums over the batch."""
+        if not self.exits:
+            raise NoMatch(self.reason or "nothing is a sum over the rows of the batch")
+        for node, output in self.step.outputs():
+            if node in self.mixed and output.writes is not None:
+                raise NoMatch(self.mixed[node])
 
     def _place_inputs(self) -> None:
         for node, given in self.step.inputs():
@@ -143,6 +155,9 @@ class _Finder:
             self.free.add(node)
         if not (late or rows) or self._renew(node) or self._take_loss(node):
             return
+        mixed = [operand for operand in operands if operand in self.mixed]
+        if mixed:
+            self.mixed[node] = self.mixed[mixed[0]]
         if not rows:
             self.late[node] = self.late[late[0]]
             return
@@ -152,6 +167,8 @@ class _Finder:
             self.members[node] = found
             self.places[node] = found.at
         elif is_free:
+            if isinstance(found, NoMatch):
+                self.reason = self.reason or f"{found.message}{self._line(node)}"
             return  # computed for all rows, like what has none
         elif isinstance(found, NoMatch):
             self._after_all_rows(node, late, rows, found.message)
@@ -168,7 +185,11 @@ class _Finder:
         if late and trained:
             why = self.late[late[0]]
             raise NoMatch(f"{why}, and {self._words(node)} needs it row by row")
-        self.late[node] = self.late[late[0]] if late else f"{reason}{self._line(node)}"
+        if late:
+            self.late[node] = self.late[late[0]]
+            return
+        self.late[node] = self.mixed[node] = f"{reason}{self._line(node)}"
+        self.reason = self.reason or self.late[node]
 
     def _renew(self, node: fx.Node) -> bool:
         """Whether the node needs a shape alone."""

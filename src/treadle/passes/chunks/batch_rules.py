@@ -13,7 +13,7 @@ where they are and are not in it. ``NoMatch`` says why an operation needs all ro
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, cast, final
 
@@ -22,10 +22,11 @@ from torch import fx
 
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.arguments import map_argument
-from treadle.graph.core.dim_maps import EXPANDS, RESHAPES, Factors, dim_map
+from treadle.graph.core.dim_maps import EXPANDS, RESHAPES, Dims, Factors, FactorTable, dim_map
 from treadle.graph.core.node_info import tensor_of, value_of
 from treadle.graph.core.operators import arguments, is_item, may_recompute, operation_name
 from treadle.graph.core.types import is_tensor, type_of
+from treadle.passes.chunks.aligned import ALIGNED, Aligned
 from treadle.passes.chunks.rows import (
     BatchCount,
     BatchDim,
@@ -41,7 +42,7 @@ from treadle.passes.chunks.rules import rows_of_call
 from treadle.passes.chunks.templates import wide_dtype
 from treadle.util.errors import require
 from treadle.util.nested import leaves
-from treadle.util.refusals import NoMatch
+from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
@@ -91,7 +92,8 @@ class BatchContext:
         if place is None:
             shape = tensor_of(operand).shape
             fits = at.dim < len(shape) and shape[at.dim] == self.count * at.inner
-            require(fits, NoMatch, f"{self.name} meets {operand}, which has other rows")
+            fits = fits and at.outer == 1
+            require(fits, NoMatch, f"{self.name} reads a value that has other rows")
             return BatchSlice(operand, at)
         require(place == at, NoMatch, f"{self.name} meets rows with other dims")
         return BatchSlice(operand, at) if operand in self.given else RowPart(operand)
@@ -107,15 +109,23 @@ class BatchContext:
         require(operand not in self.late, NoMatch, f"{operand} is known only after all rows")
 
 
+_STATISTICS = frozenset({
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default,
+})  # fmt: skip
+
+
 def of_rows(site: BatchContext) -> BatchMember | Exit:
     """The node on a micro-batch; ``NoMatch`` says why it needs all rows."""
     node = site.node
     if is_item(node):
         return _item(site)
-    require(isinstance(node.target, OpOverload), NoMatch, f"{site.name} is not known")
-    require(may_recompute(node), NoMatch, f"{site.name} has effects")
-    if node.target in _ALIGNED:
-        return _aligned(site, _ALIGNED[node.target])
+    require(node.target not in _STATISTICS, NoMatch, f"{site.name} uses statistics of all rows")
+    known = isinstance(node.target, OpOverload)
+    require(known, NoMatch, f"{site.name} is not known to compute row by row")
+    require(may_recompute(node), NoMatch, f"{site.name} draws, or has other effects")
+    if node.target in ALIGNED:
+        return _aligned(site, ALIGNED[node.target])
     rule = _RULES.get(node.target, _by_dims)
     return rule(site)
 
@@ -142,37 +152,30 @@ def _total(node: fx.Node, part: object, divisor: int | None = None) -> Total:
 
 
 def _by_dims(site: BatchContext) -> BatchMember | Exit:
-    """By the factors of its dims: rows are one factor, the slowest of its dim."""
+    """By the factors of its dims, of which the rows are one."""
     node, args = site.node, site.args
-    known = dim_map(node)
+    found = attempt(dim_map, node)
+    if isinstance(found, NoMatch):
+        raise NoMatch(f"{site.name} is not known to compute row by row")
     operands = [leaf for value in args.values() for leaf in leaves(value) if is_tensor(leaf)]
-    for operand, (_, dims) in zip(operands, known.operands, strict=True):
-        at = site.place(operand)
-        if at is not None:
-            known.table.grouped(node, [dims[at.dim]], [site.count, at.inner])
-    factors: set[int] = set()
-    for operand, (_, dims) in zip(operands, known.operands, strict=True):
-        at = site.place(operand)
-        if at is not None:
-            rows, _ = known.table.grouped(node, [dims[at.dim]], [site.count, at.inner])
-            require(len(rows) == 1, NoMatch, f"{site.name} splits the batch")
-            factors |= {*rows}
-    require(len(factors) == 1, NoMatch, f"{site.name} combines rows with other rows")
-    (factor,) = factors
-    forms: dict[int, object] = {}
-    for at_operand, (operand, (_, dims)) in enumerate(zip(operands, known.operands, strict=True)):
-        at = _place_of(site, factor, known.table.refined(dims), known.table.shape)
-        forms[at_operand] = site.whole(operand) if at is None else site.part(operand, at)
-    results = [
-        _place_of(site, factor, known.table.refined(dims), known.table.shape)
-        for dims in known.results
+    pairs = list(zip(operands, (dims for _, dims in found.operands), strict=True))
+    factor = _factor_of_rows(site, found.table, pairs)
+
+    def place(dims: Dims) -> BatchDim | None:
+        return _place_of(found.table, factor, found.table.refined(dims))
+
+    at_operands = [place(dims) for _, dims in pairs]
+    forms = [
+        site.whole(operand) if at is None else site.part(operand, at)
+        for operand, at in zip(operands, at_operands, strict=True)
     ]
-    templates = iter(forms.values())
+    templates = iter(forms)
 
     def on_rows(leaf: Any) -> Any:
         return next(templates) if is_tensor(leaf) else leaf
 
     named: dict[str, object] = {n: map_argument(on_rows, value) for n, value in args.items()}
+    results = [place(dims) for dims in found.results]
     if None in results:
         return _sum(site, named)
     places = cast("tuple[BatchDim, ...]", tuple(results))
@@ -181,24 +184,42 @@ def _by_dims(site: BatchContext) -> BatchMember | Exit:
     return BatchMember(node, places[0], _sized(site, named, places[0]))
 
 
-def _place_of(
-    site: BatchContext,
-    factor: int,
-    dims: Sequence[Factors],
-    shape: Callable[[tuple[Factors, ...]], Sequence[int]],
-) -> BatchDim | None:
-    """Where the factor is; ``NoMatch`` if it is not the slowest of its dim."""
+def _factor_of_rows(
+    site: BatchContext, table: FactorTable, pairs: Sequence[tuple[fx.Node, Dims]]
+) -> int:
+    """The factor that counts rows, in all operands that have any."""
+
+    def factors_of_rows() -> list[Factors]:
+        found: list[Factors] = []
+        for operand, dims in pairs:
+            at = site.place(operand)
+            if at is not None:
+                sizes = [at.outer, site.count, at.inner]
+                found.append(table.grouped(site.node, [dims[at.dim]], sizes)[1])
+        return found
+
+    factors_of_rows()  # divides factors: those of the first operands are known after it
+    rows = {*factors_of_rows()}
+    require(len(rows) == 1, NoMatch, f"{site.name} combines rows with other rows")
+    (factors,) = rows
+    require(len(factors) == 1, NoMatch, f"{site.name} splits the batch")
+    return factors[0]
+
+
+def _place_of(table: FactorTable, factor: int, dims: Dims) -> BatchDim | None:
+    """Where the factor is."""
     for dim, factors in enumerate(dims):
         if factor in factors:
-            require(factors[0] == factor, NoMatch, f"{site.name} puts rows behind other dims")
-            return BatchDim(dim, shape((factors[1:],))[0])
+            at = factors.index(factor)
+            outer, _, inner = table.shape((factors[:at], (factor,), factors[at + 1 :]))
+            return BatchDim(dim, inner, outer)
     return None
 
 
 def _sized(site: BatchContext, named: dict[str, object], at: BatchDim) -> MadeRows:
     """The call; where it says the shape of its result, that of a micro-batch."""
     sizes: list[object] = list(type_of(site.node).shape)
-    sizes[at.dim] = BatchCount(at.inner)
+    sizes[at.dim] = BatchCount(at.per_row)
     target = site.node.target
     if target in RESHAPES:
         return MadeRows(aten.view.default, (named["self"], sizes))
@@ -281,9 +302,21 @@ def _both(site: BatchContext, args: Mapping[str, Any]) -> tuple[BatchDim, dict[s
     return at, {name: site.part(args[name], at) for name in ("self", "target")}
 
 
+def _select_backward(site: BatchContext) -> BatchMember:
+    """Zeros around one index of a dim, which the gradient lacks."""
+    args = site.args
+    at = site.place(args["grad_output"])
+    assert at is not None
+    dim = args["dim"] % type_of(site.node).ndim
+    place = BatchDim(at.dim + (dim <= at.dim), at.inner, at.outer)
+    named = args | {"grad_output": site.part(args["grad_output"], at)}
+    return BatchMember(site.node, place, _sized(site, named, place))
+
+
 _RULES: Mapping[object, Callable[[BatchContext], BatchMember | Exit]] = {
     aten.sum.default: _sum_all,
     aten.mean.default: _sum_all,
+    aten.select_backward.default: _select_backward,
     **dict.fromkeys(
         (
             aten.mse_loss.default,
@@ -309,87 +342,6 @@ _RULES: Mapping[object, Callable[[BatchContext], BatchMember | Exit]] = {
 # Operators that leave rows where they are.
 
 
-@final
-@dataclass(frozen=True)
-class Aligned:
-    """An operator whose ``rows`` have the batch in one of their first dims, all in the same, as
-    many as ``lead`` says; the first of them is there in each call. ``results``: whether each has
-    rows, ``False`` if it is a sum over them. ``counts``: arguments that are the number of rows.
-    ``refused``: an argument with which it works otherwise, and the value that is none."""
-
-    rows: tuple[str, ...]
-    results: tuple[bool, ...]
-    lead: Callable[[Mapping[str, Any]], int]
-    counts: tuple[str, ...] = ()
-    refused: Mapping[str, object] = field(default_factory=dict[str, object])
-
-
-def _first(args: Mapping[str, Any]) -> int:
-    return 1
-
-
-def _all_of(name: str) -> Callable[[Mapping[str, Any]], int]:
-    return lambda args: type_of(args[name]).ndim
-
-
-def _before_normalized(args: Mapping[str, Any]) -> int:
-    return type_of(args["input"]).ndim - len(args["normalized_shape"])
-
-
-def _before_images(args: Mapping[str, Any]) -> int:
-    return type_of(args["self"]).ndim - 3
-
-
-_ATTENTION = ("query", "key", "value")
-_ALIGNED: Mapping[object, Aligned] = {
-    aten.embedding.default: Aligned(
-        ("indices",), (True,), _all_of("indices"), refused={"scale_grad_by_freq": False}
-    ),
-    aten.embedding_dense_backward.default: Aligned(
-        ("indices", "grad_output"),
-        (False,),
-        _all_of("indices"),
-        refused={"scale_grad_by_freq": False},
-    ),
-    aten.native_layer_norm.default: Aligned(("input",), (True, True, True), _before_normalized),
-    aten.native_layer_norm_backward.default: Aligned(
-        ("input", "grad_out", "mean", "rstd"), (True, False, False), _before_normalized
-    ),
-    aten._fused_rms_norm.default: Aligned(("input",), (True, True), _before_normalized),
-    aten._fused_rms_norm_backward.default: Aligned(
-        ("input", "grad_out", "rstd"), (True, False), _before_normalized
-    ),
-    aten.native_group_norm.default: Aligned(("input",), (True, True, True), _first, ("N",)),
-    aten.native_group_norm_backward.default: Aligned(
-        ("input", "grad_out", "mean", "rstd"), (True, False, False), _first, ("N",)
-    ),
-    aten.convolution.default: Aligned(("input",), (True,), _first),
-    aten.convolution_backward.default: Aligned(
-        ("input", "grad_output"), (True, False, False), _first
-    ),
-    aten.max_pool2d_with_indices.default: Aligned(("self",), (True, True), _before_images),
-    aten.max_pool2d_with_indices_backward.default: Aligned(
-        ("self", "grad_output", "indices"), (True,), _before_images
-    ),
-    aten.avg_pool2d.default: Aligned(("self",), (True,), _before_images),
-    aten.avg_pool2d_backward.default: Aligned(("self", "grad_output"), (True,), _before_images),
-    aten._adaptive_avg_pool2d.default: Aligned(("self",), (True,), _before_images),
-    aten._adaptive_avg_pool2d_backward.default: Aligned(
-        ("self", "grad_output"), (True,), _before_images
-    ),
-    aten._scaled_dot_product_flash_attention_for_cpu.default: Aligned(
-        _ATTENTION, (True, True), _first, refused={"dropout_p": 0.0}
-    ),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: Aligned(
-        (*_ATTENTION, "grad_out", "out", "logsumexp"),
-        (True, True, True),
-        _first,
-        refused={"dropout_p": 0.0},
-    ),
-    aten.nll_loss_backward.default: Aligned(("self", "target"), (True,), _first),
-}
-
-
 def _aligned(site: BatchContext, aligned: Aligned) -> BatchMember | Exit:
     node, args = site.node, site.args
     for name, expected in aligned.refused.items():
@@ -409,7 +361,7 @@ def _aligned(site: BatchContext, aligned: Aligned) -> BatchMember | Exit:
         elif name == "attn_mask" and is_tensor(value):
             named[name] = _mask(site, value, at)
         elif name in aligned.counts:
-            named[name] = BatchCount(at.inner)
+            named[name] = BatchCount(at.per_row)
         else:
             named[name] = map_argument(lambda leaf: _whole(site, leaf), value)
     form = site.call(named)

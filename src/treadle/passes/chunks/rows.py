@@ -150,11 +150,18 @@ class Resliced:
 @final
 @dataclass(frozen=True, slots=True)
 class BatchDim:
-    """The dim of a value that counts the rows of the batch, with ``inner`` elements for each:
-    ``0, 8`` of a value of ``[6 * 8, 16]``, where the batch has six rows."""
+    """The dim of a value that counts the rows of the batch, with ``inner`` elements for each, and
+    all of them ``outer`` times: ``0, 8`` of a value of ``[6 * 8, 16]``, and ``0, 1, 8`` of one of
+    ``[8 * 6, 16]``, where the batch has six rows."""
 
     dim: int
     inner: int
+    outer: int = 1
+
+    @property
+    def per_row(self) -> int:
+        """Elements of the dim for each row."""
+        return self.outer * self.inner
 
 
 @final
@@ -169,9 +176,9 @@ class BatchSlice:
 @final
 @dataclass(frozen=True, slots=True)
 class BatchCount:
-    """How many elements a dim with ``inner`` elements for each row has in the micro-batch."""
+    """How many elements a dim with ``per_row`` for each row has in the micro-batch."""
 
-    inner: int
+    per_row: int
 
 
 ChunkValue = RowPart | MadeRows | Resliced

@@ -80,6 +80,7 @@ class _Writer:
         self.last = [node for node in self.graph.nodes if node in members | ends][-1]
         phases = {info(node).phase for node in (*nodes, *ends)}
         self.phase = "backward" if "backward" in phases else "forward"
+        self.keeps_phases = isinstance(self.region, BatchRegion)  # of values that a plan may drop
         chunks = [info(node).chunk for node in self.graph.nodes]
         self.chunk = max((chunk for chunk in chunks if chunk is not None), default=None)
 
@@ -157,8 +158,8 @@ class _Writer:
                     return stop - start
                 case BatchSlice():
                     return self._rows_of_batch(root, value, box)
-                case BatchCount(inner=inner):
-                    return (box.last - box.first) * inner
+                case BatchCount(per_row=per_row):
+                    return (box.last - box.first) * per_row
                 case MadeRows(target=target, args=args, kwargs=kwargs):
                     filled = map_argument(leaf, args)
                     named = map_argument(leaf, dict(kwargs))
@@ -175,7 +176,7 @@ class _Writer:
     def _is_view(self, source: object, value: fx.Node) -> bool:
         """Whether there is a view of the value, whose source in the template is ``source``. In a
         micro-batch if it lies in memory as that of the whole batch does, of which there is one:
-        rows are the slowest of their dim, so that fewer of them change nothing."""
+        then no stride depends on the number of rows."""
         if type_of(value).is_contiguous:
             return True
         if not (isinstance(source, RowPart) and isinstance(self.region, BatchRegion)):
@@ -361,5 +362,6 @@ class _Writer:
 
     def _call(self, root: fx.Node, target: Any, *args: Argument, **kwargs: Argument) -> fx.Node:
         node = emit(root, target, *args, **kwargs)
-        with_info(node, phase=self.phase, chunk=self.chunk)
+        phase = info(root).phase if self.keeps_phases else self.phase
+        with_info(node, phase=phase, chunk=self.chunk)
         return node
