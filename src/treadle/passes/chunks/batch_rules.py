@@ -164,18 +164,21 @@ def _by_dims(site: BatchContext) -> BatchMember | Exit:
     def place(dims: Dims) -> BatchDim | None:
         return _place_of(found.table, factor, found.table.refined(dims))
 
-    at_operands = [place(dims) for _, dims in pairs]
-    forms = [
-        site.whole(operand) if at is None else site.part(operand, at)
-        for operand, at in zip(operands, at_operands, strict=True)
-    ]
+    results = [place(dims) for dims in found.results]
+    added = args["self"] if node.target is aten.addmm.default and None in results else None
+    forms: list[fx.Node | RowPart | BatchSlice] = []
+    for operand, dims in pairs:
+        at = place(dims)
+        if operand is added and at is None:
+            forms.append(operand)  # to the finished sum
+        else:
+            forms.append(site.whole(operand) if at is None else site.part(operand, at))
     templates = iter(forms)
 
     def on_rows(leaf: Any) -> Any:
         return next(templates) if is_tensor(leaf) else leaf
 
     named: dict[str, object] = {n: map_argument(on_rows, value) for n, value in args.items()}
-    results = [place(dims) for dims in found.results]
     if None in results:
         return _sum(site, named)
     places = cast("tuple[BatchDim, ...]", tuple(results))
