@@ -440,9 +440,11 @@ def test_compiled_network():
 
 
 def large():
+    """A model whose activations are larger than its weights."""
     torch.manual_seed(0)
-    model = LanguageModel(vocabulary=64, width=16, length=32, layers=1).double()
-    return model, tokens(rows=12, length=32, vocabulary=64)
+    model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.GELU())
+    model.append(nn.Linear(32, 3))
+    return model.double(), (torch.randn(12, 40, 4).double(), torch.randint(3, (12, 40)))
 
 
 def test_dropout_is_what_it_is_without():
