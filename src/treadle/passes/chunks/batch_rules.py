@@ -312,7 +312,7 @@ def _select_backward(site: BatchContext) -> BatchMember:
     assert at is not None
     dim = args["dim"] % type_of(site.node).ndim
     place = BatchDim(at.dim + (dim <= at.dim), at.inner, at.outer)
-    named = args | {"grad_output": site.part(args["grad_output"], at)}
+    named: dict[str, object] = {**args, "grad_output": site.part(args["grad_output"], at)}
     return BatchMember(site.node, place, _sized(site, named, place))
 
 
