@@ -443,6 +443,7 @@ def compile(
     model: Models | None = None,
     optimizer: Optimizers = (),
     memory: str | int | float | None = None,
+    micro_batch: int | str | None = None,
     strict: bool | None = None,
     shapes: Dynamic | None = None,
     numerics: str | None = None,
@@ -458,6 +459,8 @@ def compile(
       that only evaluates, or only computes gradients, needs no optimizer.
     - ``memory``: the most bytes of the whole step, parameters and state included: ``"7GiB"``, bytes
       as an int, or a ratio from ``0.0`` (the smallest plan) to ``1.0`` (the fastest).
+    - ``micro_batch``: the most rows of the batch that gradients are computed for at a time, or
+      ``"auto"``: as many as fit ``memory`` (``Options``).
     - ``strict``: a fallback to PyTorch is an error.
     - ``shapes``: the dims that change from call to call, from ``treadle.dynamic``.
     - ``numerics``, ``rng``: rounding and random numbers (``Options``).
@@ -468,7 +471,14 @@ def compile(
     (``docs/reference/errors.md``).
     """
     check_call(function, model, Step)
-    chosen = options_with(options, memory=memory, strict=strict, numerics=numerics, rng=rng)
+    chosen = options_with(
+        options,
+        memory=memory,
+        micro_batch=micro_batch,
+        strict=strict,
+        numerics=numerics,
+        rng=rng,
+    )
     return Step(function, model, optimizer, chosen, shapes, parallel=parallel)
 
 

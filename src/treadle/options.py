@@ -19,6 +19,8 @@ PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager")
 STREAMS = ("eager", "counter")
 SHARDS = (None, "optimizer")
+AUTO = "auto"
+"""The ``micro_batch`` that the budget chooses."""
 T = TypeVar("T")
 OPTIONAL_PASSES = (
     "RemoveNoOps",
@@ -109,6 +111,18 @@ def _require_flags(**flags: object) -> None:
             raise TreadleError(
                 f"{name}={value!r} is neither True nor False", code="TR-001", remedy="pass a bool"
             )
+
+
+def _require_rows(micro_batch: object) -> None:
+    known = micro_batch is None or micro_batch == AUTO
+    if isinstance(micro_batch, int) and not isinstance(micro_batch, bool):
+        known = micro_batch > 0
+    if not known:
+        raise TreadleError(
+            f"micro_batch={micro_batch!r} is not a number of rows",
+            code="TR-001",
+            remedy=f'pass a positive int, or "{AUTO}" with a budget',
+        )
 
 
 def _environment_flag(name: str) -> bool:
@@ -271,6 +285,9 @@ class Options:
     - ``chunk_logits``: the maximum size of logits over a vocabulary (``"64MiB"``, bytes as an int).
       Larger ones are computed in chunks of rows, together with the loss. ``0``: never in chunks.
       Default: treadle chooses.
+    - ``micro_batch``: compute gradients for at most so many rows of the batch at a time, and
+      accumulate them, then update once (``docs/howto/accumulation.md``). ``"auto"``: as many rows
+      as fit ``memory``. Default: the whole batch.
     - ``codegen``: generate kernels. ``False`` uses PyTorch's kernels.
     - ``fuse``: fuse operations into kernels.
     - ``target``: the name of a registered target, instead of the device's own
@@ -313,6 +330,7 @@ class Options:
     numerics: str = "default"
     rng: str = "eager"
     chunk_logits: str | int | None = None
+    micro_batch: int | str | None = None
     codegen: bool = True
     fuse: bool = True
     target: str = ""
@@ -341,6 +359,7 @@ class Options:
         _require_flags(async_tensor_parallel=self.async_tensor_parallel, dynamic=self.dynamic)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
+        _require_rows(self.micro_batch)
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
         object.__setattr__(self, "planner", Planner.of(self.planner))

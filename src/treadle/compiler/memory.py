@@ -1,14 +1,14 @@
 """Memory plans by exact peaks: those of the kernels and calls of each candidate."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from treadle.compiler.chunks import versions_of
 from treadle.compiler.cleaning import cleaned, cleaning_of, rewritten, without
 from treadle.compiler.communication import timed
 from treadle.compiler.loops import bodies_in, with_rounds
 from treadle.compiler.measured.operation_times import OperationTimes
 from treadle.compiler.measured.workspaces import with_workspaces
+from treadle.compiler.micro_batches import groups_of
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import request_of
 from treadle.compiler.target import Target, build_for
@@ -24,7 +24,7 @@ from treadle.lower.graph import lower
 from treadle.lower.reuse import LoweredNodes
 from treadle.options import Options
 from treadle.passes.memory.apply import require_same
-from treadle.passes.memory.choose import MemoryPlan, Plans, fastest_plan, plan_memory
+from treadle.passes.memory.choose import MemoryPlan, Plans, fastest_plan, plan_in_turn
 from treadle.passes.taken_branches import RunTakenBranches
 from treadle.report.stages import Watcher
 from treadle.runtime.store.cache import Cache
@@ -145,11 +145,11 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
     within it: then it has been scheduled already."""
     budget, method, times = target.options.budget, target.options.method, _times(target)
-    versions = versions_of(step, target)
+    groups = groups_of(step, target)
     if budget is None:
-        return fastest_plan(versions, target.hardware, method, times), None
+        return fastest_plan(next(groups), target.hardware, method, times), None
     evaluator = ScheduledPeaks(target, known_of(step))
-    memory = plan_memory(versions, budget, target.hardware, evaluator, method, times)
+    memory = plan_in_turn(groups, budget, target.hardware, evaluator, method, times)
     return memory, evaluator.scheduled(memory.step)
 
 
@@ -173,7 +173,7 @@ def frontier_points(
     build_ = build_for(device, options, cache)
     step = with_regions(step, device, options)
     request = request_of(step, device, budgeted, build_, cache=cache, kept=kept)
-    plans = plans_of(prepared(request.step, request.target), request.target)
+    plans = next(plans_of(prepared(request.step, request.target), request.target))
     chosen = plans.spread(FRONTIER_POINTS)
     return tuple((plans.exact(i), plans.points[i].seconds, plans.bound(i)) for i in chosen)
 
@@ -196,12 +196,13 @@ def _branching(target: Target) -> tuple[GraphPass, ...]:
     return without((RunTakenBranches(target.hardware),), target.options.skip)
 
 
-def plans_of(step: StepGraph, target: Target) -> Plans:
-    """The plans of a step, which is ``prepared``, for whatever budget."""
+def plans_of(step: StepGraph, target: Target) -> Iterator[Plans]:
+    """The plans of a step, which is ``prepared``, for whatever budget; by the size of their
+    micro-batches, the largest first."""
     budgeted = replace(target, options=replace(target.options, memory=1.0))
-    evaluator, versions = ScheduledPeaks(budgeted, known_of(step)), versions_of(step, budgeted)
-    method = target.options.method
-    return Plans.of(versions, target.hardware, evaluator, method, _times(target))
+    evaluator, method = ScheduledPeaks(budgeted, known_of(step)), target.options.method
+    for versions in groups_of(step, budgeted):
+        yield Plans.of(versions, target.hardware, evaluator, method, _times(target))
 
 
 def _times(target: Target) -> OperationTimes | None:

@@ -270,6 +270,8 @@ def _graph_to_graph(
         watcher.produced("decisions", memory.table)
         if memory.bound is not None and not dims_of_graph(step.graph):  # else for the largest sizes
             watcher.bounded(memory.bound.within(memory.seconds))
+        if memory.why:
+            watcher.split(memory.why)
         if target.communication is not None:
             line = simulate_communication(step, target.communication, target.hardware)
             watcher.simulated(line)

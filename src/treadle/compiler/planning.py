@@ -1,6 +1,6 @@
 """``treadle.plan``: whether a step fits, and its frontier, before anything runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,7 +41,8 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Whether a step fits. ``peak_bytes`` and ``step_ms`` are those of the fastest plan that fits,
-    or of the smallest plan if none fits. ``limit``: the budget, or the memory of the device."""
+    or of the smallest plan if none fits. ``limit``: the budget, or the memory of the device.
+    ``micro_batches``: with ``Options.micro_batch``, which ones, and why."""
 
     fits: bool
     peak_bytes: int
@@ -49,6 +50,7 @@ class Plan:
     device: str
     limit: int | None
     points: tuple[Point, ...]
+    micro_batches: str = ""
 
     def frontier(self) -> tuple[Point, ...]:
         """From the fastest plan to the smallest."""
@@ -63,6 +65,7 @@ class Plan:
         peak = f"predicted peak {format_bytes(self.peak_bytes)}"
         lines = [
             f"{verdict} on {self.device}: {peak}, estimated {self.step_ms:.2f} ms per step",
+            *([f"micro-batches: {self.micro_batches}"] if self.micro_batches else []),
             f"{'peak':>12}  {'estimate':>13}  {'at least':>12}" + f"  {'optimum':>12}" * exact,
         ]
         for point in self.points:
@@ -137,15 +140,41 @@ def _require_two(points: object) -> None:
 
 
 def _chosen(
-    plans: Plans, hardware: DeviceModel, budget: Budget | None, count: int, *, exact: bool
+    groups: Iterable[Plans],
+    hardware: DeviceModel,
+    budget: Budget | None,
+    count: int,
+    *,
+    exact: bool,
 ) -> Plan:
-    shown = plans.spread(count)
-    limit = (hardware.memory or None) if budget is None else plans.as_bytes(budget)
-    fitting = shown[0] if limit is None else plans.within(limit)
-    best = shown[-1] if fitting is None else fitting
-    frontier = tuple(_point(plans, i, exact=exact) for i in sorted({*shown, best}))
+    """That of the first of ``groups`` that fits; of the one with the smallest peak if none does."""
+    limit = (hardware.memory or None) if budget is None else None
+    tried: list[tuple[Plans, int]] = []
+    for plans in groups:
+        if budget is not None and not tried:
+            limit = plans.as_bytes(budget)
+        fitting = 0 if limit is None else plans.within(limit)
+        if fitting is not None:
+            return _plan(plans, fitting, True, hardware, limit, count, exact=exact)
+        tried.append((plans, plans.smallest()))
+    plans, best = min(tried, key=lambda each: each[0].exact(each[1]))
+    return _plan(plans, best, False, hardware, limit, count, exact=exact)
+
+
+def _plan(
+    plans: Plans,
+    best: int,
+    fits: bool,
+    hardware: DeviceModel,
+    limit: int | None,
+    count: int,
+    *,
+    exact: bool,
+) -> Plan:
+    frontier = tuple(_point(plans, i, exact=exact) for i in sorted({*plans.spread(count), best}))
     peak, milliseconds = plans.exact(best), 1e3 * plans.points[best].seconds
-    return Plan(fitting is not None, peak, milliseconds, hardware.name, limit, frontier)
+    why = plans.versions[best].why
+    return Plan(fits, peak, milliseconds, hardware.name, limit, frontier, why)
 
 
 def _point(plans: Plans, i: int, *, exact: bool) -> Point:

@@ -46,6 +46,7 @@ def log_with_lines(log: CompileLog, lines: SourceLines) -> CompileLog:
     kernels = {name: _filled(kernel, lines) for name, kernel in notes.kernels.items()}
     calls = tuple(_filled(call, lines) for call in notes.calls)
     notes = replace(notes, decisions=decisions, kernels=kernels, calls=calls, timeline=line)
+    notes = replace(notes, micro_batches=lines.fill(notes.micro_batches))
     filled = CompileLog(texts, notes)
     filled.pass_seconds = log.pass_seconds
     return filled
@@ -69,7 +70,8 @@ def _notes(data: Mapping[str, Any]) -> Notes:
     bodies = {name: _body_notes(body) for name, body in data["bodies"].items()}
     sizes = dict(data["sizes"])
     found = decisions, kernels, calls, timeline, passes, sizes, communication, bodies
-    return Notes(*found, bound_bytes=data["bound_bytes"])
+    split = data["micro_batches"]
+    return Notes(*found, bound_bytes=data["bound_bytes"], micro_batches=split)
 
 
 def _body_notes(data: Mapping[str, Any]) -> BodyNotes:

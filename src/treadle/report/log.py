@@ -67,6 +67,7 @@ class Notes:
     communication: CommunicationTimeline | None = None
     bodies: Mapping[str, BodyNotes] = field(default_factory=dict[str, BodyNotes])  # by their names
     bound_bytes: int | None = None  # of the peaks of all plans as fast, within a budget
+    micro_batches: str = ""  # which ones, and why
 
 
 class CompileLog(Watcher):
@@ -122,6 +123,9 @@ class CompileLog(Watcher):
 
     def bounded(self, nbytes: int) -> None:
         self.notes = replace(self.notes, bound_bytes=nbytes)
+
+    def split(self, why: str) -> None:
+        self.notes = replace(self.notes, micro_batches=why)
 
     def simulated(self, line: CommunicationTimeline) -> None:
         self.notes = replace(self.notes, communication=line)

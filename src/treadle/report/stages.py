@@ -94,6 +94,9 @@ class Watcher(Observer):
         """The plan is within a budget; ``nbytes``: a proved lower bound of the peak of every plan
         that is estimated to be as fast."""
 
+    def split(self, why: str) -> None:
+        """Micro-batches were asked for; ``why``: which ones the plan has, and why."""
+
     def simulated(self, line: "CommunicationTimeline") -> None:
         """The planned graph communicates; ``line``: when, and beside what, as simulated."""
 
@@ -134,6 +137,10 @@ class Watchers(Watcher):
     def bounded(self, nbytes: int) -> None:
         for watcher in self._watchers:
             watcher.bounded(nbytes)
+
+    def split(self, why: str) -> None:
+        for watcher in self._watchers:
+            watcher.split(why)
 
     def simulated(self, line: "CommunicationTimeline") -> None:
         for watcher in self._watchers:

@@ -108,7 +108,7 @@ class Memory:
     with. ``variants``: those of the step that take turns in one arena; ``step_bytes``: what no call
     exceeds, whichever of them serves it; ``place_bytes``: that their recordings share.
     ``bound_bytes``: within a budget, a proved lower bound of the peak of every plan that is
-    estimated to be as fast."""
+    estimated to be as fast. ``micro_batches``: if they were asked for, which ones, and why."""
 
     predicted_bytes: int
     measured_bytes: int | None
@@ -122,6 +122,7 @@ class Memory:
     step_bytes: int = 0
     place_bytes: int = 0
     bound_bytes: int | None = None
+    micro_batches: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,7 @@ def _memory(seen: Observed) -> Memory:
         seen.step_bytes or artifact.peak_bytes,
         seen.place_bytes,
         notes.bound_bytes,
+        notes.micro_batches,
     )
 
 

@@ -79,6 +79,13 @@ def _add_plan(commands: Commands) -> None:
         help=f"number of budgets on the frontier ({FRONTIER_POINTS})",
     )
     parser.add_argument(
+        "--micro-batch",
+        type=_micro_batch,
+        default=None,
+        metavar="ROWS",
+        help='most rows of the batch at a time, or "auto": as many as fit',
+    )
+    parser.add_argument(
         "--exact", action="store_true", help="solve for the smallest peak of each; for small steps"
     )
     parser.add_argument(
@@ -256,6 +263,10 @@ def _no_argument(error: TreadleError) -> argparse.ArgumentTypeError:
 
 def _positive(text: str) -> int:
     return _whole(text, 1)
+
+
+def _micro_batch(text: str) -> int | str:
+    return text if text == "auto" else _positive(text)
 
 
 def _frontier_points(text: str) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from treadle.compiler.planning import plan
-from treadle.options import from_environment
+from treadle.options import from_environment, options_with
 from treadle.runtime.store.cache import Cache
 from treadle.tools.commands import compiled, observed, write_report
 from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
@@ -96,6 +96,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
         device=parsed.device,
         points=parsed.points,
         exact=parsed.exact,
+        options=options_with(None, micro_batch=parsed.micro_batch),
     )
     _say(console, result.table())
     _write_json(parsed, asdict(result))

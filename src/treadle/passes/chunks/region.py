@@ -32,7 +32,6 @@ from treadle.passes.chunks.rows import (
     MadeRows,
     Member,
     Renewed,
-    Resliced,
     RowPart,
     RowRange,
     RowSlice,
@@ -47,8 +46,8 @@ from treadle.passes.chunks.rules import (
     nll_loss_of_rows,
     number_of,
 )
+from treadle.passes.chunks.templates import nodes_of, parts_of, summed, template_of
 from treadle.util.errors import require
-from treadle.util.nested import leaves
 from treadle.util.reach import reached
 from treadle.util.refusals import NoMatch, attempt
 
@@ -72,6 +71,11 @@ class LossRegion:
     def is_narrow(self, trailing: Shape) -> bool:
         """Whether rows of this shape are small beside those of the product."""
         return 4 * prod(trailing) <= tensor_of(self.root).shape[1]
+
+    @property
+    def in_order(self) -> tuple[Member | Exit, ...]:
+        """What a chunk computes: the members, then what it adds to the sums."""
+        return (*self.members, *self.exits)
 
     @property
     def row_bytes(self) -> int:
@@ -234,7 +238,7 @@ class _Finder:
             if node in self.members:
                 yield from parts_of(self.members[node].form)
             if node in self.exits:
-                yield from parts_of(_template_of(self.exits[node]))
+                yield from parts_of(template_of(self.exits[node]))
 
         return {node for node in reached(seeds, parts) if node in self.members}
 
@@ -254,9 +258,9 @@ class _Finder:
             source for source in self.renewed if not needed.isdisjoint(source.all_input_nodes)
         }
         templates = [self.members[node].form for node in needed]
-        stack = [leaf for template in templates for leaf in _nodes_of(template)]
+        stack = [leaf for template in templates for leaf in nodes_of(template)]
         for value in self.exits.values():
-            stack += _nodes_of(_template_of(value))
+            stack += nodes_of(template_of(value))
         seen = set(stack)
         while stack:
             node = stack.pop()
@@ -306,7 +310,7 @@ class _Finder:
                 continue
             losses = MadeRows(item.target, (member.form, 0))
             divisor = weight if args["reduction"] == 1 else None
-            self.exits[item] = Total(item, _summed(losses, [0], item), divisor)
+            self.exits[item] = Total(item, summed(losses, [0], item), divisor)
             self.late.add(item)
 
     def _exit(self, node: fx.Node, rows: RowRange) -> Exit | None:
@@ -330,7 +334,7 @@ class _Finder:
         require(set(range(rows.lead)) <= dims, NoMatch, f"{node} sums over some dims of rows alone")
         site = RowContext(node, rows, tuple(shape[: rows.lead]), self.grid, self._fetch)
         kept = [0, *(dim - rows.lead + 1 for dim in sorted(dims) if dim >= rows.lead)]
-        partial = _summed(site.aligned(source), kept, node)
+        partial = summed(site.aligned(source), kept, node)
         is_mean = node.target in (aten.mean.default, aten.mean.dim)
         return Total(node, partial, prod(shape[dim] for dim in dims) if is_mean else None)
 
@@ -379,18 +383,6 @@ def _rows(node: fx.Node, rows: RowRange) -> RowSlice:
     return RowSlice(node, rows, (count,), (size,))
 
 
-def _summed(part: object, dims: list[int], node: fx.Node) -> MadeRows:
-    """The sum of a chunk, in the dtype that sums of chunks are added up in."""
-    dtype = wide_dtype(type_of(node).dtype)
-    return MadeRows(aten.sum.dim_IntList, (part, dims, False), (("dtype", dtype),))
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What values of ``dtype`` are added up in: 16 bits lose what 32 keep."""
-    narrow = dtype.is_floating_point and dtype.itemsize < 4
-    return torch.float32 if narrow else dtype
-
-
 def _root(node: fx.Node, grid: Grid) -> Member:
     """``mm(h, w)`` or ``addmm(b, h, w)`` of the rows of ``h``."""
     args = arguments(node)
@@ -404,47 +396,3 @@ def _root(node: fx.Node, grid: Grid) -> Member:
     alike = len(shape) < 2 or shape[0] == 1
     require(plain and alike, NoMatch, f"{node} adds another value to each row")
     return Member(node, rows, MadeRows(node.target, (bias, _rows(left, rows), args["mat2"])))
-
-
-def leaves_of(template: object) -> Iterator[object]:
-    """The leaves of a template, including those of calls inside it."""
-    for leaf in leaves(template):
-        if isinstance(leaf, MadeRows):
-            yield from leaves_of((leaf.args, dict(leaf.kwargs)))
-        else:
-            yield leaf
-
-
-def read_by_kernels(template: object) -> Iterator[RowSlice]:
-    """What a template reads of values that are there before, besides factors of products."""
-    if isinstance(template, MadeRows) and template.target not in (
-        aten.mm.default,
-        aten.addmm.default,
-    ):
-        for leaf in leaves_of((template.args, dict(template.kwargs))):
-            if isinstance(leaf, RowSlice):
-                yield leaf
-
-
-def parts_of(template: object) -> list[fx.Node]:
-    """The members that a template reads."""
-    return [leaf.node for leaf in leaves_of(template) if isinstance(leaf, RowPart | Resliced)]
-
-
-def _nodes_of(template: object) -> list[fx.Node]:
-    """What a template reads that is there before the chunks."""
-    nodes: list[fx.Node] = []
-    for leaf in leaves_of(template):
-        if isinstance(leaf, RowSlice):
-            nodes.append(leaf.node)
-        elif isinstance(leaf, fx.Node):
-            nodes.append(leaf)
-    return nodes
-
-
-def _template_of(exit_: Exit) -> object:
-    match exit_:
-        case Total(partial=partial):
-            return partial
-        case Contraction(left=left, right=right):
-            return (left, right)

@@ -8,7 +8,8 @@
     template = arguments in which ``Part``, ``RowSlice``, ``RowCount`` and ``Made`` stand for values
                of the chunk
 
-In a chunk every value is flat: one dim of rows, then the dims after ``lead``.
+In a chunk every value is flat: one dim of rows, then the dims after ``lead``. In a micro-batch a
+value has the dims that it has in the whole batch: one of them, a ``BatchDim``, is shorter.
 """
 
 from dataclasses import dataclass
@@ -146,6 +147,40 @@ class Resliced:
     rows: RowRange
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class BatchDim:
+    """The dim of a value that counts the rows of the batch, with ``inner`` elements for each, and
+    all of them ``outer`` times: ``0, 8`` of a value of ``[6 * 8, 16]``, and ``0, 1, 8`` of one of
+    ``[8 * 6, 16]``, where the batch has six rows."""
+
+    dim: int
+    inner: int
+    outer: int = 1
+
+    @property
+    def per_row(self) -> int:
+        """Elements of the dim for each row."""
+        return self.outer * self.inner
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """The rows of a micro-batch of ``node``, which is there before."""
+
+    node: fx.Node
+    at: BatchDim
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BatchCount:
+    """How many elements a dim with ``per_row`` for each row has in the micro-batch."""
+
+    per_row: int
+
+
 ChunkValue = RowPart | MadeRows | Resliced
 """What a value is in a chunk: the value of another node, a call, or other rows."""
 
@@ -158,6 +193,17 @@ class Member:
     node: fx.Node
     rows: RowRange
     form: ChunkValue
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """A node that is computed for each micro-batch. ``at``: where its rows are, or those of each of
+    its results; ``None`` for a result that is a sum over them."""
+
+    node: fx.Node
+    at: BatchDim | tuple[BatchDim | None, ...]
+    form: MadeRows
 
 
 @final
@@ -179,7 +225,13 @@ class TotalWeight:
     ignore_index: int
 
 
-Renewed = Filled | TotalWeight
+@final
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """Memory that nobody wrote to, of the shape of an operand: what is drawn has its shape."""
+
+
+Renewed = Filled | TotalWeight | Unwritten
 """What a node is that reads a member and does not need its numbers: it is made without it."""
 
 
@@ -197,11 +249,13 @@ class Total:
 @final
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A node that is a product over rows, ``left @ right``, added up chunk by chunk."""
+    """A node that is a product over rows, ``left @ right``, added up chunk by chunk; ``added``: to
+    the sum."""
 
     node: fx.Node
     left: Any
     right: object
+    added: fx.Node | None = None
 
 
 Exit = Total | Contraction

@@ -23,8 +23,13 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import type_of
 from treadle.graph.core.values import emit, refresh
 from treadle.graph.rewrite.order import restore_order
-from treadle.passes.chunks.region import LossRegion, read_by_kernels, wide_dtype
+from treadle.passes.chunks.batch_region import BatchRegion
+from treadle.passes.chunks.region import LossRegion
 from treadle.passes.chunks.rows import (
+    BatchCount,
+    BatchDim,
+    BatchMember,
+    BatchSlice,
     Box,
     Contraction,
     Exit,
@@ -38,13 +43,18 @@ from treadle.passes.chunks.rows import (
     RowSlice,
     Total,
     TotalWeight,
+    Unwritten,
 )
+from treadle.passes.chunks.templates import read_by_kernels, wide_dtype
 
 aten = torch.ops.aten
 
+ChunkedRegion = LossRegion | BatchRegion
+_Slices = dict[tuple[RowSlice | BatchSlice, Box], fx.Node]
+
 
 def write_chunks(
-    step: StepGraph, region: LossRegion, boxes: Sequence[Box], wide_products: bool
+    step: StepGraph, region: ChunkedRegion, boxes: Sequence[Box], wide_products: bool
 ) -> None:
     """Put the chunks of ``boxes`` in the place of the region's nodes. ``wide_products``: whether
     there are products of 16-bit factors into 32 bits."""
@@ -54,14 +64,12 @@ def write_chunks(
 @dataclass
 class _Writer:
     step: StepGraph
-    region: LossRegion
+    region: ChunkedRegion
     wide_products: bool
     parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     outside: dict[RowSlice, fx.Node] = field(default_factory=dict[RowSlice, fx.Node])
-    copies: dict[tuple[RowSlice, Box], fx.Node] = field(
-        default_factory=dict[tuple[RowSlice, Box], fx.Node]
-    )
+    copies: _Slices = field(default_factory=_Slices)
     weights: dict[TotalWeight, fx.Node] = field(default_factory=dict[TotalWeight, fx.Node])
 
     def __post_init__(self) -> None:
@@ -72,6 +80,7 @@ class _Writer:
         self.last = [node for node in self.graph.nodes if node in members | ends][-1]
         phases = {info(node).phase for node in (*nodes, *ends)}
         self.phase = "backward" if "backward" in phases else "forward"
+        self.keeps_phases = isinstance(self.region, BatchRegion)  # of values that a plan may drop
         chunks = [info(node).chunk for node in self.graph.nodes]
         self.chunk = max((chunk for chunk in chunks if chunk is not None), default=None)
 
@@ -118,16 +127,17 @@ class _Writer:
         """The members in one chunk, and what it adds to the sums."""
         self.parts.clear()
         self.chunk = 0 if self.chunk is None else self.chunk + 1
-        for member in self.region.members:
-            self.parts[member.node] = self._form(member, box)
+        for each in self.region.in_order:
+            if isinstance(each, Member | BatchMember):
+                self.parts[each.node] = self._form(each, box)
+            else:
+                sums[each.node] = self._added(each, box, sums.get(each.node))
         for node, row in rows.items():
             row.append(self.parts[node])
-        for exit_ in self.region.exits:
-            sums[exit_.node] = self._added(exit_, box, sums.get(exit_.node))
 
     # The nodes of one chunk.
 
-    def _form(self, member: Member, box: Box) -> fx.Node:
+    def _form(self, member: Member | BatchMember, box: Box) -> fx.Node:
         match member.form:
             case Resliced() as form:
                 return self._resliced(member.node, form, box)
@@ -146,10 +156,16 @@ class _Writer:
                 case RowCount(rows=rows):
                     start, stop = box.of(rows, self.region.grid)
                     return stop - start
+                case BatchSlice():
+                    return self._rows_of_batch(root, value, box)
+                case BatchCount(per_row=per_row):
+                    return (box.last - box.first) * per_row
                 case MadeRows(target=target, args=args, kwargs=kwargs):
                     filled = map_argument(leaf, args)
                     named = map_argument(leaf, dict(kwargs))
-                    return self._viewed(root, target, filled, named)
+                    if target is aten.view.default and not self._is_view(args[0], filled[0]):
+                        return self._flat(root, filled[0], filled[1])
+                    return self._call(root, target, *filled, **named)
                 case fx.Node():
                     return self.renewed.get(value, value)
                 case _:
@@ -157,11 +173,24 @@ class _Writer:
 
         return map_argument(leaf, template)
 
-    def _viewed(self, root: fx.Node, target: object, args: Any, kwargs: Any) -> fx.Node:
-        """A call; before a view its operand is laid out row by row where it is not."""
-        if target is aten.view.default and not type_of(args[0]).is_contiguous:
-            return self._flat(root, args[0], args[1])
-        return self._call(root, target, *args, **kwargs)
+    def _is_view(self, source: object, value: fx.Node) -> bool:
+        """Whether there is a view of the value, whose source in the template is ``source``. In a
+        micro-batch if it lies in memory as that of the whole batch does, of which there is one:
+        then no stride depends on the number of rows."""
+        if type_of(value).is_contiguous:
+            return True
+        if not (isinstance(source, RowPart) and isinstance(self.region, BatchRegion)):
+            return False
+        return type_of(value).strides == type_of(source.node).strides
+
+    def _rows_of_batch(self, root: fx.Node, rows: BatchSlice, box: Box) -> fx.Node:
+        """The rows of a micro-batch of a value that is there before, once for all readers."""
+        if (rows, box) not in self.copies:
+            whole, inner = self.renewed.get(rows.node, rows.node), rows.at.inner
+            start, stop = box.first * inner, box.last * inner
+            sliced = self._call(root, aten.slice.Tensor, whole, rows.at.dim, start, stop)
+            self.copies[rows, box] = sliced
+        return self.copies[rows, box]
 
     def _sliced(self, root: fx.Node, row_slice: RowSlice, box: Box) -> fx.Node:
         """The chunk's rows of a value that is there before."""
@@ -246,8 +275,11 @@ class _Writer:
             return self._call(root, one, left, right, **named)
         return self._call(root, more, before, left, right, **named)
 
-    def _joined(self, member: Member, pieces: Sequence[fx.Node]) -> fx.Node:
+    def _joined(self, member: Member | BatchMember, pieces: Sequence[fx.Node]) -> fx.Node:
         """The rows of all chunks in the shape of the whole."""
+        if isinstance(member, BatchMember):
+            assert isinstance(member.at, BatchDim)
+            return self._call(member.node, aten.cat.default, list(pieces), member.at.dim)
         whole = self._call(member.node, aten.cat.default, list(pieces))
         return self._flat(member.node, whole, list(tensor_of(member.node).shape))
 
@@ -259,6 +291,8 @@ class _Writer:
                 total = self._call(root, aten.div.Tensor, total, count)
             case Total(divisor=TotalWeight() as weight):
                 total = self._call(root, aten.div.Tensor, total, self._weight(weight))
+            case Contraction(added=fx.Node() as added):
+                total = self._call(root, aten.add.Tensor, total, added)
             case _:
                 pass
         dtype = type_of(root).dtype
@@ -283,6 +317,11 @@ class _Writer:
                 return emit(node, aten.full.default, list(like.shape), value, **named)
             case TotalWeight():
                 return self._weight(renewal)
+            case Unwritten():
+                like = type_of(node)
+                layout = list(like.shape), list(tensor_of(node).stride())
+                named = {"dtype": like.dtype, "device": like.device}
+                return emit(node, aten.empty_strided.default, *layout, **named)
 
     def _weight(self, weight: TotalWeight) -> fx.Node:
         """``sum(target != ignored)``, or of the weights of those targets."""
@@ -323,5 +362,6 @@ class _Writer:
 
     def _call(self, root: fx.Node, target: Any, *args: Argument, **kwargs: Argument) -> fx.Node:
         node = emit(root, target, *args, **kwargs)
-        with_info(node, phase=self.phase, chunk=self.chunk)
+        phase = info(root).phase if self.keeps_phases else self.phase
+        with_info(node, phase=phase, chunk=self.chunk)
         return node

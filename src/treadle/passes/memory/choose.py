@@ -18,7 +18,7 @@ A smaller budget excludes some of these plans. Therefore no smaller budget gives
 one with a larger peak; and the peak of any choice, passed as the budget, chooses the same plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,17 +60,20 @@ class PeakEvaluator(Protocol):
 
 @dataclass(frozen=True)
 class Version:
-    """The step to plan, which the passes of ``first`` made of the one that is compiled."""
+    """The step to plan, which the passes of ``first`` made of the one that is compiled. ``why``:
+    what there is to say of that, for people."""
 
     step: StepGraph
     first: tuple[GraphPass, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """The chosen candidate, and the ``passes`` that make its graph of the step. ``peak_bytes`` is
     exact if the plan was ``evaluated``, else the simulator's; ``table`` one entry per value.
-    ``bound``: of the peaks of all plans of the step, if the plan was evaluated.
+    ``bound``: of the peaks of all plans of the step, if the plan was evaluated. ``why``: of the
+    version of the step.
     """
 
     chosen: Candidate
@@ -80,6 +83,7 @@ class MemoryPlan:
     seconds: float
     table: tuple[Decision, ...]
     bound: StepBound | None = None
+    why: str = ""
 
     @property
     def evaluated(self) -> bool:
@@ -235,14 +239,35 @@ def plan_memory(
     A smaller budget never gives a larger peak, nor a faster plan. ``PlanError`` TR-202 names the
     smallest one that can be met.
     """
-    plans = Plans.of(step, device, evaluator, method, times)
-    budget_bytes = plans.as_bytes(budget)
-    chosen = plans.within(budget_bytes)
-    if chosen is None:
+    return plan_in_turn((_versions(step),), budget, device, evaluator, method, times)
+
+
+def plan_in_turn(
+    groups: Iterable[Sequence[Version]],
+    budget: Budget,
+    device: DeviceModel,
+    evaluator: PeakEvaluator,
+    method: Planner = _DEFAULT,
+    times: NodeTimes | None = None,
+) -> MemoryPlan:
+    """``plan_memory`` of the first group of versions of which a plan is within the budget; later
+    ones are not looked at. A ratio is one of the first group's plans."""
+    budget_bytes: int | None = None
+    least: tuple[int, Candidate] | None = None
+    for versions in groups:
+        plans = Plans.of(versions, device, evaluator, method, times)
+        if budget_bytes is None:
+            budget_bytes = plans.as_bytes(budget)
+        chosen = plans.within(budget_bytes)
+        if chosen is not None:
+            version, point = plans.versions[chosen], plans.points[chosen]
+            return _plan(version, point, plans.exact(chosen), method, plans.step_bound)
         best = plans.smallest()
-        raise _impossible(plans.points[best], plans.exact(best), budget_bytes)
-    version, point = plans.versions[chosen], plans.points[chosen]
-    return _plan(version, point, plans.exact(chosen), method, plans.step_bound)
+        if least is None or plans.exact(best) < least[0]:
+            least = plans.exact(best), plans.points[best]
+    assert budget_bytes is not None
+    assert least is not None
+    raise _impossible(least[1], least[0], budget_bytes)
 
 
 def fastest_plan(
@@ -297,4 +322,4 @@ def _plan(
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
     table = decisions(chosen.order, chosen.saved, method.bans)
     passes = (*version.first, *passes_of(version.step, chosen))
-    return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound)
+    return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound, version.why)

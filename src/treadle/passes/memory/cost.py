@@ -16,7 +16,7 @@ from treadle.graph.analysis.alias import storages
 from treadle.graph.core.arguments import given_of
 from treadle.graph.core.node_info import info, value_of
 from treadle.graph.core.operators import OpOverload, arguments, effects_of
-from treadle.graph.core.types import tensors_in, type_of
+from treadle.graph.core.types import is_tensor, tensors_in, type_of
 from treadle.targets.model import DeviceModel
 
 
@@ -139,7 +139,8 @@ def _bytes_of_every_chunk(node: fx.Node) -> int:
     if chunk is None:
         return 0
     shared = [operand for operand in node.all_input_nodes if info(operand).chunk != chunk]
-    adds = any(type_of(operand).shape == type_of(node).shape for operand in shared)
+    alike = (type_of(operand) for operand in shared if is_tensor(operand))
+    adds = is_tensor(node) and any(like.shape == type_of(node).shape for like in alike)
     return sum(map(bytes_of, shared)) + adds * bytes_of(node)
 
 
