@@ -153,7 +153,9 @@ def _chosen(
     for plans in groups:
         if budget is not None and not tried:
             limit = plans.as_bytes(budget)
-        fitting = 0 if limit is None else plans.within(limit)
+        fitting = plans.without_budget()
+        if limit is not None and (budget is not None or plans.exact(fitting) > limit):
+            fitting = plans.within(limit)
         if fitting is not None:
             return _plan(plans, fitting, True, hardware, limit, count, exact=exact)
         tried.append((plans, plans.smallest()))

@@ -126,8 +126,9 @@ REDUCTIONS = _named("""
     argmax argmin avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward linalg_vector_norm
     logsumexp max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
     max_pool3d_with_indices_backward mean min mse_loss native_batch_norm native_batch_norm_backward
-    native_group_norm native_layer_norm native_layer_norm_backward nll_loss2d_backward
-    nll_loss2d_forward nll_loss_backward nll_loss_forward norm replication_pad1d_backward
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
+    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm
+    replication_pad1d_backward
     replication_pad2d_backward replication_pad3d_backward sum upsample_bicubic2d_backward
     upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
     upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward var

@@ -18,6 +18,7 @@ A smaller budget excludes some of these plans. Therefore no smaller budget gives
 one with a larger peak; and the peak of any choice, passed as the budget, chooses the same plan.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -32,7 +33,14 @@ from treadle.passes.memory.apply import passes_of
 from treadle.passes.memory.bound import PeakBound, StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.estimates.measured import NodeTimes
-from treadle.passes.memory.search import Candidate, StepCosts, candidates, fastest, pareto
+from treadle.passes.memory.search import (
+    Candidate,
+    StepCosts,
+    candidates,
+    fastest,
+    pareto,
+    smallest_alike,
+)
 from treadle.passes.memory.simulate import timeline
 from treadle.passes.memory.solvers.exact import step_optimum
 from treadle.targets.model import DeviceModel
@@ -177,6 +185,16 @@ class Plans:
             if lowest <= budget and lowest <= self.exact(i) <= budget:
                 return i
         return None
+
+    def without_budget(self) -> int:
+        """What ``fastest_plan`` chooses, if the frontier has it."""
+        mine = [
+            plan
+            for plan, version in zip(self.points, self.versions, strict=True)
+            if version is self.versions[0] and math.isinf(plan.price)
+        ]
+        chosen = smallest_alike(mine) if mine else self.points[0]
+        return next(i for i, plan in enumerate(self.points) if plan is chosen)
 
     def smallest(self) -> int:
         """Of the plans that are admissible whatever their peaks the one that has the least."""

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.graph.core.signature import StepGraph
@@ -299,9 +299,13 @@ def fastest(
     method: Planner = _DEFAULT,
     times: NodeTimes | None = None,
 ) -> Candidate:
-    """The plan that is estimated to be the fastest; of those that take about as long, the
-    smaller."""
+    """The plan that is estimated to be the fastest, or ``smallest_alike``."""
     costs = StepCosts.of(step, device, method, times)
     planner = _Planner(step, device, costs, method)
-    plans = pareto([planner.keep_all(), planner.fastest()])
+    return smallest_alike(pareto([planner.keep_all(), planner.fastest()]))
+
+
+def smallest_alike(plans: Sequence[Candidate]) -> Candidate:
+    """Of ``plans``, from fastest to slowest and from large to small, the smallest that takes about
+    as long as the fastest."""
     return [plan for plan in plans if plan.seconds <= (1 + _ALIKE) * plans[0].seconds][-1]
