@@ -16,11 +16,12 @@ aten = torch.ops.aten
 class Aligned:
     """An operator whose ``rows`` have the batch in one of their first dims, all in the same, as
     many as ``lead`` says; the first of them is there in each call. ``results``: whether each has
-    rows, ``False`` if it is a sum over them. ``counts``: arguments that are the number of rows.
-    ``refused``: an argument with which it works otherwise, and the value that is none."""
+    rows, ``False`` if it is a sum over them, ``None`` if each call has its own. ``counts``:
+    arguments that are the number of rows. ``refused``: an argument with which it works otherwise,
+    and the value that is none."""
 
     rows: tuple[str, ...]
-    results: tuple[bool, ...]
+    results: tuple[bool | None, ...]
     lead: Callable[[Mapping[str, Any]], int]
     counts: tuple[str, ...] = ()
     refused: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -43,6 +44,10 @@ def _before_images(args: Mapping[str, Any]) -> int:
 
 
 _ATTENTION = ("query", "key", "value")
+_DERIVATIVE = (*_ATTENTION, "grad_out", "out", "logsumexp")
+_PLAIN = {"dropout_p": 0.0}
+_STATE = (True, True, *(None,) * 7)
+"""Rows, sums of scores, and what flash and cuDNN attention pass on to their derivatives."""
 ALIGNED: Mapping[object, Aligned] = {
     aten.embedding.default: Aligned(
         ("indices",), (True,), _all_of("indices"), refused={"scale_grad_by_freq": False}
@@ -80,13 +85,31 @@ ALIGNED: Mapping[object, Aligned] = {
         ("self", "grad_output"), (True,), _before_images
     ),
     aten._scaled_dot_product_flash_attention_for_cpu.default: Aligned(
-        _ATTENTION, (True, True), _first, refused={"dropout_p": 0.0}
+        _ATTENTION, (True, True), _first, refused=_PLAIN
     ),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: Aligned(
-        (*_ATTENTION, "grad_out", "out", "logsumexp"),
-        (True, True, True),
+        _DERIVATIVE, (True, True, True), _first, refused=_PLAIN
+    ),
+    aten._scaled_dot_product_flash_attention.default: Aligned(
+        _ATTENTION, _STATE, _first, refused=_PLAIN
+    ),
+    aten._scaled_dot_product_flash_attention_backward.default: Aligned(
+        _DERIVATIVE, (True, True, True), _first, refused=_PLAIN
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: Aligned(
+        _ATTENTION, _STATE, _first, refused=_PLAIN
+    ),
+    aten._scaled_dot_product_cudnn_attention_backward.default: Aligned(
+        _DERIVATIVE, (True, True, True), _first, refused=_PLAIN
+    ),
+    aten._scaled_dot_product_efficient_attention.default: Aligned(
+        _ATTENTION, (True, True, None, None), _first, refused=_PLAIN
+    ),
+    aten._scaled_dot_product_efficient_attention_backward.default: Aligned(
+        (*_ATTENTION, "grad_out_", "out", "logsumexp"),
+        (True, True, True, None),
         _first,
-        refused={"dropout_p": 0.0},
+        refused=_PLAIN | {"grad_input_mask": [True, True, True, False]},
     ),
     aten.nll_loss_backward.default: Aligned(("self", "target"), (True,), _first),
 }

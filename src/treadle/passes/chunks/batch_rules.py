@@ -35,6 +35,7 @@ from treadle.passes.chunks.rows import (
     Contraction,
     Exit,
     MadeRows,
+    Rowless,
     RowPart,
     Total,
 )
@@ -46,7 +47,8 @@ from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
-Places = BatchDim | tuple[BatchDim | None, ...]
+Places = BatchDim | Rowless | tuple[BatchDim | Rowless | None, ...]
+_MASKS = ("attn_mask", "attn_bias")
 _SUM = 2
 """PyTorch's number of ``reduction="sum"``, after none and mean."""
 
@@ -83,7 +85,8 @@ class BatchContext:
         """Where the operand, one tensor, has rows."""
         place = self.places.get(operand)
         assert not isinstance(place, tuple), f"{operand} is several tensors"
-        return place
+        require(not isinstance(place, Rowless), NoMatch, f"{self.name} reads {operand}")
+        return cast("BatchDim | None", place)
 
     def part(self, operand: fx.Node, at: BatchDim) -> RowPart | BatchSlice:
         """The rows of an operand that has them at ``at``."""
@@ -361,7 +364,7 @@ def _aligned(site: BatchContext, aligned: Aligned) -> BatchMember | Exit:
     for name, value in args.items():
         if name in names:
             named[name] = site.part(value, at)
-        elif name == "attn_mask" and is_tensor(value):
+        elif name in _MASKS and is_tensor(value):
             named[name] = _mask(site, value, at)
         elif name in aligned.counts:
             named[name] = BatchCount(at.per_row)
@@ -369,12 +372,18 @@ def _aligned(site: BatchContext, aligned: Aligned) -> BatchMember | Exit:
             named[name] = map_argument(lambda leaf: _whole(site, leaf), value)
     form = site.call(named)
     if not isinstance(value_of(node), torch.Tensor):
-        return BatchMember(node, tuple(at if has else None for has in aligned.results), form)
+        kinds: dict[bool | None, BatchDim | Rowless | None]
+        kinds = {True: at, False: None, None: Rowless()}
+        return BatchMember(node, tuple(kinds[has] for has in aligned.results), form)
     return BatchMember(node, at, form) if aligned.results[0] else _total(node, form)
 
 
 def _whole(site: BatchContext, leaf: Any) -> Any:
-    return site.whole(leaf) if isinstance(leaf, fx.Node) else leaf
+    """What a micro-batch reads where there are no rows."""
+    if not isinstance(leaf, fx.Node):
+        return leaf
+    own = isinstance(site.places.get(leaf), Rowless)
+    return RowPart(leaf) if own else site.whole(leaf)
 
 
 def _mask(site: BatchContext, mask: fx.Node, at: BatchDim) -> object:

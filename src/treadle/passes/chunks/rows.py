@@ -166,6 +166,13 @@ class BatchDim:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Rowless:
+    """What each micro-batch has for itself, without rows: the state of its random numbers that
+    attention passes on to its derivative, whether it draws any or not."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class BatchSlice:
     """The rows of a micro-batch of ``node``, which is there before."""
 
@@ -202,7 +209,7 @@ class BatchMember:
     its results; ``None`` for a result that is a sum over them."""
 
     node: fx.Node
-    at: BatchDim | tuple[BatchDim | None, ...]
+    at: BatchDim | Rowless | tuple[BatchDim | Rowless | None, ...]
     form: MadeRows
 
 
