@@ -23,7 +23,7 @@ from treadle.options import Options
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.fused import recompute_costs
 from treadle.passes.memory.order import facts_of
-from treadle.passes.memory.search import _Planner, fastest
+from treadle.passes.memory.search import Candidate, _Planner, fastest, worth_its_time
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import A100, H100, H200, RTX4090
 from treadle.targets.model import DeviceModel
@@ -330,3 +330,13 @@ def test_the_update_writes_the_new_weight_and_its_copy():
         (kernel,) = [text for text in kernels if f"  {name}[" in text]
         (copy,) = [n for n in plan.graph.nodes if "copy" in n.name and str(n.args[0]) == name]
         assert f"  {copy.name}[" in kernel
+
+
+@pytest.mark.parametrize(
+    ("seconds", "peak", "is_chosen"),
+    [(1.0, 90, True), (1.002, 89, True), (1.002, 91, False), (1.01, 49, True), (1.02, 1, False)],
+)
+def test_a_smaller_plan_is_chosen_if_it_takes_next_to_no_longer(seconds, peak, is_chosen):
+    first = Candidate(0.0, None, frozenset(), 100, 1.0)
+    small = Candidate(0.0, None, frozenset({1}), peak, seconds)
+    assert worth_its_time([first, small]) is (small if is_chosen else first)

@@ -39,7 +39,7 @@ from treadle.passes.memory.search import (
     candidates,
     fastest,
     pareto,
-    smallest_alike,
+    worth_its_time,
 )
 from treadle.passes.memory.simulate import timeline
 from treadle.passes.memory.solvers.exact import step_optimum
@@ -193,7 +193,7 @@ class Plans:
             for plan, version in zip(self.points, self.versions, strict=True)
             if version is self.versions[0] and math.isinf(plan.price)
         ]
-        chosen = smallest_alike(mine) if mine else self.points[0]
+        chosen = worth_its_time(mine) if mine else self.points[0]
         return next(i for i, plan in enumerate(self.points) if plan is chosen)
 
     def smallest(self) -> int:
