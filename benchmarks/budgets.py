@@ -83,7 +83,7 @@ def planned(training: Training, cache: Path) -> Plans:
     store = Cache(cache)
     build = build_for("cpu", options, store)
     target, _ = target_of("cpu", options, build, cache=store, kept=found.kept_bytes)
-    return plans_of(prepared(canonical(found.step).step, target), target)
+    return next(plans_of(prepared(canonical(found.step).step, target), target))
 
 
 def budgets_of(plans: Plans, count: int) -> list[int]:

@@ -23,7 +23,7 @@ VIEWS = {
     "expanded": lambda t: t.detach()[0].expand(2, -1),
     "empty": lambda t: t.detach()[:0],
     "bits": lambda t: t.detach().view(torch.int32),
-    "half of the bits": lambda t: t.detach().view(torch.int16)[0],
+    "half of the bits": lambda t: t.detach().view(torch.int16)[0, 1::2],  # the upper half of each
     "pairs": lambda t: torch.view_as_complex(t.detach().view(-1)[:4].view(2, 2)),
     "same dtype": lambda t: t.detach().float().contiguous().cpu(),
     "leaf": lambda t: t.detach()[0].requires_grad_(),

@@ -252,6 +252,15 @@ def _batch_norm_backward(x: Tensor) -> Any:
     )
 
 
+def _group_norm_backward(x: Tensor) -> Any:
+    rows = x[:8].unsqueeze(0)  # eight channels in two groups
+    y, mean, scale = aten.native_group_norm.default(rows, None, None, 1, 8, 5, 2, 1e-5)
+    weight = torch.linspace(0.5, 2, 8, dtype=x.dtype, device=x.device)
+    return aten.native_group_norm_backward.default(
+        y, rows, mean, scale, weight, 1, 8, 5, 2, [True, True, True]
+    )
+
+
 def _weight_norm_backward(x: Tensor) -> Any:
     g = x[:, :1].contiguous()
     _, norms = aten._weight_norm_interface.default(x, g, 0)
@@ -267,6 +276,7 @@ _NORMS = {
         ("mild", lambda x: aten.native_group_norm.default(
             x, None, None, len(x), 5, 1, 1, 1e-5)[0])
     ],
+    aten.native_group_norm_backward.default: [("mild", _group_norm_backward)],
     aten._weight_norm_interface_backward.default: [("mild", _weight_norm_backward)],
     aten.native_batch_norm.default: [
         ("mild", lambda x: aten.native_batch_norm.default(

@@ -7,7 +7,7 @@ import torch.nn as nn
 
 import treadle
 
-torch.manual_seed(3)
+torch.manual_seed(4)
 
 
 class MAE(nn.Module):
