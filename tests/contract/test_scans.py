@@ -1,5 +1,6 @@
 """``map`` and ``scan`` of any number of slices: as one loop or one batch, with the numbers and the
-gradients of Python's ``for``, in double precision."""
+gradients of Python's ``for``, in double precision. A round has one slice here: those of several
+have a file of their own."""
 
 import copy
 import math
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import treadle
+from treadle.capture.control_flow import scans
 from treadle.capture.control_flow.bodies import MOST_COPIES
 from treadle.capture.control_flow.scans import FEW
 from treadle.graph.text.parsing import parse
@@ -23,6 +25,11 @@ from treadle.session.breaks import breaks_of
 from treadle.util.reasons import ReasonCode
 
 FORWARD, BACKWARD = "treadle.scan.default", "treadle.scan_backward.default"
+
+
+@pytest.fixture(autouse=True)
+def _a_slice_a_round(monkeypatch):
+    monkeypatch.setattr(scans, "OPERATIONS", 0)
 
 
 class Net(nn.Module):

@@ -609,6 +609,18 @@ def test_each_size_is_compiled_separately():
         torch.testing.assert_close(declared(*batch).detach(), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_a_last_batch_that_is_short_stays_whole(rows):
+    """Of one row nothing says which dims count rows: that is not asked of a batch that fits."""
+    model = perceptron().double()
+    step = compiled(cross_entropy, model, None, micro_batch=4)
+    for count in (10, rows):
+        batch = points(count, torch.float64)
+        (old, *_), _ = trained(cross_entropy, model, batch, steps=1)
+        torch.testing.assert_close(step(*batch).detach(), old, rtol=1e-10, atol=1e-12)
+    assert step.summary().micro_batches == f"the whole batch: {rows} of at most 4 rows"
+
+
 def test_the_plan_says_it():
     model, batch = large()
     optimizer = optimizer_of(model)

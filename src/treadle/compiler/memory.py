@@ -24,7 +24,7 @@ from treadle.lower.graph import lower
 from treadle.lower.reuse import LoweredNodes
 from treadle.options import Options
 from treadle.passes.memory.apply import require_same
-from treadle.passes.memory.choose import MemoryPlan, Plans, fastest_plan, plan_in_turn
+from treadle.passes.memory.choose import MemoryPlan, Plans, fastest_plan, plan_memory
 from treadle.passes.taken_branches import RunTakenBranches
 from treadle.report.stages import Watcher
 from treadle.runtime.store.cache import Cache
@@ -149,7 +149,7 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     if budget is None:
         return fastest_plan(next(groups), target.hardware, method, times), None
     evaluator = ScheduledPeaks(target, known_of(step))
-    memory = plan_in_turn(groups, budget, target.hardware, evaluator, method, times)
+    memory = plan_memory(groups, budget, target.hardware, evaluator, method, times)
     return memory, evaluator.scheduled(memory.step)
 
 

@@ -9,7 +9,7 @@ from treadle.compiler.cleaning import rewritten
 from treadle.compiler.target import Target
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.signature import StepGraph
-from treadle.passes.chunks.batch_region import batch_region_of
+from treadle.passes.chunks.batch_region import batch_region_of, rows_of
 from treadle.passes.chunks.micro_batches import MOST_PARTS, MicroBatch, parts_of_batch
 from treadle.passes.memory.choose import Version
 from treadle.util.errors import LoweringError, PlanError
@@ -35,12 +35,13 @@ def _of_rows(step: StepGraph, rows: int, target: Target) -> tuple[Version, ...]:
     """Micro-batches of at most as many rows as were asked for; ``PlanError`` TR-212 if they cannot
     be."""
     _require_fixed(step)
+    given = rows_of(step)
+    if given is not None and given <= rows:
+        return _told(versions_of(step, target), f"the whole batch: {given} of at most {rows} rows")
     region = attempt(batch_region_of, step)
     if isinstance(region, NoMatch):
         _refuse(f"the batch cannot be computed in micro-batches: {region.message}", _OTHERWISE)
     count, parts = region.grid.count, parts_of_batch(region, rows)
-    if parts < 2:
-        return _told(versions_of(step, target), f"the whole batch, which has {count} rows")
     if parts > MOST_PARTS:
         least = -(-count // MOST_PARTS)
         _refuse(

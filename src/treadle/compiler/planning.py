@@ -1,7 +1,8 @@
 """``treadle.plan``: whether a step fits, and its frontier, before anything runs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from treadle.compiler.regions import with_regions
 from treadle.compiler.target import Target, build_for, target_of
 from treadle.graph.text.canonical import canonical
 from treadle.options import Options, options_with
-from treadle.passes.memory.choose import Plans
+from treadle.passes.memory.choose import ChosenPlan, Plans, choose
 from treadle.runtime.store.cache import Cache
 from treadle.targets.cpu import CPU, CPU_MODEL
 from treadle.targets.cuda import CUDA
@@ -126,8 +127,18 @@ def plan(
         target = Target(at, replace(options, target=chosen), like=name, kept=captured.kept_bytes)
     budgeted = replace(target, options=replace(target.options, memory=1.0))
     step = canonical(with_regions(captured.step, at, options)).step
-    plans = plans_of(prepared(step, budgeted), budgeted)
-    return _chosen(plans, hardware, budget, points, exact=exact)
+    chosen = _chosen(plans_of(prepared(step, budgeted), budgeted), hardware, budget)
+    plans = chosen.plans
+    shown = sorted({*plans.spread(points), chosen.index})
+    return Plan(
+        chosen.fits,
+        chosen.peak_bytes,
+        1e3 * chosen.plan.seconds,
+        hardware.name,
+        chosen.limit,
+        tuple(_point(plans, i, exact=exact) for i in shown),
+        chosen.version.why,
+    )
 
 
 def _require_two(points: object) -> None:
@@ -139,44 +150,15 @@ def _require_two(points: object) -> None:
         )
 
 
-def _chosen(
-    groups: Iterable[Plans],
-    hardware: DeviceModel,
-    budget: Budget | None,
-    count: int,
-    *,
-    exact: bool,
-) -> Plan:
-    """That of the first of ``groups`` that fits; of the one with the smallest peak if none does."""
-    limit = (hardware.memory or None) if budget is None else None
-    tried: list[tuple[Plans, int]] = []
-    for plans in groups:
-        if budget is not None and not tried:
-            limit = plans.as_bytes(budget)
-        fitting = plans.without_budget()
-        if limit is not None and (budget is not None or plans.exact(fitting) > limit):
-            fitting = plans.within(limit)
-        if fitting is not None:
-            return _plan(plans, fitting, True, hardware, limit, count, exact=exact)
-        tried.append((plans, plans.smallest()))
-    plans, best = min(tried, key=lambda each: each[0].exact(each[1]))
-    return _plan(plans, best, False, hardware, limit, count, exact=exact)
-
-
-def _plan(
-    plans: Plans,
-    best: int,
-    fits: bool,
-    hardware: DeviceModel,
-    limit: int | None,
-    count: int,
-    *,
-    exact: bool,
-) -> Plan:
-    frontier = tuple(_point(plans, i, exact=exact) for i in sorted({*plans.spread(count), best}))
-    peak, milliseconds = plans.exact(best), 1e3 * plans.points[best].seconds
-    why = plans.versions[best].why
-    return Plan(fits, peak, milliseconds, hardware.name, limit, frontier, why)
+def _chosen(groups: Iterator[Plans], hardware: DeviceModel, budget: Budget | None) -> ChosenPlan:
+    """What a compile chooses, without a budget if that fits the device."""
+    if budget is None:
+        first = next(groups)
+        index, memory = first.without_budget(), hardware.memory or None
+        if memory is None or first.exact(index) <= memory:
+            return ChosenPlan(first, index, memory, fits=True)
+        groups, budget = chain((first,), groups), Budget(memory)
+    return choose(groups, budget)
 
 
 def _point(plans: Plans, i: int, *, exact: bool) -> Point:

@@ -181,7 +181,7 @@ class LoopFunctions:
             outputs, theirs = zip(*used, strict=True)
             with Pure(self._name, "a gradient of its body", always=True):
                 tensors = without_functions(gradients_of)(
-                    outputs, inputs, theirs, allow_unused=True
+                    outputs, inputs, theirs, allow_unused=True, retain_graph=True
                 )
         with torch.no_grad():
             incoming = [

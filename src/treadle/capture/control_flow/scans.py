@@ -3,17 +3,17 @@
 ::
 
     map(f, xs)               vmap(f)(xs)                          a batch, where vmap can
-    map(f, xs), scan(f, h)   treadle::scan([h], [xs], ...,        a loop over the slices
+    map(f, xs), scan(f, h)   treadle::scan([h], [xs], ...,        a loop, several slices a round
                                  body = "carried_0, slice_0, other_0 -> ...")
-    scan, FEW slices         as many copies of f as there are slices
+    few slices               as many copies of f as there are slices
 
-What may be in neither a batch nor a loop (random numbers, writes to tensors from outside, declared
-sizes) is copied as well, up to ``MOST_COPIES`` slices.
+What may be in neither a batch nor a loop (random numbers, writes to tensors from outside) is copied
+as well, up to ``MOST_COPIES`` slices.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -37,8 +37,14 @@ from treadle.graph.custom_ops.scans import scan as scan_operation
 from treadle.util.errors import CaptureError
 
 FEW = 8
-"""Slices of a ``scan`` whose body is copied: kernels of several slices may be one, and more copies
-take longer to compile than a loop."""
+"""Slices of a ``scan`` whose body is always copied: kernels of several slices may be one."""
+
+OPERATIONS = 256
+"""Of the copies of a body, in a round or in the step's own graph. Kernels of several slices may be
+one; with more operations the copies take longer to compile than they gain."""
+
+_ROUND = 16
+"""Slices of a round, at most: by then what a round costs the host is divided by enough."""
 
 
 def map_over(body: Callable[..., object], xs: object, *args: object) -> object:
@@ -127,15 +133,24 @@ class _Loop:
         return self.tensors[0].shape[0]
 
     def result(self, *, batch: bool = False) -> Results:
-        """As a loop, or as a batch if that is asked for and possible. What may be in neither is
-        copied, if there are not too many slices: it is refused otherwise."""
+        """As a batch if that is asked for and possible, as copies if they are short, or as a loop.
+        What may be in neither a batch nor a loop is copied, if there are not too many slices: it is
+        refused otherwise."""
+        known = type(self.count) is int
         try:
             functions, body = self._traced()
-            batched = self._as_batch(body) if batch else None
-            return batched or self._as_loop(functions, body)
+            if batch and (batched := self._as_batch(body)) is not None:
+                return batched
+            if not known:
+                return self._as_loop(functions, body)
+            copies = min(OPERATIONS // max(body.end - body.first, 1), MOST_COPIES)
+            if self.count > copies:
+                slices = _slices_of_round(self.count, min(copies, _ROUND))
+                if slices == 1:
+                    return self._as_loop(functions, body)
+                return self._in_rounds(slices)
         except CaptureError as refusal:
-            known = type(self.count) is int and self.count <= MOST_COPIES
-            if refusal.code != "TR-151" or not known:
+            if refusal.code != "TR-151" or not known or self.count > MOST_COPIES:
                 raise
         return self.as_copies()
 
@@ -154,6 +169,31 @@ class _Loop:
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
         stacked: list[Tensor] = [torch.stack(list(column)) for column in columns]
         return carry, unflatten(stacked, flat[0][1])
+
+    def _in_rounds(self, slices: int) -> Results:
+        """As a loop with ``slices`` in each round; those that remain are copied after it."""
+        rest = self.count % slices
+        looped, left = (rest, 0) if self.reverse else (0, self.count - rest)
+        length = self.count - rest
+        chunks = [
+            tensor.narrow(0, looped, length).unflatten(0, (-1, slices)) for tensor in self.tensors
+        ]
+        rounds = replace(self, function=self._of_several, tensors=chunks)
+        carry, rows = rounds._as_loop(*rounds._traced())
+        leaves, spec = flatten_containers(rows)
+        stacked = [leaf.flatten(0, 1) for leaf in leaves if isinstance(leaf, Tensor)]
+        if rest:
+            tensors = [tensor.narrow(0, left, rest) for tensor in self.tensors]
+            carry, rows = replace(self, carried=carry, tensors=tensors).as_copies()
+            after = [leaf for leaf in flatten_containers(rows)[0] if isinstance(leaf, Tensor)]
+            pairs = (after, stacked) if self.reverse else (stacked, after)
+            stacked = [torch.cat(pair) for pair in zip(*pairs, strict=True)]
+        return carry, unflatten(stacked, spec)
+
+    def _of_several(self, values: Sequence[Tensor]) -> Results:
+        """The function for each slice of a round."""
+        count = len(self.carried)
+        return replace(self, carried=values[:count], tensors=values[count:]).as_copies()
 
     def _traced(self) -> tuple[LoopFunctions, TracedFunction]:
         """The function once, on values of any slice: again until the same carried values need a
@@ -250,6 +290,12 @@ class _TensorsInside(TorchFunctionMode):
     def escaped(self) -> bool:
         """Whether anyone still has one of a transform's that is over."""
         return any(is_wrapped(tensor) for made in self._made if (tensor := made()) is not None)
+
+
+def _slices_of_round(count: int, most: int) -> int:
+    """More than half of ``most``, such that the fewest of ``count`` slices remain."""
+    sizes = range(max(most, 1), most // 2, -1)
+    return min(sizes, key=lambda size: count % size)
 
 
 def _split(count: int, results: Sequence[Tensor], spec: TreeSpec | None) -> Results:

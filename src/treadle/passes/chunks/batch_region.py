@@ -14,7 +14,6 @@ rows, and the step is refused. What depends on arguments alone (masks, how many 
 computed for all rows first, where that is needed.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -39,9 +38,8 @@ from treadle.passes.chunks.rows import (
     Unwritten,
 )
 from treadle.passes.chunks.rules import Shape, number_of
-from treadle.passes.chunks.templates import parts_of, summed, template_of
+from treadle.passes.chunks.templates import needed_members, summed
 from treadle.util.errors import require
-from treadle.util.reach import reached
 from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
@@ -116,7 +114,7 @@ class _Finder:
                 self._visit(node)
         self._require_sums()
         read = [node for node in self.members if self._is_read(node)]
-        needed = self._needed({*self.exits, *read})
+        needed = needed_members({*self.exits, *read}, self.members, self.exits)
         read = [node for node in nodes if node in needed and self._is_read(node)]
         for node in read:
             at = self.places[node]
@@ -232,17 +230,6 @@ class _Finder:
                 self.members[item] = BatchMember(item, at, losses)
                 self.places[item] = at
         return True
-
-    def _needed(self, seeds: Iterable[fx.Node]) -> set[fx.Node]:
-        """The members that seeds are made of, themselves included."""
-
-        def parts(node: fx.Node) -> Iterator[fx.Node]:
-            if node in self.members:
-                yield from parts_of(self.members[node].form)
-            if node in self.exits:
-                yield from parts_of(template_of(self.exits[node]))
-
-        return {node for node in reached(seeds, parts) if node in self.members}
 
     def _is_read(self, node: fx.Node) -> bool:
         """Whether something reads all rows of a member. One that no parameter decides is there."""

@@ -13,7 +13,7 @@ From the root on, each node has one of these kinds, or is late: it needs a membe
 whole. If a wide value depends on something late, or is read as a whole, the region is refused.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import final
@@ -46,9 +46,8 @@ from treadle.passes.chunks.rules import (
     nll_loss_of_rows,
     number_of,
 )
-from treadle.passes.chunks.templates import nodes_of, parts_of, summed, template_of
+from treadle.passes.chunks.templates import needed_members, nodes_of, summed, template_of
 from treadle.util.errors import require
-from treadle.util.reach import reached
 from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
@@ -114,7 +113,8 @@ class _Finder:
         for node in nodes[place[self.root] + 1 :]:
             self._visit(node)
         require(bool(self.exits), NoMatch, f"nothing sums over the rows of {self.root}")
-        needed = self._needed({*self.exits, *filter(self._is_seed, self.members)})
+        seeds = {*self.exits, *filter(self._is_seed, self.members)}
+        needed = needed_members(seeds, self.members, self.exits)
         self._require_quiet(nodes[place[self.root] : max(map(place.__getitem__, needed))])
         renewed = self._renewed_for(needed)
         inside = needed | self.exits.keys() | renewed.keys() | {*self.losses}
@@ -230,17 +230,6 @@ class _Finder:
         parts = [operand for operand in node.all_input_nodes if operand in self.members]
         is_seed = any(self._is_wide(part) or not is_tensor(part) for part in parts)
         return is_seed and not self._is_wide(node)
-
-    def _needed(self, seeds: Iterable[fx.Node]) -> set[fx.Node]:
-        """The members that seeds are made of, themselves included."""
-
-        def parts(node: fx.Node) -> Iterator[fx.Node]:
-            if node in self.members:
-                yield from parts_of(self.members[node].form)
-            if node in self.exits:
-                yield from parts_of(template_of(self.exits[node]))
-
-        return {node for node in reached(seeds, parts) if node in self.members}
 
     def _is_read(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether something that is not ``inside`` reads a member that depends on the root."""

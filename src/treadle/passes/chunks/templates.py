@@ -1,21 +1,24 @@
 """What templates of chunks read, and the sums that chunks add up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import fx
 
 from treadle.graph.core.types import type_of
 from treadle.passes.chunks.rows import (
+    BatchMember,
     Contraction,
     Exit,
     MadeRows,
+    Member,
     Resliced,
     RowPart,
     RowSlice,
     Total,
 )
 from treadle.util.nested import leaves
+from treadle.util.reach import reached
 
 aten = torch.ops.aten
 
@@ -75,3 +78,19 @@ def template_of(exit_: Exit) -> object:
             return partial
         case Contraction(left=left, right=right):
             return (left, right)
+
+
+def needed_members(
+    seeds: Iterable[fx.Node],
+    members: Mapping[fx.Node, Member] | Mapping[fx.Node, BatchMember],
+    exits: Mapping[fx.Node, Exit],
+) -> set[fx.Node]:
+    """The members that ``seeds`` are made of, themselves included."""
+
+    def parts(node: fx.Node) -> Iterator[fx.Node]:
+        if node in members:
+            yield from parts_of(members[node].form)
+        if node in exits:
+            yield from parts_of(template_of(exits[node]))
+
+    return {node for node in reached(seeds, parts) if node in members}

@@ -243,8 +243,48 @@ class Plans:
         return self.exact(i) - self.points[i].predicted_peak
 
 
+@dataclass(frozen=True)
+class ChosenPlan:
+    """The plan at ``index`` of ``plans``, and whether its peak is within ``limit``, in bytes."""
+
+    plans: Plans
+    index: int
+    limit: int | None
+    fits: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """The exact peak."""
+        return self.plans.exact(self.index)
+
+    @property
+    def plan(self) -> Candidate:
+        """The plan itself."""
+        return self.plans.points[self.index]
+
+    @property
+    def version(self) -> Version:
+        """The version of the step that it plans."""
+        return self.plans.versions[self.index]
+
+
+def choose(groups: Iterable[Plans], budget: Budget) -> ChosenPlan:
+    """The fastest plan within the budget, of the first group that has one: later groups are not
+    looked at. If none has, the plan with the smallest peak. A ratio is one of the first group."""
+    limit: int | None = None
+    smallest: list[ChosenPlan] = []
+    for plans in groups:
+        if limit is None:
+            limit = plans.as_bytes(budget)
+        index = plans.within(limit)
+        if index is not None:
+            return ChosenPlan(plans, index, limit, fits=True)
+        smallest.append(ChosenPlan(plans, plans.smallest(), limit, fits=False))
+    return min(smallest, key=lambda each: each.peak_bytes)
+
+
 def plan_memory(
-    step: StepGraph | Sequence[Version],
+    step: StepGraph | Iterable[Sequence[Version]],
     budget: Budget,
     device: DeviceModel,
     evaluator: PeakEvaluator,
@@ -252,40 +292,17 @@ def plan_memory(
     times: NodeTimes | None = None,
 ) -> MemoryPlan:
     """The fastest plan whose peak, by ``evaluator``, is at most ``budget``; of one step, or of
-    several versions of it.
+    groups of versions, which ``choose`` looks at in turn.
 
     A smaller budget never gives a larger peak, nor a faster plan. ``PlanError`` TR-202 names the
     smallest one that can be met.
     """
-    return plan_in_turn((_versions(step),), budget, device, evaluator, method, times)
-
-
-def plan_in_turn(
-    groups: Iterable[Sequence[Version]],
-    budget: Budget,
-    device: DeviceModel,
-    evaluator: PeakEvaluator,
-    method: Planner = _DEFAULT,
-    times: NodeTimes | None = None,
-) -> MemoryPlan:
-    """``plan_memory`` of the first group of versions of which a plan is within the budget; later
-    ones are not looked at. A ratio is one of the first group's plans."""
-    budget_bytes: int | None = None
-    least: tuple[int, Candidate] | None = None
-    for versions in groups:
-        plans = Plans.of(versions, device, evaluator, method, times)
-        if budget_bytes is None:
-            budget_bytes = plans.as_bytes(budget)
-        chosen = plans.within(budget_bytes)
-        if chosen is not None:
-            version, point = plans.versions[chosen], plans.points[chosen]
-            return _plan(version, point, plans.exact(chosen), method, plans.step_bound)
-        best = plans.smallest()
-        if least is None or plans.exact(best) < least[0]:
-            least = plans.exact(best), plans.points[best]
-    assert budget_bytes is not None
-    assert least is not None
-    raise _impossible(least[1], least[0], budget_bytes)
+    groups = [_versions(step)] if isinstance(step, StepGraph) else step
+    plans = (Plans.of(versions, device, evaluator, method, times) for versions in groups)
+    chosen = choose(plans, budget)
+    if not chosen.fits:
+        raise _impossible(chosen)
+    return _plan(chosen.version, chosen.plan, chosen.peak_bytes, method, chosen.plans.step_bound)
 
 
 def fastest_plan(
@@ -305,7 +322,9 @@ def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
     return (Version(step),) if isinstance(step, StepGraph) else step
 
 
-def _impossible(best: Candidate, peak: int, budget: int) -> PlanError:
+def _impossible(chosen: ChosenPlan) -> PlanError:
+    assert chosen.limit is not None
+    best, peak = chosen.plan, chosen.peak_bytes
     facts = best.order.facts
     largest = timeline(best.order).peak_table[:3]
     values = [
@@ -314,7 +333,7 @@ def _impossible(best: Candidate, peak: int, budget: int) -> PlanError:
     ]
     parts = [f"{format_bytes(facts.fixed_bytes)} of inputs and state", *values]
     return PlanError(
-        f"no plan fits {format_bytes(budget)}: the smallest possible peak is "
+        f"no plan fits {format_bytes(chosen.limit)}: the smallest possible peak is "
         f"{format_bytes(peak)}. Most of it:\n    " + "\n    ".join(parts),
         code="TR-202",
         remedy=f'give at least memory="{at_least(peak)}", or make the batch smaller',
