@@ -87,11 +87,14 @@ class BufferUses:
         """From now on the buffer is ``tensor``, whose layout is that of ``spec``. ``address``: its
         first byte's, if that is known."""
         if self.pointers:
-            address = tensor.data_ptr() if address is None else address
-            for array, position in self.pointers:
-                array[position] = address
+            self.bind_pointers(tensor.data_ptr() if address is None else address)
         if self.views:
             self.bind_views(tensor, spec)
+
+    def bind_pointers(self, address: int) -> None:
+        """The first byte of the buffer is there."""
+        for array, position in self.pointers:
+            array[position] = address
 
     def bind_views(self, tensor: Tensor, spec: BufferSpec) -> None:
         """Set every view of the buffer to the memory of ``tensor``."""

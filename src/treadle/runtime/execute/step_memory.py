@@ -38,9 +38,12 @@ class StepMemory:
         block = self._arena.get(self, self._device)
         if self._block is not block:
             self._block = block
+            begin = block.data_ptr()
             for name in self._in_block:
-                spec = self.artifact.buffers[name]
-                self._bindings.uses[name].bind(self.in_arena(spec), spec)
+                spec, uses = self.artifact.buffers[name], self._bindings.uses[name]
+                uses.bind_pointers(begin + spec.offset)
+                if uses.views:
+                    uses.bind_views(self.in_arena(spec), spec)
         if len(self.constants) < len(self.artifact.constants):
             self._place_constants()
         self._allocated = self._arena.stamp()
