@@ -12,8 +12,8 @@ steps, of which the backend has the forward and the backward, and the optimizer 
 On a GPU bf16 autocast, float32 parameters and AdamW; ``--small``: few and small layers, for CPUs.
 Every variant starts from the same weights, sees the same batches, and runs in a process of its own.
 ``loss``: the largest relative distance to eager's. Time is the median of ``--timed`` steps, and
-``host`` what the host took until all was launched; memory is the peak that PyTorch's allocator
-reports.
+``host`` what the host took until all was launched. ``GiB`` is the peak that PyTorch's allocator
+reports, without the memory of recordings; ``held`` what it reserved at most, recordings included.
 """
 
 import argparse
@@ -83,7 +83,8 @@ def one(args: argparse.Namespace) -> None:
         _wait(on_gpu)
         times.append(1e3 * (time.perf_counter() - began))
     peak = torch.cuda.max_memory_allocated() / GIB if on_gpu else 0.0
-    row: dict[str, Any] = {"losses": losses, "first": first, "peak": peak}
+    held = torch.cuda.max_memory_reserved() / GIB if on_gpu else 0.0
+    row: dict[str, Any] = {"losses": losses, "first": first, "peak": peak, "held": held}
     row |= {"ms": statistics.median(times), "host": statistics.median(hosts)}
     if args.profile and on_gpu:
         row["profile"] = _profile(step, batches[0])
@@ -137,7 +138,8 @@ def main() -> int:
     flags = [f"--steps={args.steps}", f"--timed={args.timed}"]
     flags += ["--profile"] * args.profile + ["--small"] * args.small
     failed = 0
-    print(f"{'model':10} {'variant':9} {'ms':>8} {'host':>7} {'GiB':>6} {'first s':>8} {'loss':>9}")
+    places = f"{'GiB':>6} {'held':>6}"
+    print(f"{'model':10} {'variant':9} {'ms':>8} {'host':>7} {places} {'first s':>8} {'loss':>9}")
     for model in args.model.split(","):
         eager: list[float] = []
         for variant in args.only.split(","):
@@ -158,7 +160,7 @@ def main() -> int:
             distance = max(abs(a - b) / abs(b) for a, b in pairs)
             print(
                 f"{model:10} {variant:9} {row['ms']:8.2f} {row['host']:7.2f} {row['peak']:6.2f} "
-                f"{row['first']:8.1f} {distance:9.1e}",
+                f"{row['held']:6.2f} {row['first']:8.1f} {distance:9.1e}",
                 flush=True,
             )
             for line in row.get("graphs", ()):
