@@ -139,11 +139,29 @@ def script(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "more",
-    [[], ["--device", "a100"], ["--fake"], ["--memory", "1GiB"], ["--memory", "0.0"]],
+    [
+        [],
+        ["--device", "a100"],
+        ["--fake"],
+        ["--memory", "1GiB"],
+        ["--memory", "0.0"],
+        ["--planner", "greedy"],
+        ["--planner", '{"estimator": "constant", "bans": ["compute-intensive"]}'],
+    ],
 )
 def test_plan_reads_a_file(script, capsys, more):
     assert main(["plan", f"{script}:make", *more]) == 0
     assert capsys.readouterr().out.startswith("fits")
+
+
+@pytest.mark.parametrize("planner", ["quick", '{"solver": 1}', "{", '{"bans": ["none"]}'])
+def test_a_planner_that_is_none(script, capsys, planner):
+    with pytest.raises(SystemExit) as left:
+        main(["plan", f"{script}:make", "--planner", planner])
+    assert left.value.code == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "argument --planner: " in said
+    assert "TR-001" in said
 
 
 def test_plan_says_no(script, capsys):

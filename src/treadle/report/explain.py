@@ -181,6 +181,8 @@ def _memory(report: StepReport) -> str:
     if memory.bound_bytes is not None:
         least = format_bytes(memory.bound_bytes)
         lines.append(f"  no plan that is estimated to be as fast has a peak below {least} (proved)")
+    if memory.planner:
+        lines.append(f"  planned with {memory.planner}")
     if memory.micro_batches:
         lines.append(f"  micro-batches: {memory.micro_batches}")
     count, size = memory.bounds

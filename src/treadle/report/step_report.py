@@ -108,7 +108,8 @@ class Memory:
     with. ``variants``: those of the step that take turns in one arena; ``step_bytes``: what no call
     exceeds, whichever of them serves it; ``place_bytes``: that their recordings share.
     ``bound_bytes``: within a budget, a proved lower bound of the peak of every plan that is
-    estimated to be as fast. ``micro_batches``: if they were asked for, which ones, and why."""
+    estimated to be as fast. ``micro_batches``: if they were asked for, which ones, and why.
+    ``planner``: what of it is not the default."""
 
     predicted_bytes: int
     measured_bytes: int | None
@@ -123,6 +124,7 @@ class Memory:
     place_bytes: int = 0
     bound_bytes: int | None = None
     micro_batches: str = ""
+    planner: str = ""
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,7 @@ def _memory(seen: Observed) -> Memory:
         seen.place_bytes,
         notes.bound_bytes,
         notes.micro_batches,
+        seen.options.method.words,
     )
 
 

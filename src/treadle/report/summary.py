@@ -17,12 +17,12 @@ class Summary:
     plan whose estimated time is as short; otherwise ``None``. ``variants`` share one arena, and
     ``peak_of_any_call_bytes`` is the bound of every call: the largest of their peaks, plus what
     each keeps for itself (``own_bytes``) and what their recordings share. ``budget``: ``memory=``
-    as text, empty for none; ``micro_batches``: with ``micro_batch=``, which ones, and why.
-    ``launches``: of the ``functions`` generated functions;
-    ``library_calls``: made by choice; ``fallbacks``: including optimizers that step eagerly.
-    ``floor_seconds`` and ``seconds``: of all kernels and calls, as in ``PhaseSummary``; ``stages``:
-    seconds of each stage of the compile, ``compile_seconds`` in total. ``advice``: the first lines
-    of ``explain``.
+    as text, empty for none; ``micro_batches``: with ``micro_batch=``, which ones, and why;
+    ``planner``: what of ``planner=`` is not the default. ``launches``: of the ``functions``
+    generated functions; ``library_calls``: made by choice; ``fallbacks``: including optimizers that
+    step eagerly. ``floor_seconds`` and ``seconds``: of all kernels and calls, as in
+    ``PhaseSummary``; ``stages``: seconds of each stage of the compile, ``compile_seconds`` in
+    total. ``advice``: the first lines of ``explain``.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Summary:
     variants: tuple[VariantMemory, ...]
     budget: str
     micro_batches: str
+    planner: str
     floor_seconds: float
     seconds: float | None
     phases: tuple[PhaseSummary, ...]
@@ -70,6 +71,7 @@ def summary_of(report: StepReport) -> Summary:
         variants=memory.variants,
         budget=memory.budget,
         micro_batches=memory.micro_batches,
+        planner=memory.planner,
         floor_seconds=report.floor_seconds,
         seconds=report.profiled_seconds,
         phases=report.phases,

@@ -6,13 +6,16 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from treadle.tools.exit_status import STANDARD_OUTPUT, Exit
 from treadle.tools.why import meaning_of
 from treadle.util.errors import TreadleError
 from treadle.util.package import VERSION
 from treadle.util.sizes import FRONTIER_POINTS, parse_bytes
+
+if TYPE_CHECKING:
+    from treadle.util.planning.planner import Planner
 
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -84,6 +87,13 @@ def _add_plan(commands: Commands) -> None:
         default=None,
         metavar="ROWS",
         help='most rows of the batch at a time, or "auto": as many as fit',
+    )
+    parser.add_argument(
+        "--planner",
+        type=_planner,
+        default=None,
+        metavar="SOLVER",
+        help="what proposes plans: a solver, or the fields of treadle.Planner as JSON",
     )
     parser.add_argument(
         "--exact", action="store_true", help="solve for the smallest peak of each; for small steps"
@@ -267,6 +277,15 @@ def _positive(text: str) -> int:
 
 def _micro_batch(text: str) -> int | str:
     return text if text == "auto" else _positive(text)
+
+
+def _planner(text: str) -> "Planner":
+    from treadle.util.planning.planner import Planner
+
+    try:
+        return Planner.of(text)
+    except TreadleError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _frontier_points(text: str) -> int:

@@ -96,7 +96,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
         device=parsed.device,
         points=parsed.points,
         exact=parsed.exact,
-        options=options_with(None, micro_batch=parsed.micro_batch),
+        options=options_with(None, micro_batch=parsed.micro_batch, planner=parsed.planner),
     )
     _say(console, result.table())
     _write_json(parsed, asdict(result))

@@ -73,10 +73,23 @@ class Planner:
         return not any(callable(getattr(self, field.name)) for field in fields(self))
 
     @property
+    def words(self) -> str:
+        """What differs from the default, for people; empty for none."""
+        words = [
+            f"{name} {'a function' if callable(given) else given}"
+            for name, given in (("solver", self.solver), ("estimator", self.estimator))
+            if given != getattr(_DEFAULT, name)
+        ]
+        return ", ".join([*words, *(f"ban {ban}" for ban in self.bans)])
+
+    @property
     def text(self) -> str:
         """A text that ``of`` reads, if everything is named."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps(values, sort_keys=True, default=_function_name)
+
+
+_DEFAULT = Planner()
 
 
 def _function_name(value: object) -> str:
