@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FrameType
@@ -26,6 +26,7 @@ from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.symbolic.computations import Key
 from treadle.capture.symbolic.deferred import calls_real
+from treadle.capture.symbolic.functions.folds import folds
 from treadle.capture.symbolic.numbers import Number, Uses
 from treadle.util.errors import CaptureError
 
@@ -38,10 +39,11 @@ class ContainerStandIns:
         """``uses``: what becomes of numbers that stand in for lengths; ``None``: none do."""
         self.log = OperationLog()
         self._containers, self._uses = containers, uses
-        self._entries: dict[Key, _EntryAtCall] = {}  # whose numbers stand in
+        self._entries: dict[Key, _EntryAtCall | _FoldAtCall] = {}  # whose numbers stand in
         if uses is not None:
             self.log.length_at_call, self.log.length_asked = self._length, self._note_asked
             self.log.entry_at_call = self._entry
+            self.log.fold_at_call, self.log.fold_asked = self._fold, self._note_folding
 
     @property
     def values(self) -> list[object]:
@@ -102,6 +104,26 @@ class ContainerStandIns:
         number.decided(_IsOf(type(value)), (number,))
         return number
 
+    def _fold(
+        self, recorder: ContainerRecorder, function: Callable[..., object], put: frozenset[type]
+    ) -> object:
+        """What ``function`` gives of the numbers that are there at the beginning of a call.
+        ``put``: the types of those that the run has put behind them."""
+        fold = _FoldAtCall(recorder, function, put)
+        uses, now = self._uses, fold()
+        if uses is None or now is None:
+            return None
+        root: Key = function.__name__, recorder.at, put
+        self._entries.setdefault(root, fold)
+        uses.decisions.labels[root] = fold.label
+        number = Number(now, fold, frozenset({root}), uses, scales=True)
+        number.decided(_IsOf(type(now)), (number,))
+        return number
+
+    def _note_folding(self, frame: FrameType) -> None:
+        if self._uses is not None and not self._uses.ours and folds(frame):
+            self._uses.note_asked()
+
     def _note_asked(self, frame: FrameType) -> None:
         if self._uses is not None and not self._uses.ours and calls_real(frame):
             self._uses.note_asked()
@@ -149,6 +171,35 @@ class _EntryAtCall:
     def __call__(self) -> object:
         entries = self.recorder.get()
         return entries[self.at] if -len(entries) <= self.at < len(entries) else None
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _FoldAtCall:
+    """What a function gives of all entries of the user's own before a call changes them; ``None``
+    where they are no numbers, or of several types of which the result has one. ``put``: the types
+    of what comes behind them. A sum is a float if one of these is, also the sum of no entries."""
+
+    recorder: ContainerRecorder
+    function: Callable[..., object]
+    put: frozenset[type]
+
+    @property
+    def label(self) -> str:
+        """The user's words for it."""
+        return f"{self.function.__name__}({self.recorder.label})"
+
+    def __call__(self) -> int | float | None:
+        entries = self.recorder.get()
+        kinds = {*map(type, entries), *self.put}
+        if not kinds <= _REAL or (self.function is not sum and len(kinds) != 1):
+            return None
+        if self.function is sum:
+            return float(sum(entries)) if float in self.put else sum(entries)
+        return self.function(entries) if entries else None  # type: ignore[return-value]
+
+
+_REAL = frozenset({int, float})
 
 
 @final

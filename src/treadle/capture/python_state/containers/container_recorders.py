@@ -128,9 +128,15 @@ class OperationLog:
     entry_at_call: Callable[[ContainerRecorder, int, object], object] = field(
         default=lambda *_: None, metadata=NOT_STORED
     )  # likewise for the number that is an entry
+    fold_at_call: Callable[..., object] = field(
+        default=lambda *_: None, metadata=NOT_STORED
+    )  # likewise for what a function gives of all entries
     length_asked: Callable[[FrameType], None] = field(
         default=lambda _: None, metadata=NOT_STORED
     )  # a frame asks for a length as a number of Python's
+    fold_asked: Callable[[FrameType], None] = field(
+        default=lambda _: None, metadata=NOT_STORED
+    )  # a frame goes through the entries
 
     def stand_in(
         self, real: Contents, label: str, parent: tuple[ContainerRecorder, object] | None = None
@@ -303,8 +309,26 @@ class _RecordedSequence:
         self.recorder.read(length=True)
         return self._kind.__len__(self)
 
+    def __iter__(self) -> Iterator[object]:
+        self.recorder.log.fold_asked(sys._getframe(1))  # pyright: ignore
+        self.recorder.read()
+        return self._kind.__iter__(self)
+
     def __bool__(self) -> bool:
         return bool(self.recorder.length(self._kind.__len__(self)))
+
+    def _folded(self, function: Callable[..., object]) -> list[object] | None:
+        """What ``function`` gives of the entries that were there before the run, as a number that
+        stands in, and those that the run has put behind them; ``None`` where it has done more."""
+        recorder, entries = self.recorder, list(self._kind.__iter__(self))
+        put = entries[len(entries) - recorder.tail :]
+        is_known = recorder.is_own or recorder.is_made or recorder.reads_all
+        may_drop = bool(put) and getattr(recorder.real, "maxlen", None) is not None
+        if is_known or recorder.is_moved or may_drop:
+            return None
+        kinds = frozenset(entry.__class__ for entry in put)
+        instead = recorder.log.fold_at_call(recorder, function, kinds)
+        return None if instead is None else [instead, *put]
 
     def _changed(self, name: str, *args: object, by: int | None = None) -> object:
         self.recorder.note(name, *args, by=by)
@@ -708,6 +732,12 @@ def length_of_recorded(value: RecordedContainer) -> object:
     """``len`` of a stand-in: a number that stands in for that of a call, where each can tell it."""
     kept = value.inner if type(value) is RecordedSet else _plain_copy(value)
     return value.recorder.length(len(kept))
+
+
+def folded_recorded(function: Callable[..., object], value: object) -> list[object] | None:
+    """Numbers of which ``function`` gives what it gives of the list or deque that ``value`` stands
+    in for; ``None`` where it is none, and where each call could not tell."""
+    return value._folded(function) if isinstance(value, _RecordedSequence) else None
 
 
 def as_plain(value: RecordedContainer) -> Contents:

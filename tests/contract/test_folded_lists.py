@@ -1,0 +1,156 @@
+"""``sum``, ``min`` and ``max`` of a list that a step appends to: running figures compile once."""
+
+import collections
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+FOLDS = {
+    "sum": lambda values: sum(values),
+    "mean": lambda values: sum(values) / len(values),
+    "best": lambda values: min(values),
+    "worst": lambda values: max(values),
+    "range": lambda values: max(values) - min(values),
+}
+
+
+def mean_of(values):
+    total = sum(values)
+    return total / len(values)
+
+
+FOLDS["in a helper"] = mean_of
+
+
+class Trainer:
+    """``fold`` of the losses so far is returned, and part of the next gradients."""
+
+    def __init__(self, fold, kept, *, in_graph=False, bound=None):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 3).double()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.fold, self.losses, self.in_graph, self.bound = fold, kept, in_graph, bound
+
+    def step(self, x, y):
+        loss = F.cross_entropy(self.model(x), y)
+        if self.in_graph and self.losses:
+            loss = loss * self.fold(self.losses)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+        figure = self.fold(self.losses)
+        if self.bound is not None and figure > self.bound:
+            return loss, figure, "above"
+        return loss, figure
+
+
+def compared(fold, kept, calls, between=lambda kept, at: None, **more):
+    """The step after calls that are eager's."""
+    eager, ours = Trainer(fold, copy.copy(kept), **more), Trainer(fold, copy.copy(kept), **more)
+    step = treadle.compile(ours.step, model=ours.model, optimizer=ours.optimizer)
+    for at in range(calls):
+        for each in (eager, ours):
+            between(each.losses, at)
+        x, y = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,))
+        (loss, figure, *said), (true_loss, true_figure, *true_said) = step(x, y), eager.step(x, y)
+        torch.testing.assert_close(loss, true_loss, rtol=1e-12, atol=0)
+        assert type(figure) is type(true_figure)
+        assert figure == pytest.approx(true_figure, rel=1e-12, nan_ok=True)
+        assert said == true_said
+        assert list(ours.losses) == pytest.approx(list(eager.losses), rel=1e-12, nan_ok=True)
+    for mine, theirs in zip(ours.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-15)
+    return step
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [list, collections.deque], ids=["list", "deque"])
+@pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
+def test_a_running_figure_compiles_once(fold, kind):
+    step = compared(fold, kind([0.5, 0.25]), 6)
+    assert step.recompiles == []
+    assert len(step.summary().variants) == 1  # nor captured again
+
+
+@pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
+def test_from_no_entries(fold):
+    """The first call has none: of them no ``min`` is known."""
+    assert len(compared(fold, [], 6).recompiles) <= 1
+
+
+@pytest.mark.parametrize("fold", [mean_of, FOLDS["best"]], ids=["mean", "best"])
+def test_in_the_graph(fold):
+    step = compared(fold, [0.5, 1.5], 5, in_graph=True)
+    assert step.recompiles == []
+
+
+def test_a_branch_on_it_is_a_branch():
+    step = compared(FOLDS["sum"], [0.5], 6, bound=4.0)
+    assert len(step.summary().variants) == 2
+
+
+@pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
+def test_what_is_done_to_the_list_between_calls(fold):
+    def between(kept, at):
+        if at == 2:
+            kept.append(0.125)
+        if at == 3:
+            del kept[:2]
+        if at == 4:
+            kept.sort(reverse=True)
+        if at == 5:
+            kept[0] = math.nan
+        if at == 6:
+            kept[0], kept[-1] = math.inf, math.nan
+
+    assert compared(fold, [0.5, 0.25], 8, between).recompiles == []
+
+
+@pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
+def test_entries_of_another_type(fold):
+    def between(kept, at):
+        if at in (2, 4, 6):
+            kept[:] = [{2: 1, 4: True, 6: 0.5}[at], 0.25]
+
+    compared(fold, [0.5, 0.25], 8, between)
+
+
+def test_a_sum_of_whole_numbers_and_others():
+    def between(kept, at):
+        kept[:] = [[], [2**60, 1], [3, 0.5], [0.5]][at % 4]
+
+    assert compared(FOLDS["mean"], [], 8, between).recompiles == []
+
+
+def test_a_deque_that_drops_what_is_first():
+    compared(mean_of, collections.deque([0.5], maxlen=3), 6)
+
+
+class Counting(Trainer):
+    def step(self, x, y):
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(len(y))
+        return loss, sum(self.losses)
+
+
+def test_whole_numbers_are_added_exactly():
+    trainer = Counting(None, [2**60, 1])
+    step = treadle.compile(trainer.step, model=trainer.model, optimizer=trainer.optimizer)
+    for at in range(4):
+        _, count = step(torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,)))
+        assert count == 2**60 + 1 + 5 * (at + 1)
+    assert step.recompiles == []
