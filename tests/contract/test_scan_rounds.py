@@ -1,7 +1,6 @@
 """A round of a ``scan`` has several slices, which changes no number, no gradient and no refusal."""
 
 import copy
-import random
 
 import pytest
 import torch
@@ -113,7 +112,7 @@ def test_the_peak_is_promised(tmp_path):
     for memory in (None, 0.8):
         twin = copy.deepcopy(model)
         step = train_with(twin, recurrent, Own, tmp_path, memory=memory, strict=True)
-        x = torch.randn(random.Random(0).randint(300, 400), 4)
+        x = torch.randn(331, 4)
         step(x)
         assert step.measure(x).peak_bytes <= step.compiled.artifact.peak_bytes
 

@@ -227,7 +227,7 @@ def test_a_compiled_step_trains_as_eager_and_keeps_its_promise(solver, tmp_path)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert "recompute " in step.explain()
     assert step.measure(x).peak_bytes <= step.summary().peak_predicted_bytes
-    assert step.summary().planner == ("" if solver == "cut" else f"solver {solver}")
+    assert step.summary().planner == ("" if solver == "cut" else f"solver={solver}")
     again, *_ = trained(0.3, solver, tmp_path)
     assert again.summary().from_cache
 
@@ -243,7 +243,7 @@ def test_a_solver_of_the_users(tmp_path):
     step, *_ = trained(0.5, treadle.Planner(solver=all_or_nothing), tmp_path)
     assert asked
     assert not step.summary().from_cache
-    assert "planned with solver a function" in step.explain()
+    assert "planned with solver=all_or_nothing" in step.explain()
     again, *_ = trained(0.5, treadle.Planner(solver=all_or_nothing), tmp_path)
     assert not again.summary().from_cache
     with pytest.raises(treadle.TreadleError, match="cannot be saved") as refused:

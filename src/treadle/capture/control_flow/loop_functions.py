@@ -180,6 +180,8 @@ class LoopFunctions:
         if used:
             outputs, theirs = zip(*used, strict=True)
             with Pure(self._name, "a gradient of its body", always=True):
+                # retained: a value that a body left outside has its gradient asked for later, and
+                # is refused by its own code then
                 tensors = without_functions(gradients_of)(
                     outputs, inputs, theirs, allow_unused=True, retain_graph=True
                 )

@@ -36,7 +36,7 @@ from treadle.capture.symbolic.arrays.arrays import is_array
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
-from treadle.capture.symbolic.functions.folds import FOLDS
+from treadle.capture.symbolic.functions.reductions import REDUCTIONS
 from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
 from treadle.capture.symbolic.numbers import PlainNumber, SourcePosition, Text, is_number
 from treadle.capture.symbolic.size_numbers import as_number, is_size, truncated
@@ -139,7 +139,7 @@ def _all_instead() -> dict[int, Callable[..., object]]:
     instead_of_ids: dict[int, Callable[..., object]] = {
         id(conversion): _conversion(conversion) for conversion in CONVERSIONS
     }
-    others = (*OF_NUMBERS.items(), *FOLDS.items(), *TEXTS.items(), *LEGACY.items())
+    others = (*OF_NUMBERS.items(), *REDUCTIONS.items(), *TEXTS.items(), *LEGACY.items())
     instead_of_ids |= {id(original): instead for original, instead in others}
 
     def mapped(

@@ -2,12 +2,11 @@
 
 import functools
 import operator
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FrameType
-from typing import final
+from typing import Any, final
 
 from treadle.capture.python_state.changes import refused
 from treadle.capture.python_state.containers.container_changes import (
@@ -26,7 +25,7 @@ from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.symbolic.computations import Key
 from treadle.capture.symbolic.deferred import calls_real
-from treadle.capture.symbolic.functions.folds import folds
+from treadle.capture.symbolic.functions.reductions import asks_reduction
 from treadle.capture.symbolic.numbers import Number, Uses
 from treadle.util.errors import CaptureError
 
@@ -39,11 +38,11 @@ class ContainerStandIns:
         """``uses``: what becomes of numbers that stand in for lengths; ``None``: none do."""
         self.log = OperationLog()
         self._containers, self._uses = containers, uses
-        self._entries: dict[Key, _EntryAtCall | _FoldAtCall] = {}  # whose numbers stand in
+        self._entries: dict[Key, _EntryAtCall | _ReductionAtCall] = {}  # whose numbers stand in
         if uses is not None:
-            self.log.length_at_call, self.log.length_asked = self._length, self._note_asked
+            self.log.length_at_call, self.log.asked = self._length, self._note_asked
             self.log.entry_at_call = self._entry
-            self.log.fold_at_call, self.log.fold_asked = self._fold, self._note_folding
+            self.log.reduction_at_call = self._reduction
 
     @property
     def values(self) -> list[object]:
@@ -80,8 +79,7 @@ class ContainerStandIns:
 
     def _length(self, recorder: ContainerRecorder) -> object:
         """How much is in it now, from how much there is at the beginning of a call."""
-        uses, real = self._uses, recorder.real
-        most = real.maxlen if isinstance(real, deque) else None
+        uses, most = self._uses, recorder.maxlen
         if uses is None or recorder.grown is None or (most is not None and recorder.grown < 0):
             return None
         root = _root(recorder)
@@ -104,28 +102,26 @@ class ContainerStandIns:
         number.decided(_IsOf(type(value)), (number,))
         return number
 
-    def _fold(
-        self, recorder: ContainerRecorder, function: Callable[..., object], put: frozenset[type]
+    def _reduction(
+        self, recorder: ContainerRecorder, function: Callable[..., Any], put: frozenset[type]
     ) -> object:
         """What ``function`` gives of the numbers that are there at the beginning of a call.
         ``put``: the types of those that the run has put behind them."""
-        fold = _FoldAtCall(recorder, function, put)
-        uses, now = self._uses, fold()
+        reduction = _ReductionAtCall(recorder, function, put)
+        uses, now = self._uses, reduction()
         if uses is None or now is None:
             return None
         root: Key = function.__name__, recorder.at, put
-        self._entries.setdefault(root, fold)
-        uses.decisions.labels[root] = fold.label
-        number = Number(now, fold, frozenset({root}), uses, scales=True)
+        self._entries.setdefault(root, reduction)
+        uses.decisions.labels[root] = reduction.label
+        number = Number(now, reduction, frozenset({root}), uses, scales=True)
         number.decided(_IsOf(type(now)), (number,))
         return number
 
-    def _note_folding(self, frame: FrameType) -> None:
-        if self._uses is not None and not self._uses.ours and folds(frame):
-            self._uses.note_asked()
-
     def _note_asked(self, frame: FrameType) -> None:
-        if self._uses is not None and not self._uses.ours and calls_real(frame):
+        if self._uses is None or self._uses.ours:
+            return
+        if calls_real(frame) or asks_reduction(frame):
             self._uses.note_asked()
 
     def placed(self, graph: ReadsGraph) -> None:
@@ -175,13 +171,13 @@ class _EntryAtCall:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _FoldAtCall:
+class _ReductionAtCall:
     """What a function gives of all entries of the user's own before a call changes them; ``None``
     where they are no numbers, or of several types of which the result has one. ``put``: the types
     of what comes behind them. A sum is a float if one of these is, also the sum of no entries."""
 
     recorder: ContainerRecorder
-    function: Callable[..., object]
+    function: Callable[..., Any]
     put: frozenset[type]
 
     @property
@@ -196,7 +192,7 @@ class _FoldAtCall:
             return None
         if self.function is sum:
             return float(sum(entries)) if float in self.put else sum(entries)
-        return self.function(entries) if entries else None  # type: ignore[return-value]
+        return self.function(entries) if entries else None
 
 
 _REAL = frozenset({int, float})

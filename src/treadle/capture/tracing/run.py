@@ -24,7 +24,7 @@ from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import Part
 from treadle.capture.symbolic.deferred import AsksNumber, asks_size
-from treadle.capture.symbolic.functions.folds import asks_extreme
+from treadle.capture.symbolic.functions.reductions import asks_extreme
 from treadle.capture.symbolic.numbers import no_size
 from treadle.capture.symbolic.size_numbers import as_number
 from treadle.capture.tensors.gradient_effects import GradientEffects

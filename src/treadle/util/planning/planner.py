@@ -75,12 +75,12 @@ class Planner:
     @property
     def words(self) -> str:
         """What differs from the default, for people; empty for none."""
-        words = [
-            f"{name} {'a function' if callable(given) else given}"
-            for name, given in (("solver", self.solver), ("estimator", self.estimator))
-            if given != getattr(_DEFAULT, name)
-        ]
-        return ", ".join([*words, *(f"ban {ban}" for ban in self.bans)])
+        given = {field: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(
+            f"{field.name}={_in_words(value)}"
+            for field, value in given.items()
+            if value != field.default
+        )
 
     @property
     def text(self) -> str:
@@ -89,7 +89,10 @@ class Planner:
         return json.dumps(values, sort_keys=True, default=_function_name)
 
 
-_DEFAULT = Planner()
+def _in_words(value: Any) -> str:
+    if callable(value):
+        return getattr(value, "__name__", type(value).__name__)
+    return value if isinstance(value, str) else "+".join(value)
 
 
 def _function_name(value: object) -> str:

@@ -107,6 +107,17 @@ class ContainerRecorder:
         """All that was in it is gone."""
         self.is_own = True
 
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether entries that were there before the run may be numbers of a call: it has put at
+        most others behind them, and does not depend on all of them anyway."""
+        return not (self.is_own or self.is_made or self.reads_all or self.is_moved)
+
+    @property
+    def maxlen(self) -> int | None:
+        """That of a deque; ``None`` where there may be any number of entries."""
+        return self.real.maxlen if isinstance(self.real, deque) else None
+
     def get(self) -> Any:
         """The user's own, at a call."""
         return self.real if self.current is None else self.current()
@@ -128,15 +139,14 @@ class OperationLog:
     entry_at_call: Callable[[ContainerRecorder, int, object], object] = field(
         default=lambda *_: None, metadata=NOT_STORED
     )  # likewise for the number that is an entry
-    fold_at_call: Callable[..., object] = field(
+    reduction_at_call: Callable[
+        [ContainerRecorder, Callable[..., Any], frozenset[type]], object
+    ] = field(
         default=lambda *_: None, metadata=NOT_STORED
     )  # likewise for what a function gives of all entries
-    length_asked: Callable[[FrameType], None] = field(
+    asked: Callable[[FrameType], None] = field(
         default=lambda _: None, metadata=NOT_STORED
-    )  # a frame asks for a length as a number of Python's
-    fold_asked: Callable[[FrameType], None] = field(
-        default=lambda _: None, metadata=NOT_STORED
-    )  # a frame goes through the entries
+    )  # a frame asks for a length, or goes through the entries, which may be for one number
 
     def stand_in(
         self, real: Contents, label: str, parent: tuple[ContainerRecorder, object] | None = None
@@ -305,29 +315,28 @@ class _RecordedSequence:
         return self._entry(at)
 
     def __len__(self) -> int:
-        self.recorder.log.length_asked(sys._getframe(1))  # pyright: ignore
+        self.recorder.log.asked(sys._getframe(1))  # pyright: ignore
         self.recorder.read(length=True)
         return self._kind.__len__(self)
 
     def __iter__(self) -> Iterator[object]:
-        self.recorder.log.fold_asked(sys._getframe(1))  # pyright: ignore
+        self.recorder.log.asked(sys._getframe(1))  # pyright: ignore
         self.recorder.read()
         return self._kind.__iter__(self)
 
     def __bool__(self) -> bool:
         return bool(self.recorder.length(self._kind.__len__(self)))
 
-    def _folded(self, function: Callable[..., object]) -> list[object] | None:
+    def _reduced(self, function: Callable[..., Any]) -> list[Any] | None:
         """What ``function`` gives of the entries that were there before the run, as a number that
         stands in, and those that the run has put behind them; ``None`` where it has done more."""
         recorder, entries = self.recorder, list(self._kind.__iter__(self))
         put = entries[len(entries) - recorder.tail :]
-        is_known = recorder.is_own or recorder.is_made or recorder.reads_all
-        may_drop = bool(put) and getattr(recorder.real, "maxlen", None) is not None
-        if is_known or recorder.is_moved or may_drop:
+        drops_first = bool(put) and recorder.maxlen is not None
+        if not recorder.keeps_entries or drops_first:
             return None
         kinds = frozenset(entry.__class__ for entry in put)
-        instead = recorder.log.fold_at_call(recorder, function, kinds)
+        instead = recorder.log.reduction_at_call(recorder, function, kinds)
         return None if instead is None else [instead, *put]
 
     def _changed(self, name: str, *args: object, by: int | None = None) -> object:
@@ -347,9 +356,8 @@ class _RecordedSequence:
         entry, and where the run has done more than put some at the end."""
         recorder, count = self.recorder, self._kind.__len__(self)
         was_there = -count <= at < -recorder.tail or 0 <= at < count - recorder.tail
-        is_known = recorder.is_own or recorder.is_made or recorder.reads_all
         is_left = at >= 0 and self._kind is not list  # of a deque it may be gone
-        if is_known or recorder.is_moved or is_left or not was_there:
+        if not recorder.keeps_entries or is_left or not was_there:
             return None
         place = at if at >= 0 else at + recorder.tail
         return recorder.log.entry_at_call(recorder, place, self._entry(at))
@@ -734,10 +742,10 @@ def length_of_recorded(value: RecordedContainer) -> object:
     return value.recorder.length(len(kept))
 
 
-def folded_recorded(function: Callable[..., object], value: object) -> list[object] | None:
+def reduced_recorded(function: Callable[..., Any], value: object) -> list[Any] | None:
     """Numbers of which ``function`` gives what it gives of the list or deque that ``value`` stands
     in for; ``None`` where it is none, and where each call could not tell."""
-    return value._folded(function) if isinstance(value, _RecordedSequence) else None
+    return value._reduced(function) if isinstance(value, _RecordedSequence) else None
 
 
 def as_plain(value: RecordedContainer) -> Contents:

@@ -16,8 +16,9 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from types import FrameType
+from typing import Any
 
-from treadle.capture.python_state.containers.container_recorders import folded_recorded
+from treadle.capture.python_state.containers.container_recorders import reduced_recorded
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.numbers import is_number, lead_of
 from treadle.util.frames.branch_analysis import called_name
@@ -25,32 +26,33 @@ from treadle.util.frames.branch_analysis import called_name
 _EXTREMES: tuple[Callable[..., object], ...] = (min, max)
 
 
-def _extreme(function: Callable[..., object]) -> Callable[..., object]:
-    def call(*args: object, **kwargs: object) -> object:
-        numbers: Sequence[object] = args
+def _extreme(function: Callable[..., Any]) -> Callable[..., object]:
+    def call(*args: Any, **kwargs: object) -> object:
+        numbers: Sequence[Any] = args
         if len(args) == 1 and type(args[0]) in (list, tuple):
-            numbers = tuple(args[0])  # type: ignore[arg-type]
+            numbers = tuple(args[0])
         elif len(args) == 1 and not kwargs:
-            numbers = folded_recorded(function, args[0]) or args
-            if len(numbers) == 1 and numbers is not args:
-                return numbers[0]
+            found = reduced_recorded(function, args[0])
+            if found is not None and len(found) == 1:
+                return found[0]
+            numbers = found or args
         if not kwargs and len(numbers) > 1 and any(map(is_number, numbers)):
             kinds = {number.__class__ for number in numbers}
             if all(is_number(e) or is_real(e) for e in numbers) and len(kinds) == 1:
-                return lead_of(numbers).combined(function, numbers)  # type: ignore[arg-type]
+                return lead_of(numbers).combined(function, numbers)
         return function(*args, **kwargs)
 
     return call
 
 
-def _sum(*args: object, **kwargs: object) -> object:
+def _sum(*args: Any, **kwargs: Any) -> object:
     """Of entries that stand in as their sum, and those that the run has put behind them. From
     Python 3.12 on, whose own function rounds once, its result may differ in the last bit."""
-    numbers = folded_recorded(sum, args[0]) if len(args) == 1 and not kwargs else None
-    return sum(*args, **kwargs) if numbers is None else reduce(operator.add, numbers)  # type: ignore
+    numbers = reduced_recorded(sum, args[0]) if len(args) == 1 and not kwargs else None
+    return sum(*args, **kwargs) if numbers is None else reduce(operator.add, numbers)
 
 
-FOLDS: Mapping[Callable[..., object], Callable[..., object]] = {
+REDUCTIONS: Mapping[Callable[..., object], Callable[..., object]] = {
     **{function: _extreme(function) for function in _EXTREMES},
     sum: _sum,
 }
@@ -62,9 +64,9 @@ def asks_extreme(frame: FrameType) -> bool:
     return any(_called(frame) is other for other in _EXTREMES)
 
 
-def folds(frame: FrameType) -> bool:
-    """Whether ``frame`` calls one of ``FOLDS`` just now, by its own name."""
-    return any(_called(frame) is other for other in FOLDS)
+def asks_reduction(frame: FrameType) -> bool:
+    """Whether ``frame`` calls one of ``REDUCTIONS`` just now, by its own name."""
+    return any(_called(frame) is other for other in REDUCTIONS)
 
 
 def _called(frame: FrameType) -> object:
