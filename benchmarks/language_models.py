@@ -7,8 +7,8 @@
         [--dropout 0.1] [--tune] [--profile] [--skip GroupHeads,...] [--chunks 4] [--plan h200]
         [--attention eager]
 
-``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b``, ``qwen3`` or ``mistral`` (a window of
-1,024 tokens): those of ``transformers`` with random weights, and a batch of their own unless
+``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b``, ``llama-7b``, ``qwen3`` or ``mistral``
+(a window of 1,024 tokens): those of ``transformers`` with random weights, and a batch of their own unless
 another is given. ``--attention eager``: written out instead of a call of PyTorch's.
 
 All variants start from the same weights and see the same batches: bf16 autocast, float32
@@ -98,6 +98,11 @@ def _llama_1b(args: argparse.Namespace) -> nn.Module:
     return _llama(args, hidden_size=2048, intermediate_size=8192, **heads)
 
 
+def _llama_7b(args: argparse.Namespace) -> nn.Module:
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 32}
+    return _llama(args, hidden_size=4096, intermediate_size=11008, **heads)
+
+
 def _qwen3(args: argparse.Namespace) -> nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -120,15 +125,17 @@ PRESETS = {
     "gpt2": Preset(_gpt2, batch=16, length=1024, vocabulary=50257, layers=12),
     "llama-271m": Preset(_llama_271m, batch=8, length=2048, vocabulary=32000, layers=16),
     "llama-1.2b": Preset(_llama_1b, batch=8, length=4096, vocabulary=128256, layers=16),
+    "llama-7b": Preset(_llama_7b, batch=1, length=4096, vocabulary=32000, layers=32),
     "mistral": Preset(_mistral, batch=4, length=4096, vocabulary=32000, layers=8),
     "qwen3": Preset(_qwen3, batch=4, length=2048, vocabulary=151936, layers=12),
 }
 
 
 def make_model(args: argparse.Namespace) -> nn.Module:
-    """The model that ``args`` names, always with the same weights."""
+    """The model that ``args`` names, on the CPU. Its weights are those of the seed on a device."""
     torch.manual_seed(0)
-    model = PRESETS[args.model].make(args)
+    with torch.device("meta" if args.plan else args.device):
+        model = PRESETS[args.model].make(args).to("meta" if args.plan else "cpu")
     if args.attention:
         model.set_attn_implementation(args.attention)
     return model
@@ -295,8 +302,8 @@ def _distance(ours: list[float], reference: list[float]) -> float:
 
 def planned(args: argparse.Namespace) -> str:
     """The frontier of the step on the device ``args.plan``, of a model that is not allocated."""
+    model = make_model(args).train()
     with torch.device("meta"):
-        model = make_model(args).train()
         ids = torch.empty(args.batch, args.length, dtype=torch.int64)
     optimizer = make_optimizer(model, fused=False)
     step = make_step(model, optimizer, model)
