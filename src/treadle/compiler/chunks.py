@@ -57,14 +57,16 @@ def fastest_chunk(logits: Logits, device: DeviceModel) -> int:
     moved = (8 + 2 * logits.dtype.itemsize) * logits.weights
     per_chunk = (1 - device.hidden) * moved / device.bandwidth + _KERNELS * device.launch
     products = 6 * logits.rows * logits.weights / device.rate(logits.dtype)
-    chunks = min(1 << (int(1 + _OVERHEAD * products / per_chunk).bit_length() - 1), _MOST_CHUNKS)
+    most = max(_MOST_CHUNKS // logits.times, 1)
+    chunks = min(1 << (int(1 + _OVERHEAD * products / per_chunk).bit_length() - 1), most)
     return max(_WORTH, -(-logits.rows // chunks) * logits.row_bytes)
 
 
 def _smaller(logits: Logits, most: int) -> tuple[int, ...]:
     """Bytes of smaller chunks, for a budget that is not met otherwise."""
     least = max(_LEAST_ROWS * logits.row_bytes, 1)
-    sizes = (-(-logits.rows // pieces) * logits.row_bytes for pieces in _PIECES)
+    pieces_of_each = (n for n in _PIECES if n * logits.times <= _MOST_CHUNKS)
+    sizes = (-(-logits.rows // pieces) * logits.row_bytes for pieces in pieces_of_each)
     return tuple(size for size in sizes if least <= size < min(most, logits.nbytes))
 
 

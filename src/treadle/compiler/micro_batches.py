@@ -49,7 +49,7 @@ def _of_rows(step: StepGraph, rows: int, target: Target) -> tuple[Version, ...]:
             f"{MOST_PARTS}",
             f"give at least micro_batch={least}, or call the step with fewer rows",
         )
-    return (_split(step, rows, target, f"{_words(count, rows, parts)}, as asked"),)
+    return _split(step, rows, target, f"{_words(count, rows, parts)}, as asked")
 
 
 def _largest_first(step: StepGraph, target: Target) -> Iterator[tuple[Version, ...]]:
@@ -69,7 +69,7 @@ def _largest_first(step: StepGraph, target: Target) -> Iterator[tuple[Version, .
         if rows < before:
             words = _words(region.grid.count, rows, parts_of_batch(region, rows))
             why = f"{words}: {before} rows do not fit the budget"
-            yield (_split(step, rows, target, why),)
+            yield _split(step, rows, target, why)
             before = rows
 
 
@@ -77,9 +77,11 @@ def _words(count: int, rows: int, parts: int) -> str:
     return f"{parts} micro-batches of at most {rows} of {count} rows"
 
 
-def _split(step: StepGraph, rows: int, target: Target, why: str) -> Version:
+def _split(step: StepGraph, rows: int, target: Target, why: str) -> tuple[Version, ...]:
+    """The step in micro-batches, with the chunks of their logits to choose from."""
     split = MicroBatch(rows, target.record.wide_products)
-    return Version(rewritten(step, (split,)), (split,), why)
+    versions = versions_of(rewritten(step, (split,)), target)
+    return tuple(Version(each.step, (split, *each.first), why) for each in versions)
 
 
 def _told(versions: tuple[Version, ...], why: str) -> tuple[Version, ...]:

@@ -248,7 +248,10 @@ def _sum(site: BatchContext, named: Mapping[str, Any]) -> Exit:
         case aten.addmm.default:
             plain = named["beta"] == named["alpha"] == 1
             require(plain, NoMatch, f"{site.name} scales a sum over rows")
-            return Contraction(node, named["mat1"], named["mat2"], site.args["self"])
+            added = site.args["self"]
+            alike = type_of(added).shape == type_of(node).shape
+            where = "start" if alike and added not in site.late else "added"
+            return Contraction(node, named["mat1"], named["mat2"], **{where: added})
         case _:
             raise NoMatch(f"{site.name} combines the rows of the batch")
 

@@ -50,15 +50,16 @@ class ChunkLoss(GraphPass):
 
     def run(self, step: StepGraph) -> int:
         changed = 0
-        while True:
-            fitting = (
-                finding for finding in _findings(step, self.most) if finding.region is not None
-            )
-            fitting_loss = next(fitting, None)
-            if fitting_loss is None or fitting_loss.region is None:
+        seen: set[fx.Node] = set()
+        while True:  # a region may hold another wide product, which is gone then
+            root = next((node for node in _wide_products(step) if node not in seen), None)
+            if root is None:
                 return changed
-            write_chunks(step, fitting_loss.region, fitting_loss.boxes, self.wide_products)
-            changed += 1
+            seen.add(root)
+            result = attempt(_found, root, self.most)
+            if not isinstance(result, NoMatch) and result.region is not None:
+                write_chunks(step, result.region, result.boxes, self.wide_products)
+                changed += 1
 
 
 @final
@@ -92,12 +93,14 @@ def findings(step: StepGraph, most: int) -> tuple[Finding, ...]:
 @final
 @dataclass(frozen=True)
 class Logits:
-    """The largest product that can be cut in chunks. ``weights``: elements of its second factor."""
+    """The largest product that can be cut in chunks. ``weights``: elements of its second factor.
+    ``times``: how often it is there, once for each micro-batch."""
 
     rows: int
     row_bytes: int
     weights: int
     dtype: torch.dtype
+    times: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -106,14 +109,21 @@ class Logits:
 
 
 def largest_logits(step: StepGraph) -> Logits | None:
-    """The largest product that can be cut in chunks, if there is one."""
+    """The largest product that can be cut in chunks, if there is one. Of equal micro-batches, the
+    first stands for all."""
     candidates: list[Logits] = []
-    for root in _wide_products(step):
+    roots = list(_wide_products(step))
+    chunks = {info(root).chunk for root in roots} - {None}
+    for root in roots:
+        if info(root).chunk not in (None, 0):
+            continue
         region = attempt(region_of, root)
         if isinstance(region, NoMatch):
             continue
         logits, weights = tensor_of(root), _left(root).shape[1] * tensor_of(root).shape[1]
-        candidates.append(Logits(region.grid.count, region.row_bytes, weights, logits.dtype))
+        times = len(chunks) if info(root).chunk is not None else 1
+        size = region.grid.count, region.row_bytes
+        candidates.append(Logits(*size, weights, logits.dtype, times))
     return max(candidates, key=lambda candidate: candidate.nbytes, default=None)
 
 

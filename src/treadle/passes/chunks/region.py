@@ -52,6 +52,8 @@ from treadle.util.refusals import NoMatch, attempt
 
 aten = torch.ops.aten
 
+_SUMS_OVER_ROWS = (aten.mm.default, aten.mm.dtype, aten.addmm.default, aten.addmm.dtype)
+
 
 @final
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ class _Finder:
 
     def _site(self, node: fx.Node, first: fx.Node) -> RowContext:
         rows = self.members[first].rows
-        require(not rows.transposed, NoMatch, f"{node} is not known to work on columns")
+        plain = not rows.transposed or node.target is aten._to_copy.default
+        require(plain, NoMatch, f"{node} is not known to work on columns")
         return RowContext(node, rows, self._row_dims(first), self.grid, self._fetch)
 
     def _row_dims(self, node: fx.Node) -> Shape:
@@ -310,7 +313,7 @@ class _Finder:
             dims = {dim % len(shape) for dim in arguments(node)["dim"] or range(len(shape))}
             if dims & set(range(rows.lead)):
                 return self._total(node, rows, dims)
-        if node.target is aten.mm.default:
+        if node.target in _SUMS_OVER_ROWS:
             return self._contraction(node)
         return None
 
@@ -339,10 +342,11 @@ class _Finder:
         return Member(node, rows, MadeRows(aten.mm.default, (RowPart(left), right)))
 
     def _contraction(self, node: fx.Node) -> Contraction | None:
-        """A product that sums over rows: columns of one factor, rows of the other."""
-        left, right = node.args
-        assert isinstance(left, fx.Node)
-        assert isinstance(right, fx.Node)
+        """A product that sums over rows: columns of one factor, rows of the other. What it adds to
+        is there before: the sum of other rows."""
+        args = arguments(node)
+        added = args["self"] if "mat1" in args else None
+        left, right = args["self" if added is None else "mat1"], args["mat2"]
         of_left = self.members[left].rows if left in self.members else None
         of_right = self.members[right].rows if right in self.members else None
         over_left = of_left is not None and of_left.transposed
@@ -355,10 +359,15 @@ class _Finder:
         require(of_right is None or over_right, NoMatch, f"{node} multiplies rows with rows")
         same = of_left is None or of_right is None or of_left.span == of_right.span
         require(same, NoMatch, f"{node} multiplies other rows")
+        if added is not None:
+            plain = args["beta"] == args["alpha"] == 1 and added not in self.members
+            alike = tensor_of(added).shape == tensor_of(node).shape
+            require(plain and alike, NoMatch, f"{node} scales or stretches what it adds to")
         return Contraction(
             node,
             RowPart(left) if of_left else _columns(left, rows),
             RowPart(right) if of_right else _rows(right, rows),
+            added,
         )
 
 

@@ -256,12 +256,13 @@ class Total:
 @final
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A node that is a product over rows, ``left @ right``, added up chunk by chunk; ``added``: to
-    the sum."""
+    """A node that is a product over rows, ``left @ right``, added up chunk by chunk. ``start``: what
+    the first chunk is added to; ``added``: to the finished sum, being known after all rows."""
 
     node: fx.Node
     left: Any
     right: object
+    start: fx.Node | None = None
     added: fx.Node | None = None
 
 

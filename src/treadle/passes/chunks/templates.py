@@ -76,8 +76,8 @@ def template_of(exit_: Exit) -> object:
     match exit_:
         case Total(partial=partial):
             return partial
-        case Contraction(left=left, right=right):
-            return (left, right)
+        case Contraction(left=left, right=right, start=start):
+            return (left, right, start)
 
 
 def needed_members(

@@ -8,6 +8,7 @@ after:   x0 = mm(h[:n], w); g0 = f(x0); d0 = mm(g0, v); e0 = mm(t(g0), h[:n])
 Sums of 16-bit values accumulate in 32 bits and are rounded once, as in one product or sum.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -45,7 +46,7 @@ from treadle.passes.chunks.rows import (
     TotalWeight,
     Unwritten,
 )
-from treadle.passes.chunks.templates import read_by_kernels, wide_dtype
+from treadle.passes.chunks.templates import read_by_kernels, template_of, wide_dtype
 
 aten = torch.ops.aten
 
@@ -81,8 +82,9 @@ class _Writer:
         phases = {info(node).phase for node in (*nodes, *ends)}
         self.phase = "backward" if "backward" in phases else "forward"
         self.keeps_phases = isinstance(self.region, BatchRegion)  # of values that a plan may drop
-        chunks = [info(node).chunk for node in self.graph.nodes]
-        self.chunk = max((chunk for chunk in chunks if chunk is not None), default=None)
+        chunks = (info(node).chunk for node in self.graph.nodes)
+        self.numbers = itertools.count(1 + max((n for n in chunks if n is not None), default=-1))
+        self.chunk: int | None = None  # that of what it is written for
 
     def write(self, boxes: Sequence[Box]) -> None:
         self._renew()
@@ -108,7 +110,6 @@ class _Writer:
     def _copy_narrow(self, boxes: Sequence[Box]) -> None:
         """Targets and similar operands of each chunk get memory of their own, before all chunks. A
         kernel that reads them at another offset would be another kernel."""
-        chunk, self.chunk = self.chunk, None
         templates = [(member.node, member.form) for member in self.region.members]
         templates += [(e.node, e.partial) for e in self.region.exits if isinstance(e, Total)]
         for root, template in templates:
@@ -119,14 +120,13 @@ class _Writer:
                         named = {"memory_format": torch.contiguous_format}
                         copy = self._call(root, aten.clone.default, rows, **named)
                         self.copies[kernel, box] = copy
-        self.chunk = chunk
 
     def _chunk(
         self, box: Box, rows: dict[fx.Node, list[fx.Node]], sums: dict[fx.Node, fx.Node]
     ) -> None:
         """The members in one chunk, and what it adds to the sums."""
         self.parts.clear()
-        self.chunk = 0 if self.chunk is None else self.chunk + 1
+        self.chunk = next(self.numbers)
         for each in self.region.in_order:
             if isinstance(each, Member | BatchMember):
                 self.parts[each.node] = self._form(each, box)
@@ -255,8 +255,8 @@ class _Writer:
                 value = self._value(node, partial, box)
                 return value if before is None else self._call(node, aten.add.Tensor, before, value)
             case Contraction(node=node):
-                left, right = self._value(node, (exit_.left, exit_.right), box)
-                return self._multiplied(node, left, right, before)
+                left, right, start = self._value(node, template_of(exit_), box)
+                return self._multiplied(node, left, right, start if before is None else before)
 
     def _multiplied(
         self, root: fx.Node, left: fx.Node, right: fx.Node, before: fx.Node | None
@@ -273,6 +273,8 @@ class _Writer:
             )
         if before is None:
             return self._call(root, one, left, right, **named)
+        if type_of(before).dtype != kept:
+            before = self._call(root, aten._to_copy.default, before, dtype=kept)
         return self._call(root, more, before, left, right, **named)
 
     def _joined(self, member: Member | BatchMember, pieces: Sequence[fx.Node]) -> fx.Node:
@@ -363,5 +365,5 @@ class _Writer:
     def _call(self, root: fx.Node, target: Any, *args: Argument, **kwargs: Argument) -> fx.Node:
         node = emit(root, target, *args, **kwargs)
         phase = info(root).phase if self.keeps_phases else self.phase
-        with_info(node, phase=phase, chunk=self.chunk)
+        with_info(node, phase=phase, chunk=info(root).chunk if self.chunk is None else self.chunk)
         return node
