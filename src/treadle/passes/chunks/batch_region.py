@@ -28,6 +28,7 @@ from treadle.passes.chunks.batch_rules import BatchContext, Places, of_rows
 from treadle.passes.chunks.rows import (
     BatchDim,
     BatchMember,
+    Contraction,
     Exit,
     Filled,
     Grid,
@@ -171,8 +172,17 @@ class _Finder:
         elif isinstance(found, NoMatch):
             self._after_all_rows(node, late, rows, found.message)
         else:
-            self.exits[node] = found
             self.late[node] = f"{self._words(node)} is a sum over the batch"
+            if isinstance(found, Contraction) or not self._is_larger_than_rows(node):
+                self.exits[node] = found
+
+    def _is_larger_than_rows(self, node: fx.Node) -> bool:
+        """Whether all the rows that a sum is made of have fewer bytes than the sum: the gradient of
+        an embedding. Then they are kept, and summed at once in the end: there is one such sum and
+        not, for as long as micro-batches are computed, the one so far and that of the next."""
+        rows = [each for each in node.all_input_nodes if isinstance(self.places.get(each), BatchDim)]
+        held = sum(tensor_of(each).nbytes for each in rows)
+        return bool(rows) and held < tensor_of(node).nbytes
 
     def _after_all_rows(
         self, node: fx.Node, late: list[fx.Node], rows: list[fx.Node], reason: str

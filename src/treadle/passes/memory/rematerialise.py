@@ -40,12 +40,15 @@ class _Writer:
     """Appends operations one by one; ``copy`` maps a forward value to its second computation.
 
     ``near``: no library call of a later phase yet, so that what the head of the forward pass
-    computed can still be in registers.
+    computed can still be in registers. ``at``: the operation that is written; a forward pass that
+    is still to come (of another micro-batch) keeps what it reads until then.
     """
 
     def __init__(self, facts: Facts, saved: frozenset[int]) -> None:
         self.facts = facts
         self.there = _available(facts, saved)
+        self.kept_until = _last_forward_reader(facts)
+        self.at = 0
         self.origin: list[int] = []
         self.operands: list[tuple[int, ...]] = []
         self.again: list[bool] = []
@@ -60,12 +63,13 @@ class _Writer:
         self.again, self.first = [False] * same, list(range(same))
         for i in range(same, len(facts.operands)):
             operands = facts.operands[i]
+            self.at = i
             if facts.phases[i] == 0:
                 reads = tuple([self.first[operand] for operand in operands])
             else:
                 reads = tuple(
                     [
-                        self.first[operand] if self.there[operand] else self._late(operand)
+                        self.first[operand] if self._is_there(operand) else self._late(operand)
                         for operand in operands
                     ]
                 )
@@ -82,8 +86,11 @@ class _Writer:
         self.again.append(again)
         return len(self.origin) - 1
 
+    def _is_there(self, i: int) -> bool:
+        return self.there[i] or self.kept_until[i] > self.at
+
     def _known(self, i: int) -> int | None:
-        available = self.there[i] or (self.near and i >= self.facts.head)
+        available = self._is_there(i) or (self.near and i >= self.facts.head)
         return self.first[i] if available else self.copy.get(i)
 
     def _late(self, i: int) -> int:
@@ -116,6 +123,17 @@ def _available(facts: Facts, saved: frozenset[int]) -> list[bool]:
         else:
             there.append(kind is Kind.VIEW and all(there[operand] for operand in facts.operands[i]))
     return there
+
+
+def _last_forward_reader(facts: Facts) -> list[int]:
+    """The last operation of the forward pass that reads each value or a view of it; -1 if none."""
+    last = [-1] * len(facts.operands)
+    for i in range(len(last) - 1, -1, -1):
+        if facts.phases[i] == 0:
+            reader = max(last[i], i) if facts.views[i] else i
+            for operand in facts.operands[i]:
+                last[operand] = max(last[operand], reader)
+    return last
 
 
 def prune(order: Order) -> Order:
