@@ -1,6 +1,5 @@
 """The loss over a large vocabulary in chunks of rows."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +7,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import treadle
 from large_vocabularies import (
-    HANDLED, ROW, B, D, Loss, Model, T, V, batch, captured, make_step, plain, shifted_logits, values
+    HANDLED,
+    ROW,
+    B,
+    D,
+    Model,
+    T,
+    V,
+    batch,
+    captured,
+    make_step,
+    plain,
+    shifted_logits,
+    values,
 )
 from testing import trace
 from treadle.capture.step import capture
@@ -463,6 +473,13 @@ def test_the_fastest_chunk_is_a_matter_of_the_device():
     assert chunks_on(CPU_MODEL, 1 << 15, 768, 50257) > chunks_on(H200, 1 << 15, 768, 50257)
     assert chunks_on(H200, 1 << 22, 1 << 17, 64) == 8, "no chunk is smaller than 64 MiB"
     assert chunks_on(H200, 1 << 20, 2048, 128256, torch.float32) == 64, "that is enough to compile"
+
+
+def test_all_micro_batches_together_have_so_many_chunks():
+    logits = Logits(1 << 20, 128256 * 4, 2048 * 128256, torch.float32)
+    for times, chunks in ((1, 64), (4, 16), (16, 4), (100, 1)):
+        nbytes = fastest_chunk(replace(logits, times=times), H200)
+        assert -(-logits.nbytes // nbytes) == chunks
 
 
 @pytest.mark.parametrize("device", [H200, CPU_MODEL], ids=["h200", "cpu"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from treadle.compiler.cleaning import rewritten
 from treadle.compiler.target import Target
 from treadle.graph.core.signature import StepGraph
+from treadle.graph.rewrite.passes import GraphPass
 from treadle.options import Options
 from treadle.passes.chunks.chunked_loss import ChunkLoss, Logits, largest_logits
 from treadle.passes.memory.choose import Version
@@ -26,20 +27,23 @@ _LEAST_ROWS = 16
 """Rows that a chunk has at least where a budget wants it small."""
 
 
-def versions_of(step: StepGraph, target: Target) -> tuple[Version, ...]:
-    """The step with the chunks that are the fastest; with a budget, with smaller ones as well."""
+def versions_of(
+    step: StepGraph, target: Target, first: tuple[GraphPass, ...] = ()
+) -> tuple[Version, ...]:
+    """The step after the passes of ``first``, with the chunks that are the fastest; with a budget,
+    with smaller ones as well."""
     options = target.options
-    plain = Version(step)
+    plain = Version(rewritten(step, first), first) if first else Version(step)
     if options.chunk_bytes == 0 or options.numerics == "eager":  # eager rounds sums of all rows
         return (plain,)
     if options.chunk_bytes is not None:
-        return (_cut(step, options.chunk_bytes, target),)
-    logits = largest_logits(step)
+        return (_cut(step, options.chunk_bytes, target, plain),)
+    logits = largest_logits(plain.step)
     if logits is None:
         return (plain,)
     most = fastest_chunk(logits, target.hardware)
     smaller = _smaller(logits, most) if options.budget is not None else ()
-    return tuple(_cut(step, nbytes, target) for nbytes in (most, *smaller))
+    return tuple(_cut(step, nbytes, target, plain) for nbytes in (most, *smaller))
 
 
 def fastest_chunk(logits: Logits, device: DeviceModel) -> int:
@@ -70,12 +74,13 @@ def _smaller(logits: Logits, most: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if least <= size < min(most, logits.nbytes))
 
 
-def _cut(step: StepGraph, most: int, target: Target) -> Version:
-    """The step with chunks of at most that many bytes; itself where none is needed."""
+def _cut(step: StepGraph, most: int, target: Target, plain: Version) -> Version:
+    """The step with chunks of at most that many bytes; ``plain`` where none is needed. All passes
+    run on one graph, as they do once the plan is chosen: names depend on the nodes that were."""
     cut = ChunkLoss(most, target.record.wide_products)
-    cut_step = rewritten(step, (cut,))
-    changed = len(cut_step.graph.nodes) != len(step.graph.nodes)
-    return Version(cut_step, (cut,)) if changed else Version(step)
+    cut_step = rewritten(step, (*plain.first, cut))
+    changed = len(cut_step.graph.nodes) != len(plain.step.graph.nodes)
+    return Version(cut_step, (*plain.first, cut)) if changed else plain
 
 
 def without_chunks(options: Options) -> Options:

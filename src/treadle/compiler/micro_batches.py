@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import NoReturn
 
 from treadle.compiler.chunks import versions_of
-from treadle.compiler.cleaning import rewritten
 from treadle.compiler.target import Target
 from treadle.graph.analysis.dynamic import dims_of_graph
 from treadle.graph.core.signature import StepGraph
@@ -80,8 +79,7 @@ def _words(count: int, rows: int, parts: int) -> str:
 def _split(step: StepGraph, rows: int, target: Target, why: str) -> tuple[Version, ...]:
     """The step in micro-batches, with the chunks of their logits to choose from."""
     split = MicroBatch(rows, target.record.wide_products)
-    versions = versions_of(rewritten(step, (split,)), target)
-    return tuple(Version(each.step, (split, *each.first), why) for each in versions)
+    return _told(versions_of(step, target, (split,)), why)
 
 
 def _told(versions: tuple[Version, ...], why: str) -> tuple[Version, ...]:

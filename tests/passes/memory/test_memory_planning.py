@@ -538,3 +538,25 @@ def test_what_is_kept_when_everything_is_kept_is_named_as_it_was_traced():
     assert with_byte_masks(step) is not step
     assert len(first.step.graph.nodes) == len(step.graph.nodes)
     assert 0 < first.seconds < 1
+
+
+def test_a_product_is_added_to_a_sum_in_its_bytes():
+    def program(w, x, y, z):
+        total = torch.mm(x.t(), x)
+        total = torch.addmm(total, y.t(), y)
+        total = torch.addmm(total, z.t(), z)
+        return w - total
+
+    w, *rows = torch.randn(64, 64), *(torch.randn(2, 64) for _ in range(3))
+    step = trace(program, w, *rows)
+    inputs = 4 * (64 * 64 + 3 * 2 * 64)
+    assert timeline(as_traced(facts_of(step))).peak_bytes == inputs + 2 * 4 * 64 * 64
+
+    def kept(w, x, y, z):
+        first = torch.mm(x.t(), x)
+        total = torch.addmm(first, y.t(), y)
+        total = torch.addmm(total, z.t(), z)
+        return w - total, first
+
+    step = trace(kept, w, *rows)
+    assert timeline(as_traced(facts_of(step))).peak_bytes == inputs + 3 * 4 * 64 * 64

@@ -266,6 +266,13 @@ def may_accumulate(name: str) -> bool:
     return name in listed.ACCUMULATE
 
 
+def accumulates(op: OpOverload) -> bool:
+    """Whether ``op`` goes on from its first operand, and may do so in its memory."""
+    name, overload = str(op).rsplit(".", 1)
+    out = "out" if overload == "default" else "_".join((overload, "out"))
+    return may_accumulate(f"{name}.{out}")
+
+
 def writes_strided(name: str) -> bool:
     """Whether a call of an operator, named as by artifacts, writes a matrix into a part of a larger
     one as fast as into one of its own: any distance between its rows, or its columns."""

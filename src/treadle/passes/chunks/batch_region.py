@@ -118,8 +118,7 @@ class _Finder:
         needed = needed_members({*self.exits, *read}, self.members, self.exits)
         read = [node for node in nodes if node in needed and self._is_read(node)]
         for node in read:
-            at = self.places[node]
-            joined = isinstance(at, BatchDim) and at.outer == 1
+            joined = self._may_be_joined(node)
             require(joined, NoMatch, f"all rows of {self._words(node)} are needed")
         self._require_quiet(nodes, needed)
         every: dict[fx.Node, BatchMember | Exit] = {**self.members, **self.exits}
@@ -180,9 +179,15 @@ class _Finder:
         """Whether all the rows that a sum is made of have fewer bytes than the sum: the gradient of
         an embedding. Then they are kept, and summed at once in the end: there is one such sum and
         not, for as long as micro-batches are computed, the one so far and that of the next."""
-        rows = [each for each in node.all_input_nodes if isinstance(self.places.get(each), BatchDim)]
-        held = sum(tensor_of(each).nbytes for each in rows)
-        return bool(rows) and held < tensor_of(node).nbytes
+        rows = [each for each in node.all_input_nodes if each in self.places]
+        rows = [each for each in rows if each not in self.free]  # those are there anyway
+        kept = sum(tensor_of(each).nbytes for each in rows if self._may_be_joined(each))
+        return all(map(self._may_be_joined, rows)) and 0 < kept < tensor_of(node).nbytes
+
+    def _may_be_joined(self, node: fx.Node) -> bool:
+        """Whether the rows of all micro-batches, one after the other, are those of the whole."""
+        at = self.places[node]
+        return isinstance(at, BatchDim) and at.outer == 1
 
     def _after_all_rows(
         self, node: fx.Node, late: list[fx.Node], rows: list[fx.Node], reason: str

@@ -256,8 +256,8 @@ class Total:
 @final
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A node that is a product over rows, ``left @ right``, added up chunk by chunk. ``start``: what
-    the first chunk is added to; ``added``: to the finished sum, being known after all rows."""
+    """A node that is a product over rows, ``left @ right``, added up chunk by chunk: to
+    ``start``, if there is one. ``added``: to the finished sum, since all rows decide it."""
 
     node: fx.Node
     left: Any

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from treadle.compat.operators.operator_facts import accumulates
 from treadle.compat.tensors import storage_of
 from treadle.graph.core.node_info import info, value_of
-from treadle.graph.core.operators import may_recompute
+from treadle.graph.core.operators import OpOverload, may_recompute
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import tensors_in
 from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, kind_of, seconds_of
@@ -117,6 +118,23 @@ class Facts:
     def fusible(self) -> tuple[bool, ...]:
         """Whether each node is a formula that may be computed where it is read."""
         return tuple(kind in FUSIBLE for kind in self.kinds)
+
+    @functools.cached_property
+    def continued(self) -> Mapping[int, int]:
+        """Which operand of a node has the bytes of its result, if nobody reads that operand later:
+        the sum that a product is added to."""
+        found: dict[int, int] = {}
+        for i, node in enumerate(self.nodes):
+            first = node.args[0] if self._accumulates(i) else None
+            if isinstance(first, fx.Node):
+                at = node.all_input_nodes.index(first)
+                if self.sizes[self.operands[i][at]] == self.sizes[i]:
+                    found[i] = at
+        return found
+
+    def _accumulates(self, i: int) -> bool:
+        target = self.nodes[i].target
+        return self.alone[i] and isinstance(target, OpOverload) and accumulates(target)
 
     @functools.cached_property
     def condensed(self) -> tuple[bool, ...]:

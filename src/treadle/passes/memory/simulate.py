@@ -11,7 +11,7 @@ Two rules approximate what scheduling does later:
   then computed where it is read, so its operands live until there. A full reduction is stored once
   it is computed.
 - *in place*: a result that is written back reuses the bytes of its input, if nothing reads the old
-  value later.
+  value later. A product that is added to a sum reuses the bytes of that in the same way.
 """
 
 import itertools
@@ -50,6 +50,7 @@ def timeline(order: Order) -> LiveBytes:
                 if end[slot] < here:
                     end[slot] = here
     _keep_results(order, slots, place, end, size)
+    _continue_in_place(order, slots, place, end, size)
     return _sweep(order, start, end, size, owner)
 
 
@@ -150,6 +151,24 @@ def _keep_results(
                 continue
         for slot in held:
             end[slot] = len(order.origin)
+
+
+def _continue_in_place(
+    order: Order,
+    slots: list[tuple[int, ...]],
+    place: list[int],
+    end: list[int],
+    size: list[int],
+) -> None:
+    """What a product is added to ends where the sum begins, if that is its last reader."""
+    continued = order.facts.continued
+    if not continued:
+        return
+    for k, i in enumerate(order.origin):
+        if i in continued:
+            (old,), (new,) = slots[order.operands[k][continued[i]]], slots[k]
+            if end[old] == place[k] and 0 < size[old] == size[new]:
+                end[old] -= 1
 
 
 def _sweep(
