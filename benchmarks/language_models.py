@@ -8,8 +8,8 @@
         [--attention eager]
 
 ``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b``, ``llama-7b``, ``qwen3`` or ``mistral``
-(a window of 1,024 tokens): those of ``transformers`` with random weights, and a batch of their own unless
-another is given. ``--attention eager``: written out instead of a call of PyTorch's.
+(a window of 1,024 tokens): those of ``transformers`` with random weights, and a batch of their own
+unless another is given. ``--attention eager``: written out instead of a call of PyTorch's.
 
 All variants start from the same weights and see the same batches: bf16 autocast, float32
 parameters, AdamW (fused in eager and ``torch.compile``). Losses are compared with eager's. Memory
