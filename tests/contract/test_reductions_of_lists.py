@@ -1,9 +1,13 @@
-"""``sum``, ``min`` and ``max`` of a list that a step appends to: running figures compile once."""
+"""``sum``, ``min``, ``statistics.fmean``, ``np.mean`` of a list that a step appends to: running
+figures compile once."""
 
 import collections
 import copy
 import math
+import statistics
+from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,6 +30,17 @@ def mean_of(values):
 
 
 FIGURES["in a helper"] = mean_of
+OF_ALL = {
+    "np.mean": lambda values: np.mean(values),
+    "float of np.mean": lambda values: float(np.mean(values)),
+    "fsum": lambda values: math.fsum(values) / len(values),
+    "fmean": lambda values: statistics.fmean(values),
+    "by its own name": lambda values: fmean(values),
+    "spread": lambda values: np.std(values) / np.max(values),
+    "quantile": lambda values: np.quantile(values, 0.75),
+    "median": lambda values: statistics.median(values),
+    "text": lambda values: f"{statistics.fmean(values):.4f}",
+}
 
 
 class Trainer:
@@ -65,7 +80,9 @@ def compared(figure_of, kept, calls, between=lambda kept, at: None, **more):
         (loss, figure, *said), (true_loss, true_figure, *true_said) = step(x, y), eager.step(x, y)
         torch.testing.assert_close(loss, true_loss, rtol=1e-12, atol=0)
         assert type(figure) is type(true_figure)
-        assert figure == pytest.approx(true_figure, rel=1e-12, nan_ok=True)
+        if type(figure) is not str:
+            figure, true_figure = pytest.approx(figure, rel=1e-12, nan_ok=True), true_figure
+        assert true_figure == figure
         assert said == true_said
         assert list(ours.losses) == pytest.approx(list(eager.losses), rel=1e-12, nan_ok=True)
     for mine, theirs in zip(ours.model.parameters(), eager.model.parameters(), strict=True):
@@ -79,31 +96,68 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [list, collections.deque], ids=["list", "deque"])
-@pytest.mark.parametrize("figure_of", FIGURES.values(), ids=FIGURES)
+@pytest.mark.parametrize("figure_of", (FIGURES | OF_ALL).values(), ids=FIGURES | OF_ALL)
 def test_a_running_figure_compiles_once(figure_of, kind):
     step = compared(figure_of, kind([0.5, 0.25]), 6)
     assert step.recompiles == []
     assert " 1 variant," in repr(step)  # nor captured again
 
 
-@pytest.mark.parametrize("figure_of", FIGURES.values(), ids=FIGURES)
+@pytest.mark.parametrize("figure_of", (FIGURES | OF_ALL).values(), ids=FIGURES | OF_ALL)
 def test_from_no_entries(figure_of):
     """The first call has none: of them no ``min`` is known."""
     assert len(compared(figure_of, [], 6).recompiles) <= 1
 
 
-@pytest.mark.parametrize("figure_of", [mean_of, FIGURES["best"]], ids=["mean", "best"])
+IN_GRAPH = [mean_of, FIGURES["best"], OF_ALL["fmean"], OF_ALL["np.mean"], OF_ALL["spread"]]
+
+
+@pytest.mark.parametrize("figure_of", IN_GRAPH, ids=["mean", "best", "fmean", "np.mean", "spread"])
 def test_in_the_graph(figure_of):
     step = compared(figure_of, [0.5, 1.5], 5, in_graph=True)
     assert step.recompiles == []
 
 
-def test_a_branch_on_it_is_a_branch():
-    step = compared(FIGURES["sum"], [0.5], 6, bound=4.0)
+TOTALS = {
+    "sum": FIGURES["sum"],
+    "fsum": lambda values: math.fsum(values),
+    "np.sum": lambda values: np.sum(values),
+}
+
+
+@pytest.mark.parametrize("figure_of", TOTALS.values(), ids=TOTALS)
+def test_a_branch_on_it_is_a_branch(figure_of):
+    step = compared(figure_of, [0.5], 6, bound=4.0)
     assert " 2 variants," in repr(step)
 
 
-@pytest.mark.parametrize("figure_of", FIGURES.values(), ids=FIGURES)
+def test_a_branch_on_a_figure_without_a_form_in_the_graph_is_refused():
+    with pytest.raises(treadle.CaptureError, match="TR-102"):
+        compared(lambda values: statistics.median(values), [0.5], 2, bound=4.0)
+
+
+@pytest.mark.parametrize("figure_of", (FIGURES | OF_ALL).values(), ids=FIGURES | OF_ALL)
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_a_deque_that_drops_what_is_first(figure_of, most):
+    step = compared(figure_of, collections.deque([0.5], maxlen=most), 7)
+    assert step.recompiles == []
+    assert " 1 variant," in repr(step) or most == 1  # which is full before the first call
+
+
+def test_numbers_of_this_call_alone():
+    def figure_of(values):
+        latest = [values[-1], 0.5, values[-2]]
+        return np.mean(latest), fmean(latest), math.fsum(latest), statistics.stdev(latest)
+
+    assert compared(lambda values: sum(figure_of(values)), [0.25], 4).recompiles == []
+
+
+def test_a_spread_of_too_few_is_an_error_of_pythons():
+    with pytest.raises(statistics.StatisticsError):
+        compared(lambda values: statistics.stdev(values), [], 1)
+
+
+@pytest.mark.parametrize("figure_of", (FIGURES | OF_ALL).values(), ids=FIGURES | OF_ALL)
 def test_what_is_done_to_the_list_between_calls(figure_of):
     def between(kept, at):
         if at == 2:
@@ -120,7 +174,7 @@ def test_what_is_done_to_the_list_between_calls(figure_of):
     assert compared(figure_of, [0.5, 0.25], 8, between).recompiles == []
 
 
-@pytest.mark.parametrize("figure_of", FIGURES.values(), ids=FIGURES)
+@pytest.mark.parametrize("figure_of", (FIGURES | OF_ALL).values(), ids=FIGURES | OF_ALL)
 def test_entries_of_another_type(figure_of):
     def between(kept, at):
         if at in (2, 4, 6):
@@ -134,10 +188,6 @@ def test_a_sum_of_whole_numbers_and_others():
         kept[:] = [[], [2**60, 1], [3, 0.5], [0.5]][at % 4]
 
     assert compared(FIGURES["mean"], [], 8, between).recompiles == []
-
-
-def test_a_deque_that_drops_what_is_first():
-    compared(mean_of, collections.deque([0.5], maxlen=3), 6)
 
 
 class Counting(Trainer):
@@ -157,3 +207,16 @@ def test_whole_numbers_are_added_exactly():
         _, count = step(torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,)))
         assert count == 2**60 + 1 + 5 * (at + 1)
     assert step.recompiles == []
+
+
+OF_PYTHON = FIGURES | {name: OF_ALL[name] for name in ("fsum", "fmean", "median", "text")}
+
+
+@pytest.mark.parametrize("figure_of", OF_PYTHON.values(), ids=OF_PYTHON)
+def test_a_second_step_is_not_traced(figure_of):
+    """NumPy's functions read of NumPy what no data names."""
+    first = compared(figure_of, [0.5, 0.25], 2)
+    second = compared(figure_of, [0.5, 0.25, 0.75], 4)
+    assert not first.compiled.untraced
+    assert second.compiled.untraced
+    assert second.recompiles == []

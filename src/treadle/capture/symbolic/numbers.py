@@ -97,10 +97,13 @@ class Uses:
         None
     )  # whether a frame asks if a number is in a set
 
-    def note_asked(self) -> None:
-        """Python asks for a real number, which no other object can be."""
+    def note_asked(self, asking: FrameType | None = None) -> None:
+        """Python asks for a real number, which no other object can be: ``asking``, or the innermost
+        frame."""
         if not self.ours:
-            codes = tuple(frame.f_code for frame in users_frames())
+            frames = list(users_frames())
+            first = frames.index(asking) if asking in frames else 0
+            codes = tuple(frame.f_code for frame in frames[first:])
             self.asked.setdefault(codes[0], codes)
 
     def ask_index(self, number: "Number", frame: FrameType) -> None:
@@ -258,7 +261,7 @@ class Number:
             frozenset[Key]().union(*(number.roots for number in numbers)),
             self._uses,
             scales=True,
-            key=self._uses.decisions.key_of(function, *map(_key, operands)),
+            key=self._uses.decisions.key_of(function, *map(operand_key, operands)),
             fixed=frozenset[Key]().union(*(number._fixed for number in numbers)),
         )
 
@@ -277,7 +280,7 @@ class Number:
         if not self._uses.ours:
             numbers = [operand for operand in operands if is_number(operand)]
             roots = frozenset[Key]().union(*(number.roots for number in numbers))
-            key = self._uses.decisions.key_of(function, *map(_key, operands))
+            key = self._uses.decisions.key_of(function, *map(operand_key, operands))
             compute = computation(function, operands)
             self._uses.decisions.add(key, compute, outcome, roots)
         return outcome
@@ -656,7 +659,8 @@ def computation(function: Callable[..., object], operands: Sequence[object]) -> 
     return Computation(function, parts)
 
 
-def _key(operand: object) -> Key:
+def operand_key(operand: object) -> Key:
+    """Equal for numbers that are computed alike."""
     return operand.key if is_number(operand) else (type(operand), repr(operand))
 
 

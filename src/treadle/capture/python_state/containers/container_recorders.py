@@ -42,6 +42,32 @@ class Operation:
     args: tuple[Any, ...]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Entries of a list or a deque: ``[start:stop]`` of it, once a run has put ``put`` at its end.
+    ``most``: how many a deque may have."""
+
+    put: int
+    most: int | None = None
+    start: int | None = None
+    stop: int | None = None
+
+    def places(self, before: int) -> tuple[range, range]:
+        """Which of those that were there ``before``, and which of those that are put."""
+        places = range(before + self.put)
+        if self.most is not None:
+            places = places[max(0, len(places) - self.most) :]
+        places = places[self.start : self.stop]
+        kept = range(places.start, min(places.stop, before))
+        return kept, range(max(places.start - before, 0), max(places.stop - before, 0))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of a list."""
+        return self.most is None and self.start is None and self.stop is None
+
+
 TOUCH = "touch"
 """Of an operation: from now on the next container is what the dict has under a key."""
 
@@ -139,11 +165,9 @@ class OperationLog:
     entry_at_call: Callable[[ContainerRecorder, int, object], object] = field(
         default=lambda *_: None, metadata=NOT_STORED
     )  # likewise for the number that is an entry
-    reduction_at_call: Callable[
-        [ContainerRecorder, Callable[..., Any], frozenset[type]], object
-    ] = field(
+    numbers_at_call: Callable[[ContainerRecorder, Cut], Any] = field(
         default=lambda *_: None, metadata=NOT_STORED
-    )  # likewise for what a function gives of all entries
+    )  # likewise for all numbers that are there
     asked: Callable[[FrameType], None] = field(
         default=lambda _: None, metadata=NOT_STORED
     )  # a frame asks for a length, or goes through the entries, which may be for one number
@@ -327,17 +351,17 @@ class _RecordedSequence:
     def __bool__(self) -> bool:
         return bool(self.recorder.length(self._kind.__len__(self)))
 
-    def _reduced(self, function: Callable[..., Any]) -> list[Any] | None:
-        """What ``function`` gives of the entries that were there before the run, as a number that
-        stands in, and those that the run has put behind them; ``None`` where it has done more."""
+    def _numbers(self) -> tuple[Any, list[Any]] | None:
+        """What stands in for the numbers that were there before the run, and those that the run has
+        put behind them; ``None`` where it has done more."""
         recorder, entries = self.recorder, list(self._kind.__iter__(self))
-        put = entries[len(entries) - recorder.tail :]
-        drops_first = bool(put) and recorder.maxlen is not None
-        if not recorder.keeps_entries or drops_first:
+        cut = Cut(recorder.tail, recorder.maxlen)
+        instead = recorder.log.numbers_at_call(recorder, cut) if recorder.keeps_entries else None
+        if instead is None:
             return None
-        kinds = frozenset(entry.__class__ for entry in put)
-        instead = recorder.log.reduction_at_call(recorder, function, kinds)
-        return None if instead is None else [instead, *put]
+        first = len(entries) - recorder.tail
+        _, put = cut.places(len(recorder.real))
+        return instead, [entries[first + at] for at in put]
 
     def _changed(self, name: str, *args: object, by: int | None = None) -> object:
         self.recorder.note(name, *args, by=by)
@@ -742,10 +766,11 @@ def length_of_recorded(value: RecordedContainer) -> object:
     return value.recorder.length(len(kept))
 
 
-def reduced_recorded(function: Callable[..., Any], value: object) -> list[Any] | None:
-    """Numbers of which ``function`` gives what it gives of the list or deque that ``value`` stands
-    in for; ``None`` where it is none, and where each call could not tell."""
-    return value._reduced(function) if isinstance(value, _RecordedSequence) else None
+def recorded_numbers(value: object) -> tuple[Any, list[Any]] | None:
+    """Of the list or deque that ``value`` stands in for: what stands in for the numbers that were
+    there before the run, and those behind them; ``None`` where it is none, and where each call
+    could not tell."""
+    return value._numbers() if isinstance(value, _RecordedSequence) else None
 
 
 def as_plain(value: RecordedContainer) -> Contents:
