@@ -220,3 +220,132 @@ def test_a_second_step_is_not_traced(figure_of):
     assert not first.compiled.untraced
     assert second.compiled.untraced
     assert second.recompiles == []
+
+
+def smoothed(values):
+    total = 0.0
+    for value in values[-3:]:
+        total = 0.9 * total + value
+    return total
+
+
+def put_later(values):
+    window = values[-3:]
+    values.append(7.0)
+    return sum(window)
+
+
+def changed(values):
+    window = values[-2:]
+    window.append(3.0)
+    return sum(window) + len(window)
+
+
+WINDOWS = {
+    "mean": lambda values: sum(values[-3:]) / len(values[-3:]),
+    "fmean": lambda values: statistics.fmean(values[-3:]),
+    "np.mean": lambda values: np.mean(values[-3:]),
+    "earlier and later": lambda values: sum(values[-4:-2]) - min(values[-2:]),
+    "without the last": lambda values: sum(values[:-1]),
+    "without the first": lambda values: sum(values[1:]),
+    "more than there are": lambda values: sum(values[-1000:]) / 1000,
+    "a copy": lambda values: max(values[:]),
+    "in a helper": lambda values: mean_of(values[-2:]),
+    "put later": put_later,
+}
+OPENED = {
+    "loop": smoothed,
+    "comprehension": lambda values: sum([value * 2 for value in values[-3:]]),
+    "pairs": lambda values: sum(a - b for a, b in zip(values[-2:], values[-3:-1], strict=False)),
+    "entries": lambda values: values[-3:][0] - values[-2:][-1],
+    "added": lambda values: sum(values[-2:] + values[-3:-2]) - sum([0.5, 1.0] + values[-2:]),  # noqa: RUF005
+    "changed": changed,
+    "tensor": lambda values: float(torch.tensor(values[-3:]).double().mean()),
+    "text": lambda values: ", ".join(f"{value:.3f}" for value in values[-3:]),
+    "text of the list": lambda values: f"{values[-2:]}"[:3],
+}
+
+
+@pytest.mark.parametrize("count", [4, 0])
+@pytest.mark.parametrize("figure_of", WINDOWS.values(), ids=WINDOWS)
+def test_a_figure_of_a_slice(figure_of, count):
+    step = compared(figure_of, [0.5, 0.25, 1.5, 0.75][:count], 7)
+    assert step.recompiles == []
+    assert " 1 variant," in repr(step) or count == 0
+
+
+@pytest.mark.parametrize("count", [4, 0])
+@pytest.mark.parametrize("figure_of", OPENED.values(), ids=OPENED)
+def test_entries_of_a_slice_are_numbers_of_the_call(figure_of, count):
+    """Each number of entries is a variant, until there are as many as the slice takes."""
+    step = compared(figure_of, [0.5, 0.25, 1.5, 0.75][:count], 7)
+    assert " 1 variant," in repr(step) or count == 0
+    assert " 4 variants," not in repr(step)
+
+
+def test_a_branch_on_figures_of_slices():
+    """As plateaus are found."""
+
+    def figure_of(values):
+        return sum(values[-2:]) / 2 - sum(values[-4:-2]) / 2
+
+    step = compared(figure_of, [0.5, 0.25, 1.5, 0.75], 10, bound=0.0)
+    assert " 2 variants," in repr(step)
+
+
+@pytest.mark.parametrize("figure_of", WINDOWS.values(), ids=WINDOWS)
+def test_what_is_done_to_the_list_of_a_slice(figure_of):
+    def between(kept, at):
+        if at == 2:
+            kept.append(0.125)
+        if at == 3:
+            del kept[:2]
+        if at == 4:
+            kept.sort(reverse=True)
+        if at == 5:
+            kept[-1] = math.nan
+        if at == 6:
+            kept[:] = [1, 0.5]
+
+    compared(figure_of, [0.5, 0.25, 1.0, 0.75], 8, between)
+
+
+class Keeping(Trainer):
+    def step(self, x, y):
+        loss, _ = super().step(x, y)
+        self.recent = self.losses[-3:]
+        return loss, {"recent": self.losses[-2:], "pair": (self.losses[-4:-3], 1)}
+
+
+def test_slices_that_leave_the_step_are_lists():
+    eager, ours = (Keeping(FIGURES["sum"], [0.5, 0.25, 1.5, 0.75]) for _ in range(2))
+    step = treadle.compile(ours.step, model=ours.model, optimizer=ours.optimizer)
+    for _ in range(5):
+        x, y = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,))
+        (_, told), (_, true) = step(x, y), eager.step(x, y)
+        for mine, theirs in (
+            (told["recent"], true["recent"]),
+            (told["pair"][0], true["pair"][0]),
+            (ours.recent, eager.recent),
+        ):
+            assert type(mine) is list
+            assert mine == pytest.approx(theirs, rel=1e-12)
+    assert " 1 variant," in repr(step)
+
+
+def test_a_text_of_a_whole_list_is_the_text_of_the_call():
+    compared(lambda values: f"{values}"[:5], [0.5], 3)
+
+
+def test_a_long_slice_is_read_as_it_is():
+    """Of which each entry would be a number of its own."""
+    kept = [1.0 / (at + 1) for at in range(400)]
+    compared(lambda values: sum([value * 2 for value in values[-300:]]), kept, 3)
+
+
+def test_a_tensor_of_numbers_known_later():
+    def figure_of(values):
+        nested = torch.tensor([[values[-1], 1.0], [values[-2], 2.0]], dtype=torch.float64)
+        return float(nested.prod())
+
+    assert compared(figure_of, [0.5], 4).recompiles == []

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.python_state.containers.container_recorders import (
-    is_recorded,
+    is_for_container,
     length_of_recorded,
 )
 from treadle.capture.symbolic.arrays.arrays import is_array
@@ -173,7 +173,7 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
                 value = number_in(value)
             elif isinstance(value, Tensor) and is_traced(value):
                 return length_of(value)
-            if kind is len and is_recorded(value):
+            if kind is len and is_for_container(value):
                 return length_of_recorded(value)
             if is_unsized(value):
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)

@@ -25,6 +25,11 @@ from types import FrameType
 from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 
 from treadle.capture.python_state.container_parts import member
+from treadle.capture.python_state.containers.list_slices import (
+    ListSlice,
+    SliceAtCall,
+    is_list_slice,
+)
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.stored.names import NOT_STORED
 
@@ -333,6 +338,8 @@ class _RecordedSequence:
 
     def __getitem__(self, at: SupportsIndex | slice) -> Any:
         instead = self._at_call(at) if type(at) is int else None
+        if isinstance(at, slice):
+            instead = self._slice(at)
         if instead is not None:
             return instead
         self._read_at(at)
@@ -351,17 +358,37 @@ class _RecordedSequence:
     def __bool__(self) -> bool:
         return bool(self.recorder.length(self._kind.__len__(self)))
 
-    def _numbers(self) -> tuple[Any, list[Any]] | None:
-        """What stands in for the numbers that were there before the run, and those that the run has
-        put behind them; ``None`` where it has done more."""
+    def _numbers(self, at: slice = slice(None)) -> tuple[Any, list[Any]] | None:
+        """Of a part what stands in for the numbers that were there before the run, and those that
+        the run has put behind them; ``None`` where it has done more, or has other entries."""
         recorder, entries = self.recorder, list(self._kind.__iter__(self))
-        cut = Cut(recorder.tail, recorder.maxlen)
+        cut = Cut(recorder.tail, recorder.maxlen, at.start, at.stop)
         instead = recorder.log.numbers_at_call(recorder, cut) if recorder.keeps_entries else None
         if instead is None:
             return None
         first = len(entries) - recorder.tail
         _, put = cut.places(len(recorder.real))
-        return instead, [entries[first + at] for at in put]
+        return instead, [entries[first + place] for place in put]
+
+    def _slice(self, at: slice) -> ListSlice | None:
+        """What stands in for a part; ``None`` where its entries are not numbers of the call."""
+        recorder = self.recorder
+        bounds = type(at.start), type(at.stop)
+        if at.step not in (None, 1) or not {*bounds} <= {int, type(None)}:
+            return None
+        found = self._numbers(at)
+        if found is None or not found[0].are_numbers(found[1]):
+            return None
+        before, put = found
+
+        def opened() -> list[Any]:
+            numbers = before.each()
+            if numbers is None:
+                recorder.read()
+                numbers = before.value
+            return [*numbers, *put]
+
+        return ListSlice(SliceAtCall(before, put, opened, recorder.log.asked))
 
     def _changed(self, name: str, *args: object, by: int | None = None) -> object:
         self.recorder.note(name, *args, by=by)
@@ -760,20 +787,31 @@ def is_recorded(value: object) -> TypeGuard[RecordedContainer]:
     return type(value) in _KINDS
 
 
-def length_of_recorded(value: RecordedContainer) -> object:
+def is_for_container(value: object) -> TypeGuard[RecordedContainer | ListSlice]:
+    """Whether it stands in for a container of the user's, or for a slice of one."""
+    return is_recorded(value) or is_list_slice(value)
+
+
+def length_of_recorded(value: RecordedContainer | ListSlice) -> object:
     """``len`` of a stand-in: a number that stands in for that of a call, where each can tell it."""
+    if isinstance(value, ListSlice):
+        return value.length
     kept = value.inner if type(value) is RecordedSet else _plain_copy(value)
     return value.recorder.length(len(kept))
 
 
 def recorded_numbers(value: object) -> tuple[Any, list[Any]] | None:
-    """Of the list or deque that ``value`` stands in for: what stands in for the numbers that were
-    there before the run, and those behind them; ``None`` where it is none, and where each call
+    """Of the list, slice or deque that ``value`` stands in for: what stands in for the numbers that
+    were there before the run, and those behind them; ``None`` where it is none, and where each call
     could not tell."""
+    if is_list_slice(value):
+        return value.numbers
     return value._numbers() if isinstance(value, _RecordedSequence) else None
 
 
-def as_plain(value: RecordedContainer) -> Contents:
+def as_plain(value: RecordedContainer | ListSlice) -> Contents:
     """What is in a stand-in, all of which is read, as a container of its own."""
+    if isinstance(value, ListSlice):
+        return value.opened()
     value.recorder.read()
     return _plain_copy(value)

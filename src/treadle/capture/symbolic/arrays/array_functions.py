@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.capture.python_state.containers.list_slices import is_list_slice
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, computed, is_array
 from treadle.capture.symbolic.functions.number_lists import NEEDS_ALL
@@ -113,6 +114,7 @@ def maker(original: Callable[..., object]) -> Callable[..., object]:
     """In the place of a function that asks no item of a list."""
 
     def call(*args: object, **kwargs: object) -> object:
+        args = tuple(arg.opened() if is_list_slice(arg) else arg for arg in args)
         stand_ins = list(_stand_ins((*args, *kwargs.values())))
         if stand_ins and not any(map(_is_known_later, stand_ins)):
             return of_nests(original, args, kwargs)

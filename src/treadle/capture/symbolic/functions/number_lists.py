@@ -8,6 +8,7 @@
 """
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Any, final
 
 import numpy as np
 
+from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.computations import Key
-from treadle.capture.symbolic.numbers import STAND_INS, Number, Uses
+from treadle.capture.symbolic.numbers import STAND_INS, Number, Uses, is_number
 
 _OF_STATISTICS = (
     "fmean", "geometric_mean", "harmonic_mean", "mean", "median", "median_high", "median_low",
@@ -39,6 +41,8 @@ NEEDS_ALL: Mapping[Callable[..., object], tuple[str, str]] = {
 }
 """What gives one number of a list of them and needs them all; its module and its name there."""
 _REAL = frozenset({int, float})
+_MOST = 1 << 8
+"""Entries of which each may be a number of its own."""
 
 
 @final
@@ -89,6 +93,24 @@ class NumberList:
             self._uses.decisions.add(key, compute, outcome, self.roots)
         return outcome
 
+    def are_numbers(self, put: Sequence[object]) -> bool:
+        """Whether all are, and those behind them."""
+        return all(is_real(e) for e in self.value) and all(is_number(e) or is_real(e) for e in put)
+
+    def each(self) -> list[Number] | None:
+        """One number for each: how many there are is then decided. ``None`` where there are too
+        many."""
+        if len(self.value) > _MOST:
+            return None
+        count: Any = self.count()
+        count.decided(operator.eq, (count, len(self.value)))
+        return [self._entry(at) for at in range(len(self.value))]
+
+    def _entry(self, at: int) -> Number:
+        number = self._number(_Entry(self.compute, at), "entry", at, label=f"{self.label}[{at}]")
+        number.decided(IsOf(type(number.value)), (number,))
+        return number
+
     def count(self) -> Number:
         """How many there are."""
         return self._number(_Count(self.compute), "len")
@@ -103,9 +125,11 @@ class NumberList:
         number.decided(IsOf(type(number.value)), (number,))
         return number
 
-    def _number(self, compute: Callable[[], Any], name: str, *rest: Key) -> Number:
+    def _number(
+        self, compute: Callable[[], Any], name: str, *rest: Key, label: str | None = None
+    ) -> Number:
         root: Key = name, self._name, *rest
-        self._note(root, compute, f"{name}({self.label})")
+        self._note(root, compute, f"{name}({self.label})" if label is None else label)
         return Number(compute(), compute, frozenset({root}), self._uses, scales=True)
 
 
@@ -134,6 +158,19 @@ class _Decided:
 
     def __call__(self) -> bool:
         return self.asked(self.compute())
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """One of them at a call; ``None`` where there are fewer."""
+
+    compute: Callable[[], tuple[object, ...]]
+    at: int
+
+    def __call__(self) -> object:
+        entries = self.compute()
+        return entries[self.at] if self.at < len(entries) else None
 
 
 @final

@@ -81,6 +81,8 @@ def _reduced(function: Callable[..., Any], value: object) -> list[Any] | None:
     if found is None:
         return None
     before, put = found
+    if before is None:
+        return put
     instead = before.reduced(function, frozenset(entry.__class__ for entry in put))
     return None if instead is None else [instead, *put]
 
