@@ -349,3 +349,98 @@ def test_a_tensor_of_numbers_known_later():
         return float(nested.prod())
 
     assert compared(figure_of, [0.5], 4).recompiles == []
+
+
+class Holding:
+    """Functions in attributes, dicts and lists."""
+
+    function = staticmethod(statistics.fmean)
+    functions = (np.mean, min)
+
+    def __init__(self):
+        self.fold = min
+        self.lower = True
+
+    def of(self, values):
+        return self.fold(values) if self.fold is min and self.lower else None
+
+
+HELD = Holding()
+BY_NAME = {"min": min, "mean": np.mean, "count": len}
+
+
+def local(values):
+    function = max
+    return function(values) - function(values[-2:])
+
+
+def passed_on(function, values):
+    return function(values)
+
+
+OTHER_NAMES = {
+    "attribute": HELD.of,
+    "class attribute": lambda values: Holding.function(values),
+    "list": lambda values: Holding.functions[0](values),
+    "dict": lambda values: BY_NAME["min"](values) + BY_NAME["count"](values),
+    "all of a dict": lambda values: sum(f(values) for f in BY_NAME.values()),
+    "variable": local,
+    "argument": lambda values: passed_on(math.fsum, values),
+    "length": lambda values: passed_on(len, values),
+}
+
+
+@pytest.mark.parametrize("figure_of", OTHER_NAMES.values(), ids=OTHER_NAMES)
+def test_a_function_by_another_name(figure_of):
+    step = compared(figure_of, [0.5, 0.25, 1.5], 6)
+    assert step.recompiles == []
+    assert " 1 variant," in repr(step)
+
+
+def test_an_extreme_by_another_name_is_no_branch():
+    best = [math.inf]
+
+    def figure_of(values):
+        return HELD.fold(HELD.fold(values[-1], values[-2]), 0.9)
+
+    assert compared(figure_of, [0.5, 0.25, *best], 6).recompiles == []
+
+
+def test_what_a_list_is_asked_by_a_method_is_read():
+    compared(lambda values: values.index(values[-1]) + values.count(0.5), [0.5, 0.25], 4)
+
+
+class Stacking(Trainer):
+    """Keeps tensors."""
+
+    def step(self, x, y):
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.detach())
+        return loss.detach(), torch.stack(list(self.losses)).mean()
+
+
+def call(step, times):
+    for _ in range(times):
+        step(torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,)))
+
+
+def test_what_depends_on_the_length_of_a_list_says_where():
+    trainer = Stacking(None, [])
+    step = treadle.compile(trainer.step, model=trainer.model, optimizer=trainer.optimizer)
+    with pytest.warns(RuntimeWarning, match=r"torch\.stack\(list.*remedy") as told:
+        call(step, 6)
+    assert len(told) == 1  # and no second time
+    assert "self.losses has other entries, all of which are read: " in step.recompiles[-1]
+    assert __file__ in step.recompiles[-1]
+
+
+def test_the_remedy_is_one():
+    trainer = Stacking(None, collections.deque(maxlen=2))
+    step = treadle.compile(trainer.step, model=trainer.model, optimizer=trainer.optimizer)
+    call(step, 3)
+    before = repr(step)
+    call(step, 3)
+    assert repr(step) == before

@@ -38,7 +38,7 @@ from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
 from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.functions.index_ranges import calls_range
-from treadle.capture.symbolic.functions.number_lists import NEEDS_ALL, outside_statistics
+from treadle.capture.symbolic.functions.number_lists import NEEDS_ALL, caller_of_library
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
     GraphForm,
@@ -97,7 +97,7 @@ def asks_size(frame: FrameType) -> AsksNumber | None:
 
 
 def _asks(frames: Sequence[FrameType], error: CaptureError) -> AsksNumber | None:
-    asking = outside_statistics(frames[0]) if frames else None
+    asking = caller_of_library(frames[0]) if frames else None
     frames = [*itertools.dropwhile(lambda frame: frame is not asking, frames)]
     if not frames or not (calls_real(frames[0]) or _makes_text(frames[0])):
         return None
@@ -181,6 +181,9 @@ class DeferredNumbers:
 
     def refuse(self) -> CaptureError:
         """For code that needs a number now: the first refusal of a run is kept."""
+        asking = next(map(caller_of_library, users_frames()), None)
+        if asking is not None and self.uses.note_call(asking):
+            self.uses.note_asked(asking)
         error = asks_number()
         self.refused = self.refused or error
         return error

@@ -117,12 +117,13 @@ class NumberCalls:
         with contextlib.ExitStack() as undo:
             by_name: dict[str, Callable[..., object]] = {}
             instead = _all_instead()
+            called = called_functions(instead)
             others = [f for f in self._functions if not any(f is known for known in self._asked)]
             for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
                 scope = _Scope.of(function, instead, asked=function in self._asked)
                 code = rewritten_source(function.__code__, function.__globals__, self._places)
-                by_name |= called_functions() if code is not function.__code__ else {}
+                by_name |= called if code is not function.__code__ else {}
                 original, function.__code__ = function.__code__, _rewritten(code, scope, by_name)
                 self.originals |= dict.fromkeys(
                     (function.__code__, *_within(function.__code__)), original

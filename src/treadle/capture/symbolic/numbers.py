@@ -31,6 +31,14 @@ T = TypeVar("T")
 PlainNumber = bool | RealNumber
 SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
 """Where an expression stands: its file, first and last line, first and last column."""
+
+
+def position(frame: FrameType) -> SourcePosition:
+    """Of what ``frame`` computes just now."""
+    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    return (frame.f_code.co_filename, *positions)
+
+
 _LARGEST = 1 << 53
 """Up to this every integer is a float64."""
 
@@ -80,6 +88,8 @@ class Uses:
     places: set[SourcePosition] = field(default_factory=set[SourcePosition])
     place_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
     extreme_asked: Callable[[FrameType], bool] = lambda _: False  # whether it calls min or max
+    # where it calls what may be one of them by another name
+    call_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
     only_warns: Callable[[FrameType], bool] = lambda _: False
     # whether it compares for a warning that it has no reason to give
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
@@ -139,8 +149,16 @@ class Uses:
 
     def note_extreme(self, frame: FrameType) -> None:
         """Python compares a number, in ``frame``."""
-        if not self.ours and self.extreme_asked(frame):
+        if not self.ours and (self.note_call(frame) or self.extreme_asked(frame)):
             self.note_asked()
+
+    def note_call(self, frame: FrameType) -> bool:
+        """Whether ``frame`` calls by another name what asks for numbers: its code may be rewritten
+        to call ours there."""
+        place = self.call_asked(frame)
+        if place is not None:
+            self.places.add(place)
+        return place is not None
 
     def written_late(self) -> set[Key]:
         """The arrays that were written to after a number of theirs was looked at: at a call it

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from treadle.capture.symbolic.deferred import calls_real
 from treadle.capture.symbolic.functions.number_lists import (
     IsOf,
     NumberList,
-    outside_statistics,
+    caller_of_library,
 )
 from treadle.capture.symbolic.functions.reductions import asks_reduction
 from treadle.capture.symbolic.numbers import Number, Uses
@@ -80,6 +81,9 @@ class ContainerStandIns:
             is_read = recorder.reads_length or _root(recorder) in needed
             if is_read and not recorder.reads_all:
                 walk.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
+            node = walk.graph.node_of(recorder.real)
+            if node is not None and recorder.reads_all and isinstance(recorder.real, list | deque):
+                node.note = f", all of which are read: {recorder.read_at} ({_REMEDY})"
         for root, entries in self._entries.items():
             if root in needed and not entries.recorder.reads_all:
                 walk.add_computed(entries.label, entries.compute)
@@ -137,8 +141,8 @@ class ContainerStandIns:
     def _note_asked(self, frame: FrameType) -> None:
         if self._uses is None or self._uses.ours:
             return
-        asking = outside_statistics(frame)
-        if calls_real(asking) or asks_reduction(asking):
+        asking = caller_of_library(frame)
+        if calls_real(asking) or asks_reduction(asking) or self._uses.note_call(asking):
             self._uses.note_asked(asking)
 
     def placed(self, graph: ReadsGraph) -> None:
@@ -149,6 +153,9 @@ class ContainerStandIns:
                 recorder.current = node.current
             elif not self.log.is_got(recorder):
                 raise refused_container(recorder)
+
+
+_REMEDY = "remedy: read a figure such as sum or min, or the last few, as in a deque with a maxlen"
 
 
 def refused_container(recorder: ContainerRecorder) -> CaptureError:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 
+from treadle.capture.explain_errors import here
 from treadle.capture.python_state.container_parts import member
 from treadle.capture.python_state.containers.list_slices import (
     ListSlice,
@@ -90,6 +91,7 @@ class ContainerRecorder:
     # keys of a dict, members of a set
     reads: set[object] = field(default_factory=set[object], metadata=NOT_STORED)
     reads_all: bool = False
+    read_at: str = field(default="", metadata=NOT_STORED)  # the user's line that reads all first
     reads_length: bool = False
     tail: int = 0  # how many entries at the end of a sequence the run has put there
     # keys that the run has set
@@ -126,8 +128,8 @@ class ContainerRecorder:
             parent.reads |= set() if parent.is_own else {key}
         elif length:
             self.reads_length = True
-        else:
-            self.reads_all = True
+        elif not self.reads_all:
+            self.reads_all, self.read_at = True, here()
 
     def read_key(self, key: object, name: object) -> None:
         """What it has under a key, which a snapshot has under ``name``."""

@@ -12,6 +12,7 @@ import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, final
 
@@ -216,10 +217,13 @@ class IsOf:
         return type(value) is self.kind
 
 
-def outside_statistics(frame: FrameType) -> FrameType:
-    """The frame whose code calls a function of ``statistics``, in which ``frame`` runs; itself
-    where it runs in none."""
+_LIBRARY = (statistics.__file__, f"{Path(np.__file__).parent}")
+
+
+def caller_of_library(frame: FrameType) -> FrameType:
+    """The frame whose code calls a function of ``statistics`` or NumPy, in which ``frame`` runs;
+    itself where it runs in none."""
     outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_filename == statistics.__file__:
+    while outer is not None and outer.f_code.co_filename.startswith(_LIBRARY):
         outer = outer.f_back
     return outer or frame

@@ -6,6 +6,8 @@
     weight = min(1.0, self.step / 100)     a number of the call; the graph has an input
     mean = sum(losses) / len(losses)       of a list that grows: what was there is one number
     mean = statistics.fmean(losses)        as Python computes it, of the list that a call finds
+    best = self.better(losses)             likewise: code that calls a function by another name than
+                                           its own is rewritten (``source_rewriting``)
 
 Python compares the numbers, so its own functions would take one path for each outcome; and what
 iterates over a list depends on each of its entries. Numbers of several types are left to Python:
@@ -36,14 +38,16 @@ from treadle.capture.symbolic.functions.number_lists import (
 from treadle.capture.symbolic.numbers import (
     Key,
     Number,
+    SourcePosition,
     computation,
     is_number,
     is_stand_in,
     lead_of,
     operand_key,
+    position,
     value_now,
 )
-from treadle.util.frames.branch_analysis import called_name
+from treadle.util.frames.branch_analysis import called_name, calls_value
 
 _EXTREMES: tuple[Callable[..., object], ...] = (min, max)
 
@@ -272,6 +276,12 @@ def functions_of_lists() -> Iterator[tuple[ModuleType, str, Callable[..., object
     modules = {module.__name__: module for module in (math, statistics, np)}
     for function, (module, name) in NEEDS_ALL.items():
         yield modules[module], name, REDUCTIONS[function]
+
+
+def asked_call(frame: FrameType) -> SourcePosition | None:
+    """Where ``frame`` calls just now what may be one of ``REDUCTIONS`` by another name; ``None`` if
+    it calls nothing, or something else."""
+    return position(frame) if calls_value(frame) else None
 
 
 def asks_extreme(frame: FrameType) -> bool:
