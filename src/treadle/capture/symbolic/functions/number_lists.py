@@ -112,6 +112,11 @@ class NumberList:
         number.decided(IsOf(type(number.value)), (number,))
         return number
 
+    def are_none(self) -> bool:
+        """Whether there are none: a decision."""
+        count = self.count()
+        return bool(count.decided(operator.not_, (count,)))
+
     def count(self) -> Number:
         """How many there are."""
         return self._number(_Count(self.compute), "len")

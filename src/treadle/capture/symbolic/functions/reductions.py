@@ -202,7 +202,7 @@ def _known_later(
         tuple(dict.fromkeys(at for number in later for at in number.parts)),
         rounded.in_graph if is_deferred(rounded) else None,
     )
-    result.is_exact = False
+    result.is_exact = figure.function in _EXTREMES_OF_NUMPY
     return result
 
 
@@ -222,34 +222,41 @@ def _kind_of(figure: _Figure, operands: Sequence[object]) -> type:
 def _in_graph(figure: _Figure, before: NumberList | None, put: Sequence[Any]) -> object:
     """The same number, but for rounding, by arithmetic that the graph can do; ``None`` where there
     is none."""
-    kinds = frozenset(number.__class__ for number in put)
-    as_reduced = _REDUCED.get(figure.function)
-    if as_reduced is None or figure.options or figure.named:
+    function = figure.function
+    if figure.options or figure.named:
         return None
-    first = None if before is None else before.reduced(as_reduced, kinds)
-    numbers = put if first is None else [first, *put]
-    if as_reduced is not sum:
-        return numbers[0] if len(numbers) == 1 else lead_of(numbers).combined(as_reduced, numbers)
-    total: Any = reduce(operator.add, numbers)
-    if figure.function not in _MEANS:
+    if function in _EXTREMES_OF_NUMPY:
+        return _extreme_in_graph(figure, before, put)
+    if function not in _TOTALS and function not in _MEANS:
+        return None
+    first = None if before is None else _of_call(_SUM, before, ())
+    behind = [number if is_number(number) else float(number) for number in put]
+    total: Any = reduce(operator.add, behind if first is None else [first, *behind])
+    if function in _TOTALS:
         return total
     count: Any = 0 if before is None else before.count()
     return total / (count + len(put))
 
 
+def _extreme_in_graph(figure: _Figure, before: NumberList | None, put: Sequence[Any]) -> object:
+    """``np.min`` or ``np.max``: NaN where one of them is."""
+    first = None
+    if before is not None and not before.are_none():
+        first = _of_call(figure, before, ())
+    numbers = put if first is None else [first, *put]
+    return reduce(_EXTREMES_OF_NUMPY[figure.function], numbers)
+
+
+_SUM = _Figure(NEEDS_ALL[np.sum], (), (("dtype", float),))
 _SEQUENCES = (list, tuple, deque)
 _FLOATS = frozenset({float, np.float64})
 _REAL = _FLOATS | {int, bool}
 _KNOWN = NUMBERS | {bool}
 _OF_FLOATS = frozenset({math.fsum, statistics.fmean})
 """What gives a float of any numbers, as NumPy does where one of them is one."""
+_TOTALS = frozenset({math.fsum, np.sum})
 _MEANS = frozenset({statistics.fmean, statistics.mean, np.mean, np.average})
-_REDUCED: Mapping[object, Callable[..., Any]] = {
-    **dict.fromkeys((*_MEANS, math.fsum, np.sum), sum),
-    np.min: min,
-    np.max: max,
-}
-"""By which of Python's functions the graph computes them."""
+_EXTREMES_OF_NUMPY: Mapping[object, Callable[..., Any]] = {np.min: np.minimum, np.max: np.maximum}
 
 
 def _otherwise(function: Callable[..., object]) -> Callable[..., object]:
