@@ -230,8 +230,10 @@ def _in_graph(figure: _Figure, before: NumberList | None, put: Sequence[Any]) ->
     if function not in _TOTALS and function not in _MEANS:
         return None
     first = None if before is None else _of_call(_SUM, before, ())
-    behind = [number if is_number(number) else float(number) for number in put]
-    total: Any = reduce(operator.add, behind if first is None else [first, *behind])
+    numbers: list[Any] = [each if is_number(each) else float(each) for each in put]
+    if first is not None:
+        numbers.insert(0, first)
+    total = reduce(operator.add, numbers)
     if function in _TOTALS:
         return total
     count: Any = 0 if before is None else before.count()
