@@ -401,8 +401,8 @@ LIBRARIES = {
 """Whose facts stand in ``capture/integrations``. What belongs to the interpreter is none of them:
 ``sys``, ``threading``, ``inspect``, ``dis``; ``linecache`` and ``traceback`` have users' lines."""
 NUMBERS_OF_NUMPY = {
-    "numbers", "number_forms", "entries", "arrays", "array_functions", "deferred_arrays",
-    "plain_values",
+    "numbers", "number_forms", "number_lists", "entries", "arrays", "array_functions",
+    "deferred_arrays", "plain_values", "reductions",
 }  # fmt: skip
 """Modules in which numbers and arrays of NumPy's are plain values, or others stand in for them."""
 

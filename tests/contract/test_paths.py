@@ -101,6 +101,19 @@ def after(self, loss):
     return loss.detach()
 
 
+def limits(self, loss):
+    (loss * max(loss.detach(), 1.1)).backward()
+    self.optimizer.step()
+    return loss.detach()
+
+
+def orders(self, loss):
+    least, most = sorted([loss, loss.detach() * 0 + 1.1])
+    (least + 0.5 * most).backward()
+    self.optimizer.step()
+    return least.detach()
+
+
 def trains(trainer, calls=10):
     found = []
     for at in range(calls):
@@ -117,7 +130,8 @@ def assert_alike(one, other):
 
 
 @pytest.mark.parametrize(
-    "decide", [scales, skips, names, by_variable, by_comparison, several, after]
+    "decide",
+    [scales, skips, names, by_variable, by_comparison, several, after, limits, orders],
 )
 def test_each_call_takes_its_own_path(decide):
     eager, ours = Trainer(decide), Trainer(decide, compiled=True)

@@ -30,6 +30,7 @@ from treadle.capture.symbolic.changing_numbers import Counted
 from treadle.capture.symbolic.computations import Key
 from treadle.capture.symbolic.deferred import AsksNumber
 from treadle.capture.symbolic.number_calls import NumberCalls
+from treadle.capture.symbolic.numbers import SourcePosition
 from treadle.capture.tracing.request import Substitutes, TraceRequest
 from treadle.capture.tracing.run import Run
 from treadle.compat.operators.kernel_checks import KERNEL_CHECKS
@@ -150,7 +151,7 @@ class RepeatedRuns:
 
     def _covers_more(self, run: Run, error: Exception | None = None) -> bool:
         """Whether code that asked for real numbers is rewritten in the next run."""
-        return self._calls.cover(_asked(run, error), run.met(), run.numbers.uses.places)
+        return self._calls.cover(_asked(run, error), run.met(), _places(run))
 
     def _learn(self, error: Exception, run: Run) -> None:
         """What the next run needs to get past ``error``, which is raised if that is nothing."""
@@ -164,8 +165,7 @@ class RepeatedRuns:
             case Counted():
                 self._count(error, run)
             case AsksNumber():
-                places = run.numbers.uses.places
-                if not self._calls.cover([error.codes], run.met(), places):
+                if not self._calls.cover([error.codes], run.met(), _places(run)):
                     if error.is_size:
                         self._sized.add(error.codes[0])
                     elif not self._containers:
@@ -209,6 +209,11 @@ def _asked(run: Run, error: Exception | None) -> Iterable[tuple[CodeType, ...]]:
     refused = () if error is None else users_codes(error)
     asked = (*run.numbers.uses.asked.values(), *run.recorder.numbers.uses.asked.values())
     return [*asked, *types, *([refused] if refused else [])]
+
+
+def _places(run: Run) -> set[SourcePosition]:
+    """Where entries were looked for by such a number, or a function was called with one."""
+    return run.numbers.uses.places | run.recorder.numbers.uses.places
 
 
 def _asks_types(run: Run) -> bool:

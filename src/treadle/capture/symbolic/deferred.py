@@ -12,6 +12,7 @@ tensor is made from it. Code that needs the number itself during capture raises 
 
 import builtins
 import functools
+import itertools
 import math
 import operator
 import sys
@@ -37,6 +38,7 @@ from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
 from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.functions.index_ranges import calls_range
+from treadle.capture.symbolic.functions.number_lists import NEEDS_ALL, caller_of_library
 from treadle.capture.symbolic.number_forms import (
     COMPARISONS,
     GraphForm,
@@ -95,6 +97,8 @@ def asks_size(frame: FrameType) -> AsksNumber | None:
 
 
 def _asks(frames: Sequence[FrameType], error: CaptureError) -> AsksNumber | None:
+    asking = caller_of_library(frames[0]) if frames else None
+    frames = [*itertools.dropwhile(lambda frame: frame is not asking, frames)]
     if not frames or not (calls_real(frames[0]) or _makes_text(frames[0])):
         return None
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
@@ -109,7 +113,7 @@ def calls_real(frame: FrameType) -> bool:
     if "map" in frame.f_code.co_names:
         return True
     function = frame.f_globals.get(name, vars(builtins).get(name))
-    makers = (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS)
+    makers = (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS, *NEEDS_ALL)
     return any(function is other for other in makers) or calls_range(frame)
 
 
@@ -177,6 +181,9 @@ class DeferredNumbers:
 
     def refuse(self) -> CaptureError:
         """For code that needs a number now: the first refusal of a run is kept."""
+        asking = next(map(caller_of_library, users_frames()), None)
+        if asking is not None and self.uses.note_call(asking):
+            self.uses.note_asked(asking)
         error = asks_number()
         self.refused = self.refused or error
         return error

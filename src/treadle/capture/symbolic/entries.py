@@ -21,6 +21,7 @@ from treadle.capture.symbolic.numbers import (
     PlainNumber,
     SourcePosition,
     is_number,
+    position,
     value_now,
 )
 
@@ -30,10 +31,7 @@ _KINDS = frozenset({list, tuple, dict, np.ndarray})
 def asked_position(frame: FrameType) -> SourcePosition | None:
     """Where ``frame`` looks for an entry just now; ``None`` if it does something else."""
     steps = Instructions(frame.f_code)
-    if steps.op(steps.at(frame.f_lasti)) != "SUBSCR":
-        return None
-    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    return (frame.f_code.co_filename, *positions)
+    return position(frame) if steps.op(steps.at(frame.f_lasti)) == "SUBSCR" else None
 
 
 @final

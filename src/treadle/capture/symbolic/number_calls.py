@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.python_state.containers.container_recorders import (
-    is_recorded,
+    is_for_container,
     length_of_recorded,
 )
 from treadle.capture.symbolic.arrays.arrays import is_array
@@ -117,12 +117,13 @@ class NumberCalls:
         with contextlib.ExitStack() as undo:
             by_name: dict[str, Callable[..., object]] = {}
             instead = _all_instead()
+            called = called_functions(instead)
             others = [f for f in self._functions if not any(f is known for known in self._asked)]
             for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
                 scope = _Scope.of(function, instead, asked=function in self._asked)
                 code = rewritten_source(function.__code__, function.__globals__, self._places)
-                by_name |= called_functions() if code is not function.__code__ else {}
+                by_name |= called if code is not function.__code__ else {}
                 original, function.__code__ = function.__code__, _rewritten(code, scope, by_name)
                 self.originals |= dict.fromkeys(
                     (function.__code__, *_within(function.__code__)), original
@@ -173,7 +174,7 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
                 value = number_in(value)
             elif isinstance(value, Tensor) and is_traced(value):
                 return length_of(value)
-            if kind is len and is_recorded(value):
+            if kind is len and is_for_container(value):
                 return length_of_recorded(value)
             if is_unsized(value):
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)

@@ -31,6 +31,14 @@ T = TypeVar("T")
 PlainNumber = bool | RealNumber
 SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
 """Where an expression stands: its file, first and last line, first and last column."""
+
+
+def position(frame: FrameType) -> SourcePosition:
+    """Of what ``frame`` computes just now."""
+    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    return (frame.f_code.co_filename, *positions)
+
+
 _LARGEST = 1 << 53
 """Up to this every integer is a float64."""
 
@@ -80,6 +88,8 @@ class Uses:
     places: set[SourcePosition] = field(default_factory=set[SourcePosition])
     place_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
     extreme_asked: Callable[[FrameType], bool] = lambda _: False  # whether it calls min or max
+    # where it calls what may be one of them by another name
+    call_asked: Callable[[FrameType], SourcePosition | None] = lambda _: None
     only_warns: Callable[[FrameType], bool] = lambda _: False
     # whether it compares for a warning that it has no reason to give
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
@@ -97,10 +107,13 @@ class Uses:
         None
     )  # whether a frame asks if a number is in a set
 
-    def note_asked(self) -> None:
-        """Python asks for a real number, which no other object can be."""
+    def note_asked(self, asking: FrameType | None = None) -> None:
+        """Python asks for a real number, which no other object can be: ``asking``, or the innermost
+        frame."""
         if not self.ours:
-            codes = tuple(frame.f_code for frame in users_frames())
+            frames = list(users_frames())
+            first = frames.index(asking) if asking in frames else 0
+            codes = tuple(frame.f_code for frame in frames[first:])
             self.asked.setdefault(codes[0], codes)
 
     def ask_index(self, number: "Number", frame: FrameType) -> None:
@@ -136,8 +149,16 @@ class Uses:
 
     def note_extreme(self, frame: FrameType) -> None:
         """Python compares a number, in ``frame``."""
-        if not self.ours and self.extreme_asked(frame):
+        if not self.ours and (self.note_call(frame) or self.extreme_asked(frame)):
             self.note_asked()
+
+    def note_call(self, frame: FrameType) -> bool:
+        """Whether ``frame`` calls by another name what asks for numbers: its code may be rewritten
+        to call ours there."""
+        place = self.call_asked(frame)
+        if place is not None:
+            self.places.add(place)
+        return place is not None
 
     def written_late(self) -> set[Key]:
         """The arrays that were written to after a number of theirs was looked at: at a call it
@@ -258,7 +279,7 @@ class Number:
             frozenset[Key]().union(*(number.roots for number in numbers)),
             self._uses,
             scales=True,
-            key=self._uses.decisions.key_of(function, *map(_key, operands)),
+            key=self._uses.decisions.key_of(function, *map(operand_key, operands)),
             fixed=frozenset[Key]().union(*(number._fixed for number in numbers)),
         )
 
@@ -277,7 +298,7 @@ class Number:
         if not self._uses.ours:
             numbers = [operand for operand in operands if is_number(operand)]
             roots = frozenset[Key]().union(*(number.roots for number in numbers))
-            key = self._uses.decisions.key_of(function, *map(_key, operands))
+            key = self._uses.decisions.key_of(function, *map(operand_key, operands))
             compute = computation(function, operands)
             self._uses.decisions.add(key, compute, outcome, roots)
         return outcome
@@ -656,7 +677,8 @@ def computation(function: Callable[..., object], operands: Sequence[object]) -> 
     return Computation(function, parts)
 
 
-def _key(operand: object) -> Key:
+def operand_key(operand: object) -> Key:
+    """Equal for numbers that are computed alike."""
     return operand.key if is_number(operand) else (type(operand), repr(operand))
 
 

@@ -6,7 +6,7 @@ depends on it.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -224,6 +224,8 @@ def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[st
     array = array_of(number) if is_data else None
     if array is not None:
         return _of_array(func, array, _values(number)), rest, named
+    if is_data and type(number) in (list, tuple) and all(map(_is_plain_or_number, _leaves(number))):
+        return _of_leaves(func, number), rest, named
     if not is_number(number) or not is_real(number.value) or func.__name__ == "new":
         return _as_it_is(func, args, kwargs)
 
@@ -248,6 +250,37 @@ def _of_array(
         return array.tensor().to(**how)
 
     return call
+
+
+def _of_leaves(func: Callable[..., object], nest: object) -> Callable[..., object]:
+    """``func`` of lists of numbers, of which some are known after the launch: in the graph each is
+    a tensor."""
+
+    def call(*args: Tensor, **named: Any) -> Tensor:
+        return _stacked(nest, {**_kind_of(func, args, _values(nest)), **named})
+
+    return call
+
+
+def _stacked(nest: Any, how: Mapping[str, Any]) -> Tensor:
+    if type(nest) in (list, tuple):
+        return torch.stack([_stacked(item, how) for item in nest])
+    if not is_number(nest):
+        return torch.full((), nest, **how)
+    filled = torch.zeros((), **how)
+    return filled.copy_(fill(filled, nest))
+
+
+def _leaves(nest: Any) -> Iterator[object]:
+    for item in nest:
+        if type(item) in (list, tuple):
+            yield from _leaves(item)
+        else:
+            yield item
+
+
+def _is_plain_or_number(leaf: object) -> bool:
+    return is_number(leaf) or is_real(leaf) or type(leaf) is bool
 
 
 def _values(nest: Any) -> list[object]:

@@ -8,6 +8,7 @@
     "%d of %d" % (n, m)      ->    modulo("%d of %d", (n, m))
     ", ".join(texts)         ->    method(", ", "join")(texts)
     table[n]                 ->    entry(table, n)              where a number was asked for
+    self.better(losses)      ->    callee(self.better)(losses)  likewise
     x[range(n), y]           ->    x[span(range, n), y]
     torch.Tensor([n])        ->    maker(torch.Tensor)([n])
 
@@ -22,7 +23,7 @@ import ast
 import functools
 import linecache
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import final
 
@@ -47,6 +48,7 @@ _CALLED: dict[str, Callable[..., object]] = {
 }
 """By the names that rewritten code calls: no name of anybody's code has a space."""
 _JOINED, _PIECE, _MODULO, _METHOD, _ENTRY, _MAKER, _SPAN = _CALLED
+_CALLEE = "str (treadle callee)"
 _FUTURE = functools.reduce(
     operator.or_,
     (getattr(__future__, feature).compiler_flag for feature in __future__.all_feature_names),
@@ -67,9 +69,14 @@ def rewritten_source(
     return _codes(source, file, code.co_flags & _FUTURE, places).get(code, code)
 
 
-def called_functions() -> dict[str, Callable[..., object]]:
-    """By their names what rewritten code calls."""
-    return _CALLED
+def called_functions(instead: Mapping[int, object]) -> dict[str, Callable[..., object]]:
+    """By their names what rewritten code calls. ``instead``: what is called in the place of
+    functions, by their ids."""
+
+    def callee(function: object) -> object:
+        return instead.get(id(function), function)
+
+    return _CALLED | {_CALLEE: callee}
 
 
 @functools.lru_cache(maxsize=1 << 6)
@@ -121,6 +128,8 @@ class _Rewriter(ast.NodeTransformer):
             node.func = _call(_METHOD, called, called.value, ast.Constant(called.attr))
         elif isinstance(called, ast.Attribute) and called.attr in legacy_tensors.NAMES:
             node.func = _call(_MAKER, called, called)
+        elif _place(node) in self._places:
+            node.func = _call(_CALLEE, called, called)
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
@@ -131,10 +140,13 @@ class _Rewriter(ast.NodeTransformer):
             assert isinstance(part, ast.Call)
             part.args.insert(0, part.func)
             part.func = ast.copy_location(ast.Name(_SPAN, ast.Load()), part)
-        place = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-        if place not in self._places or not isinstance(node.ctx, ast.Load):
+        if _place(node) not in self._places or not isinstance(node.ctx, ast.Load):
             return node
         return _call(_ENTRY, node, node.value, node.slice)
+
+
+def _place(node: ast.expr) -> tuple[int | None, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def _call(name: str, place: ast.expr, *args: ast.expr) -> ast.expr:

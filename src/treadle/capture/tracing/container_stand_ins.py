@@ -1,7 +1,9 @@
 """Substitutes for the user's containers that an earlier run changed."""
 
 import functools
+import itertools
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from treadle.capture.python_state.containers.container_changes import (
 )
 from treadle.capture.python_state.containers.container_recorders import (
     ContainerRecorder,
+    Cut,
     OperationLog,
 )
 from treadle.capture.python_state.external import ExternalState
@@ -25,6 +28,11 @@ from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 from treadle.capture.symbolic.computations import Key
 from treadle.capture.symbolic.deferred import calls_real
+from treadle.capture.symbolic.functions.number_lists import (
+    IsOf,
+    NumberList,
+    caller_of_library,
+)
 from treadle.capture.symbolic.functions.reductions import asks_reduction
 from treadle.capture.symbolic.numbers import Number, Uses
 from treadle.util.errors import CaptureError
@@ -38,11 +46,11 @@ class ContainerStandIns:
         """``uses``: what becomes of numbers that stand in for lengths; ``None``: none do."""
         self.log = OperationLog()
         self._containers, self._uses = containers, uses
-        self._entries: dict[Key, _EntryAtCall | _ReductionAtCall] = {}  # whose numbers stand in
+        self._entries: dict[Key, _Entries] = {}  # whose numbers stand in
         if uses is not None:
             self.log.length_at_call, self.log.asked = self._length, self._note_asked
             self.log.entry_at_call = self._entry
-            self.log.reduction_at_call = self._reduction
+            self.log.numbers_at_call = self._numbers
 
     @property
     def values(self) -> list[object]:
@@ -73,22 +81,29 @@ class ContainerStandIns:
             is_read = recorder.reads_length or _root(recorder) in needed
             if is_read and not recorder.reads_all:
                 walk.add_computed(f"len({recorder.label})", functools.partial(_length, recorder))
-        for root, entry in self._entries.items():
-            if root in needed and not entry.recorder.reads_all:
-                walk.add_computed(entry.label, entry)
+            node = walk.graph.node_of(recorder.real)
+            if node is not None and recorder.reads_all and isinstance(recorder.real, list | deque):
+                node.note = f", all of which are read: {recorder.read_at} ({_REMEDY})"
+        for root, entries in self._entries.items():
+            if root in needed and not entries.recorder.reads_all:
+                walk.add_computed(entries.label, entries.compute)
 
     def _length(self, recorder: ContainerRecorder) -> object:
         """How much is in it now, from how much there is at the beginning of a call."""
         uses, most = self._uses, recorder.maxlen
         if uses is None or recorder.grown is None or (most is not None and recorder.grown < 0):
             return None
-        root = _root(recorder)
-        uses.decisions.labels[root] = f"len({recorder.label})"
-        now, at_call = len(recorder.real), _LengthAtCall(recorder)
-        length = Number(now, at_call, frozenset({root}), uses, scales=True)
+        length = self._length_at_call(recorder, uses)
         if recorder.grown:
             length = length.derived(operator.add, recorder.grown)
         return length if most is None else length.derived(min, most)
+
+    def _length_at_call(self, recorder: ContainerRecorder, uses: Uses) -> Number:
+        """How much is in it at the beginning of a call."""
+        root = _root(recorder)
+        uses.decisions.labels[root] = f"len({recorder.label})"
+        now, at_call = len(recorder.real), _LengthAtCall(recorder)
+        return Number(now, at_call, frozenset({root}), uses, scales=True)
 
     def _entry(self, recorder: ContainerRecorder, at: int, value: object) -> object:
         """The number that is at ``at`` at the beginning of a call."""
@@ -96,33 +111,39 @@ class ContainerStandIns:
         if uses is None or not is_real(value):
             return None
         root: Key = "entry", recorder.at, at
-        entry = self._entries.setdefault(root, _EntryAtCall(recorder, at))
-        uses.decisions.labels[root] = entry.label
+        entry = _EntryAtCall(recorder, at)
+        self._note(recorder, root, entry, f"{recorder.label}[{at}]")
         number = Number(value, entry, frozenset({root}), uses, scales=True)
-        number.decided(_IsOf(type(value)), (number,))
+        number.decided(IsOf(type(value)), (number,))
         return number
 
-    def _reduction(
-        self, recorder: ContainerRecorder, function: Callable[..., Any], put: frozenset[type]
-    ) -> object:
-        """What ``function`` gives of the numbers that are there at the beginning of a call.
-        ``put``: the types of those that the run has put behind them."""
-        reduction = _ReductionAtCall(recorder, function, put)
-        uses, now = self._uses, reduction()
-        if uses is None or now is None:
+    def _numbers(self, recorder: ContainerRecorder, cut: Cut) -> NumberList | None:
+        """The numbers that are there at the beginning of a call, as far as they are in a part."""
+        uses = self._uses
+        if uses is None:
             return None
-        root: Key = function.__name__, recorder.at, put
-        self._entries.setdefault(root, reduction)
-        uses.decisions.labels[root] = reduction.label
-        number = Number(now, reduction, frozenset({root}), uses, scales=True)
-        number.decided(_IsOf(type(now)), (number,))
-        return number
+        compute, label = _NumbersAtCall(recorder, cut), _label(recorder, cut)
+        note = functools.partial(self._note, recorder)
+        numbers = NumberList(compute, (recorder.at, cut), label, uses, note)
+        if not cut.is_whole:
+            length = self._length_at_call(recorder, uses)
+            length.decided(_PutPlaces(cut), (length,))
+        return numbers
+
+    def _note(
+        self, recorder: ContainerRecorder, root: Key, compute: Callable[[], object], label: str
+    ) -> None:
+        """``compute`` gives what stands in, and the user's words for it are ``label``."""
+        assert self._uses is not None
+        self._entries.setdefault(root, _Entries(recorder, compute, label))
+        self._uses.decisions.labels[root] = label
 
     def _note_asked(self, frame: FrameType) -> None:
         if self._uses is None or self._uses.ours:
             return
-        if calls_real(frame) or asks_reduction(frame):
-            self._uses.note_asked()
+        asking = caller_of_library(frame)
+        if calls_real(asking) or asks_reduction(asking) or self._uses.note_call(asking):
+            self._uses.note_asked(asking)
 
     def placed(self, graph: ReadsGraph) -> None:
         """From now on each is found where its owner is at a call."""
@@ -134,10 +155,42 @@ class ContainerStandIns:
                 raise refused_container(recorder)
 
 
+_REMEDY = "remedy: read a figure such as sum or min, or the last few, as in a deque with a maxlen"
+
+
 def refused_container(recorder: ContainerRecorder) -> CaptureError:
     """TR-117 for a container whose changes cannot be made again."""
     error = refused(recorder.label, type(recorder.real).__name__)
     return error.seen_by(lambda run: run.recorded(recorder.at))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """How numbers are computed at a call that are in the user's own, and the words for them."""
+
+    recorder: ContainerRecorder
+    compute: Callable[[], object]
+    label: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _PutPlaces:
+    """Which of the entries that a run puts at the end are in a part, by how many there were."""
+
+    cut: Cut
+
+    def __call__(self, before: int) -> range:
+        return self.cut.places(before)[1]
+
+
+def _label(recorder: ContainerRecorder, cut: Cut) -> str:
+    """The user's words for a part."""
+    start = "" if cut.start is None else cut.start
+    stop = "" if cut.stop is None else cut.stop
+    is_slice = cut.start is not None or cut.stop is not None
+    return f"{recorder.label}[{start}:{stop}]" if is_slice else recorder.label
 
 
 @final
@@ -159,11 +212,6 @@ class _EntryAtCall:
     recorder: ContainerRecorder
     at: int
 
-    @property
-    def label(self) -> str:
-        """The user's words for it."""
-        return f"{self.recorder.label}[{self.at}]"
-
     def __call__(self) -> object:
         entries = self.recorder.get()
         return entries[self.at] if -len(entries) <= self.at < len(entries) else None
@@ -171,42 +219,16 @@ class _EntryAtCall:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _ReductionAtCall:
-    """What a function gives of all entries of the user's own before a call changes them; ``None``
-    where they are no numbers, or of several types of which the result has one. ``put``: the types
-    of what comes behind them. A sum is a float if one of these is, also the sum of no entries."""
+class _NumbersAtCall:
+    """What is in a part of the user's own before a call changes it."""
 
     recorder: ContainerRecorder
-    function: Callable[..., Any]
-    put: frozenset[type]
+    cut: Cut
 
-    @property
-    def label(self) -> str:
-        """The user's words for it."""
-        return f"{self.function.__name__}({self.recorder.label})"
-
-    def __call__(self) -> int | float | None:
+    def __call__(self) -> tuple[Any, ...]:
         entries = self.recorder.get()
-        kinds = {*map(type, entries), *self.put}
-        if not kinds <= _REAL or (self.function is not sum and len(kinds) != 1):
-            return None
-        if self.function is sum:
-            return float(sum(entries)) if float in self.put else sum(entries)
-        return self.function(entries) if entries else None
-
-
-_REAL = frozenset({int, float})
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _IsOf:
-    """Whether a value is of a type."""
-
-    kind: type
-
-    def __call__(self, value: object) -> bool:
-        return type(value) is self.kind
+        kept, _ = self.cut.places(len(entries))
+        return tuple(itertools.islice(entries, kept.start, max(kept.start, kept.stop)))
 
 
 def _root(recorder: ContainerRecorder) -> Key:

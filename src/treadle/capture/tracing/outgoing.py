@@ -8,6 +8,7 @@ from torch import Tensor
 
 from treadle.capture.argument_containers import ArgumentAlias, Copies, ServedCall
 from treadle.capture.python_state.containers.container_changes import Reference
+from treadle.capture.python_state.containers.list_slices import is_list_slice
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.external_state.left_objects import DeferredValue
 from treadle.capture.python_state.flatten import flatten, replaced
@@ -54,7 +55,7 @@ class OutgoingValues:
                 return None
             return self._external.left.taken_apart(leaf, label)
 
-        return flatten(replaced(self._copies.with_whole(value), _with_real_keys), instead)
+        return flatten(replaced(self._copies.with_whole(value), _as_left), instead)
 
     def result(self, value: object) -> tuple[list[object], TreeSpec]:
         """Likewise of what the step returns. TR-136 for what would do its work later."""
@@ -101,11 +102,14 @@ class OutgoingValues:
         return [local_of(tensor.detach())]
 
 
-def _with_real_keys(node: object) -> object:
-    """For a dict with keys that stand in, one with the keys themselves."""
+def _as_left(node: object) -> object:
+    """For a dict with keys that stand in, one with the keys themselves; for what stands in for a
+    slice of a list, a list."""
+    if is_list_slice(node):
+        return replaced(list(node.opened()), _as_left)
     if type(node) is not dict or all(_real_key(key) is key for key in node):
         return None
-    return {_real_key(key): replaced(value, _with_real_keys) for key, value in node.items()}
+    return {_real_key(key): replaced(value, _as_left) for key, value in node.items()}
 
 
 def _real_key(key: object) -> object:

@@ -24,7 +24,7 @@ from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.flatten import flatten, unflatten
 from treadle.capture.python_state.parts import Part
 from treadle.capture.symbolic.deferred import AsksNumber, asks_size
-from treadle.capture.symbolic.functions.reductions import asks_extreme
+from treadle.capture.symbolic.functions.reductions import asked_call, asks_extreme
 from treadle.capture.symbolic.numbers import no_size
 from treadle.capture.symbolic.size_numbers import as_number
 from treadle.capture.tensors.gradient_effects import GradientEffects
@@ -103,7 +103,7 @@ class Run:
         for table in (uses, recorder.numbers.uses):
             table.mode = lambda: recorder.mode()
             table.of_size = self._number_of
-            table.extreme_asked = asks_extreme
+            table.extreme_asked, table.call_asked = asks_extreme, asked_call
             table.only_warns = is_scheduler_in_order
         if self.numbers.sizes is not None:
             uses.as_size = self.numbers.sizes.symbol

@@ -19,7 +19,7 @@ from treadle.capture.integrations.counts import counts_instead_of
 from treadle.capture.integrations.recurrent import RecurrentLayers
 from treadle.capture.integrations.spectra import inverse_instead_of
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
-from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
+from treadle.capture.python_state.containers.container_recorders import as_plain, is_for_container
 from treadle.capture.python_state.containers.copies import deep_copied, shallow_copied
 from treadle.capture.python_state.flatten import flatten_containers, unflatten
 from treadle.capture.symbolic import (
@@ -196,7 +196,7 @@ class TensorPatcher(TorchFunctionMode):
     def _heard(self, func: Function, args: Args, kwargs: Kwargs) -> object:
         self._recorder.provenance.note_line()
         self._recorder.rng.check()
-        call = _Call.of(func, args, kwargs).replaced(is_recorded, as_plain)
+        call = _Call.of(func, args, kwargs).replaced(is_for_container, as_plain)
         if func in CONVERSIONS and call.has(is_array):
             converted_result = converted(func, call.args, call.kwargs)
             if converted_result is not None:

@@ -29,6 +29,7 @@ from treadle.capture.symbolic.arrays.arrays import from_numpy
 from treadle.capture.symbolic.branches.expected import Conditions, constraint_checks
 from treadle.capture.symbolic.branches.known_constants import KnownConstants
 from treadle.capture.symbolic.deferred import AsksNumber, DeferredNumbers, functions_of_numbers
+from treadle.capture.symbolic.functions.reductions import functions_of_lists
 from treadle.capture.symbolic.scalar_index import ScalarIndices
 from treadle.capture.symbolic.scaled import functions_of_sizes
 from treadle.capture.symbolic.size_numbers import alone, as_number, made_of_sizes
@@ -132,6 +133,7 @@ class TraceRecorder:
         yield from size_arithmetic(self._made_of_sizes, self._asks_for_size, alone, as_number)
         yield from functions_of_numbers()
         yield from makers()
+        yield from functions_of_lists()
         yield from functions_of_sizes()
 
     def record_backward(self, original: Callable[..., object]) -> Callable[..., object]:

@@ -191,6 +191,16 @@ def called_name(frame: FrameType) -> str:
     return _called(code, at)
 
 
+def calls_value(frame: FrameType) -> bool:
+    """Whether ``frame`` calls just now what no global name is: an attribute, a variable of its
+    own."""
+    code = _Code.of(frame.f_code)
+    at = code.at(frame.f_lasti)
+    if at >= len(code.instructions) or code.instructions[at].opname not in _CALLS:
+        return False
+    return not _called(code, at)
+
+
 def _known(frame: FrameType) -> dict[str, Truth]:
     """Which of the variables of a frame are true; a stand-in for a ``bool`` says nothing yet."""
     return {key: flag for key, flag in variables(frame).items() if type(flag) is bool}
@@ -273,11 +283,23 @@ def _called(code: _Code, at: int) -> str:
             continue
         height -= dis.stack_effect(earlier.opcode, earlier.arg)
         if height == 0:
-            callee = code.instructions[back + (earlier.opname == "PUSH_NULL")]
-            return str(callee.argval) if callee.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ""
+            first = back + (earlier.opname == "PUSH_NULL")
+            callee = code.instructions[first]
+            is_plain = callee.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            is_part = any(_goes_on(callee, each) for each in code.instructions[first + 1 : at])
+            return str(callee.argval) if is_plain and not is_part else ""
         if earlier.offset in targets:
             return ""
     return ""
+
+
+def _goes_on(callee: dis.Instruction, later: dis.Instruction) -> bool:
+    """Whether ``callee`` is only where what is called begins: ``f.g(x)``, ``f[0](x)``."""
+    begin, end = callee.positions, later.positions
+    if begin is None or end is None or begin.col_offset is None:
+        return False
+    is_same = (begin.lineno, begin.col_offset) == (end.lineno, end.col_offset)
+    return is_same and not later.opname.startswith(("CALL", "PRECALL", "KW_NAMES", "PUSH_NULL"))
 
 
 def _jumps(instruction: dis.Instruction) -> bool:

@@ -24,7 +24,13 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 
+from treadle.capture.explain_errors import here
 from treadle.capture.python_state.container_parts import member
+from treadle.capture.python_state.containers.list_slices import (
+    ListSlice,
+    SliceAtCall,
+    is_list_slice,
+)
 from treadle.capture.python_state.parts import MISSING
 from treadle.capture.stored.names import NOT_STORED
 
@@ -40,6 +46,32 @@ class Operation:
     at: int
     name: str
     args: tuple[Any, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Entries of a list or a deque: ``[start:stop]`` of it, once a run has put ``put`` at its end.
+    ``most``: how many a deque may have."""
+
+    put: int
+    most: int | None = None
+    start: int | None = None
+    stop: int | None = None
+
+    def places(self, before: int) -> tuple[range, range]:
+        """Which of those that were there ``before``, and which of those that are put."""
+        places = range(before + self.put)
+        if self.most is not None:
+            places = places[max(0, len(places) - self.most) :]
+        places = places[self.start : self.stop]
+        kept = range(places.start, min(places.stop, before))
+        return kept, range(max(places.start - before, 0), max(places.stop - before, 0))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of a list."""
+        return self.most is None and self.start is None and self.stop is None
 
 
 TOUCH = "touch"
@@ -59,6 +91,7 @@ class ContainerRecorder:
     # keys of a dict, members of a set
     reads: set[object] = field(default_factory=set[object], metadata=NOT_STORED)
     reads_all: bool = False
+    read_at: str = field(default="", metadata=NOT_STORED)  # the user's line that reads all first
     reads_length: bool = False
     tail: int = 0  # how many entries at the end of a sequence the run has put there
     # keys that the run has set
@@ -95,8 +128,8 @@ class ContainerRecorder:
             parent.reads |= set() if parent.is_own else {key}
         elif length:
             self.reads_length = True
-        else:
-            self.reads_all = True
+        elif not self.reads_all:
+            self.reads_all, self.read_at = True, here()
 
     def read_key(self, key: object, name: object) -> None:
         """What it has under a key, which a snapshot has under ``name``."""
@@ -139,11 +172,9 @@ class OperationLog:
     entry_at_call: Callable[[ContainerRecorder, int, object], object] = field(
         default=lambda *_: None, metadata=NOT_STORED
     )  # likewise for the number that is an entry
-    reduction_at_call: Callable[
-        [ContainerRecorder, Callable[..., Any], frozenset[type]], object
-    ] = field(
+    numbers_at_call: Callable[[ContainerRecorder, Cut], Any] = field(
         default=lambda *_: None, metadata=NOT_STORED
-    )  # likewise for what a function gives of all entries
+    )  # likewise for all numbers that are there
     asked: Callable[[FrameType], None] = field(
         default=lambda _: None, metadata=NOT_STORED
     )  # a frame asks for a length, or goes through the entries, which may be for one number
@@ -309,6 +340,8 @@ class _RecordedSequence:
 
     def __getitem__(self, at: SupportsIndex | slice) -> Any:
         instead = self._at_call(at) if type(at) is int else None
+        if isinstance(at, slice):
+            instead = self._slice(at)
         if instead is not None:
             return instead
         self._read_at(at)
@@ -327,17 +360,37 @@ class _RecordedSequence:
     def __bool__(self) -> bool:
         return bool(self.recorder.length(self._kind.__len__(self)))
 
-    def _reduced(self, function: Callable[..., Any]) -> list[Any] | None:
-        """What ``function`` gives of the entries that were there before the run, as a number that
-        stands in, and those that the run has put behind them; ``None`` where it has done more."""
+    def _numbers(self, at: slice = slice(None)) -> tuple[Any, list[Any]] | None:
+        """Of a part what stands in for the numbers that were there before the run, and those that
+        the run has put behind them; ``None`` where it has done more, or has other entries."""
         recorder, entries = self.recorder, list(self._kind.__iter__(self))
-        put = entries[len(entries) - recorder.tail :]
-        drops_first = bool(put) and recorder.maxlen is not None
-        if not recorder.keeps_entries or drops_first:
+        cut = Cut(recorder.tail, recorder.maxlen, at.start, at.stop)
+        instead = recorder.log.numbers_at_call(recorder, cut) if recorder.keeps_entries else None
+        if instead is None:
             return None
-        kinds = frozenset(entry.__class__ for entry in put)
-        instead = recorder.log.reduction_at_call(recorder, function, kinds)
-        return None if instead is None else [instead, *put]
+        first = len(entries) - recorder.tail
+        _, put = cut.places(len(recorder.real))
+        return instead, [entries[first + place] for place in put]
+
+    def _slice(self, at: slice) -> ListSlice | None:
+        """What stands in for a part; ``None`` where its entries are not numbers of the call."""
+        recorder = self.recorder
+        bounds = type(at.start), type(at.stop)
+        if at.step not in (None, 1) or not {*bounds} <= {int, type(None)}:
+            return None
+        found = self._numbers(at)
+        if found is None or not found[0].are_numbers(found[1]):
+            return None
+        before, put = found
+
+        def opened() -> list[Any]:
+            numbers = before.each()
+            if numbers is None:
+                recorder.read()
+                numbers = before.value
+            return [*numbers, *put]
+
+        return ListSlice(SliceAtCall(before, put, opened, recorder.log.asked))
 
     def _changed(self, name: str, *args: object, by: int | None = None) -> object:
         self.recorder.note(name, *args, by=by)
@@ -736,19 +789,31 @@ def is_recorded(value: object) -> TypeGuard[RecordedContainer]:
     return type(value) in _KINDS
 
 
-def length_of_recorded(value: RecordedContainer) -> object:
+def is_for_container(value: object) -> TypeGuard[RecordedContainer | ListSlice]:
+    """Whether it stands in for a container of the user's, or for a slice of one."""
+    return is_recorded(value) or is_list_slice(value)
+
+
+def length_of_recorded(value: RecordedContainer | ListSlice) -> object:
     """``len`` of a stand-in: a number that stands in for that of a call, where each can tell it."""
+    if isinstance(value, ListSlice):
+        return value.length
     kept = value.inner if type(value) is RecordedSet else _plain_copy(value)
     return value.recorder.length(len(kept))
 
 
-def reduced_recorded(function: Callable[..., Any], value: object) -> list[Any] | None:
-    """Numbers of which ``function`` gives what it gives of the list or deque that ``value`` stands
-    in for; ``None`` where it is none, and where each call could not tell."""
-    return value._reduced(function) if isinstance(value, _RecordedSequence) else None
+def recorded_numbers(value: object) -> tuple[Any, list[Any]] | None:
+    """Of the list, slice or deque that ``value`` stands in for: what stands in for the numbers that
+    were there before the run, and those behind them; ``None`` where it is none, and where each call
+    could not tell."""
+    if is_list_slice(value):
+        return value.numbers
+    return value._numbers() if isinstance(value, _RecordedSequence) else None
 
 
-def as_plain(value: RecordedContainer) -> Contents:
+def as_plain(value: RecordedContainer | ListSlice) -> Contents:
     """What is in a stand-in, all of which is read, as a container of its own."""
+    if isinstance(value, ListSlice):
+        return value.opened()
     value.recorder.read()
     return _plain_copy(value)

@@ -254,6 +254,7 @@ class Node:
     watched: list[Watched] = field(default_factory=list[Watched])
     getter: Callable[[], object] | None = None  # of an argument: where it is at this call
     parts: frozenset[object] | None = None  # of one taken apart: attributes that do not count
+    note: str = ""  # of a container that the step changes: why its entries count
 
     @property
     def is_found_anew(self) -> bool:

@@ -74,7 +74,7 @@ class Match:
         now = of_names(part.now(), watched.names)
         values = self._beside(node, watched, now)
         if values is None:
-            return self._other_names(watched, now)
+            return self._other_names(node, watched, now)
         keys = watched.keys_beside(now, node.read.ordered)
         for key, entry, beside, there in zip(
             watched.held, watched.held.values(), keys, values, strict=True
@@ -99,7 +99,7 @@ class Match:
         are others are noted."""
         values = self._beside(node, watched, now)
         if values is None:
-            return self._other_names(watched, now)
+            return self._other_names(node, watched, now)
         alike = True
         for (name, entry), value in zip(watched.held.items(), values, strict=True):
             if self.is_alike(entry, value):
@@ -137,7 +137,7 @@ class Match:
         node = None if is_plain(key) else self.nodes.get(id(key))
         return node is not None and self.object(node, other)
 
-    def _other_names(self, watched: Watched, now: Reading) -> bool:
+    def _other_names(self, node: Node, watched: Watched, now: Reading) -> bool:
         label = watched.part.label
         for name in {**watched.held, **now}:
             if name not in now or name not in watched.held:
@@ -147,7 +147,7 @@ class Match:
                 after = words_of_value(now[name]) if name in now else "nothing"
                 self.words = f"{label}: {before} became {after}"
                 if watched.part.entries:
-                    self.words = f"{label} has other entries"
+                    self.words = f"{label} has other entries{node.note}"
                 return False
         self.words = f"{label} is in another order"
         return False

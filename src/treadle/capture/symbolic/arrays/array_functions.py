@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from treadle.capture.python_state.containers.list_slices import is_list_slice
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, computed, is_array
+from treadle.capture.symbolic.functions.number_lists import NEEDS_ALL
 from treadle.capture.symbolic.numbers import Number, is_number, is_stand_in, plain
 
 _NAMES = (
@@ -101,14 +103,18 @@ def of_nests(
 
 def makers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
     """In the places of NumPy's functions, which ask no item of a list, and of those that make
-    arrays, which ask nothing."""
-    places: list[tuple[ModuleType, str]] = [(np, name) for name in (*_MAKERS, *_NAMES)]
+    arrays, which ask nothing; but for those of ``functions/reductions``."""
+    names = [name for name in (*_MAKERS, *_NAMES) if getattr(np, name) not in NEEDS_ALL]
+    places: list[tuple[ModuleType, str]] = [(np, name) for name in names]
     places += [(np.linalg, name) for name in _OF_ALGEBRA]
-    return [(module, name, _maker(getattr(module, name))) for module, name in places]
+    return [(module, name, maker(getattr(module, name))) for module, name in places]
 
 
-def _maker(original: Callable[..., object]) -> Callable[..., object]:
+def maker(original: Callable[..., object]) -> Callable[..., object]:
+    """In the place of a function that asks no item of a list."""
+
     def call(*args: object, **kwargs: object) -> object:
+        args = tuple(arg.opened() if is_list_slice(arg) else arg for arg in args)
         stand_ins = list(_stand_ins((*args, *kwargs.values())))
         if stand_ins and not any(map(_is_known_later, stand_ins)):
             return of_nests(original, args, kwargs)

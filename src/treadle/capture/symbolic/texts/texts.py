@@ -20,7 +20,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from treadle.capture.python_state.containers.container_recorders import as_plain, is_recorded
+from treadle.capture.python_state.containers.container_recorders import as_plain, is_for_container
 from treadle.capture.python_state.flatten import flatten_containers, replaced, unflatten
 from treadle.capture.python_state.introspect import is_heap
 from treadle.capture.python_state.object_pytrees import Sized
@@ -59,7 +59,7 @@ def _open(node: object) -> object:
     """A container in the place of a recorded one, and of a shape with sizes of arguments."""
     if type(node) is torch.Size and any(map(is_size, node)):
         return Sized(tuple(node))
-    return as_plain(node) if is_recorded(node) else None
+    return as_plain(node) if is_for_container(node) else None
 
 
 def _taken(leaf: object) -> object:
@@ -81,7 +81,11 @@ def _has_stand_ins(leaves: Iterable[object]) -> bool:
 
 def made_by(function: Callable[..., object], *args: object) -> object:
     """``function``, which makes a text, of what may stand in."""
-    if not _has_stand_ins(flatten_containers(args)[0]):
+    parts = flatten_containers(args)[0]
+    if any(map(is_for_container, parts)):
+        args = tuple(replaced(arg, _open) for arg in args)
+        parts = flatten_containers(args)[0]
+    if not _has_stand_ins(parts):
         return function(*args)
     leaves, spec = taken(args)
     rebuilt = _Rebuilt(function, spec)
