@@ -5,7 +5,7 @@
     python benchmarks/language_models.py [--model gpt2] [--batch 16] [--length 1024] [--steps 20]
         [--timed 30] [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
         [--dropout 0.1] [--tune] [--profile] [--skip GroupHeads,...] [--chunks 4] [--plan h200]
-        [--attention eager]
+        [--attention eager] [--offload]
 
 ``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b``, ``llama-7b``, ``qwen3`` or ``mistral``
 (a window of 1,024 tokens): those of ``transformers`` with random weights, and a batch of their own
@@ -201,6 +201,7 @@ def _treadle(
         cache_dir=Path(args.cache),
         skip=tuple(filter(None, args.skip.split(","))),
         chunk_logits=chunks,
+        planner=treadle.Planner(offload=args.offload),
     )
     step = treadle.compile(
         make_step(model, optimizer, model), model=model, optimizer=optimizer, options=options
@@ -212,6 +213,7 @@ def _treadle(
         "seconds": {name: round(s, 2) for name, s in compiled.seconds.items()},
         "promised_peak_gib": round(artifact.peak_bytes / GIB, 3),
         "arena_gib": round(artifact.arena_bytes / GIB, 3),
+        "on_host_gib": round(artifact.host_bytes / GIB, 3),
         "launches": launches,
         "library_calls": len(artifact.steps) - launches,
         "fallbacks": sorted({each.op for each in artifact.fallbacks}),
@@ -353,6 +355,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tune", action="store_true", help="try other schedules")
     parser.add_argument("--skip", default="", help="rewrites that treadle leaves out")
+    parser.add_argument("--offload", action="store_true", help="activations on the host, if needed")
     parser.add_argument("--chunks", type=int, help="in how many the logits are computed")
     parser.add_argument("--plan", help="predict the step on this device, and run nothing")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -2,7 +2,7 @@
 
 import torch
 
-from treadle.runtime.ranks.collectives import _InFlight, _Started
+from treadle.runtime.execute.in_flight import Transfers
 
 
 class Work:
@@ -14,11 +14,11 @@ class Work:
 
 
 def in_flight(count):
-    found = _InFlight()
+    found = Transfers()
     works = [Work() for _ in range(count)]
     kept = [torch.empty(3) for _ in works]
     for out, work in zip(kept, works, strict=True):
-        found._works[out.data_ptr()] = _Started(work, None, None)
+        found.add(out, work)
     return found, works, kept
 
 
@@ -32,7 +32,8 @@ def test_a_call_that_ends_early_waits_for_all():
 
 def test_one_is_waited_for_once():
     found, works, kept = in_flight(2)
-    found.wait(kept[1])
+    found.take(kept[1]).wait()
+    assert found.take(kept[1]) is None
     assert [each.waited for each in works] == [0, 1]
     found.finish()
     assert [each.waited for each in works] == [1, 1]

@@ -47,6 +47,7 @@ def artifact_of(
         peak_bytes=plan.peak_bytes,
         constants=plan.constants,
         untouched=_untouched(launches, frozenset(plan.inputs)),
+        host_bytes=plan.host_bytes,
     )
 
 

@@ -39,7 +39,7 @@ def _bytes_of(plan: KernelPlan, kind: BufferKind, allocator: Allocator) -> int:
     return sum(
         allocator.taken(largest(buffer.nbytes))
         for buffer in plan.buffers.values()
-        if buffer.kind is kind and (not plan.device or buffer.device == plan.device)
+        if buffer.kind is kind and not plan.is_elsewhere(buffer)
     )
 
 

@@ -147,7 +147,8 @@ class KernelPlan:
 
     ``offsets`` gives bytes into the arena for each temporary that is ours; temporaries missing
     there are allocated by the call that fills them, and freed after their last use.
-    ``peak_bytes`` counts the arena, what calls allocate, inputs and results, all at once.
+    ``peak_bytes`` counts the arena, what calls allocate, inputs and results, all at once. What is
+    ours on the host lies in a block of its own there, of ``host_bytes``, at its offset.
     """
 
     steps: tuple[Kernel | Call, ...]
@@ -159,3 +160,8 @@ class KernelPlan:
     results: tuple[TensorRef | None, ...]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     device: str = ""
+    host_bytes: int = 0
+
+    def is_elsewhere(self, buffer: Buffer) -> bool:
+        """Whether ``buffer`` is on another device than the step."""
+        return bool(self.device) and buffer.device != self.device

@@ -266,6 +266,11 @@ class Call:
         return bool(self.effects & (IN_ORDER | Effect.COMMUNICATES))
 
     @property
+    def is_wait(self) -> bool:
+        """Whether it ends what another call started: the stream waits there, and not before."""
+        return self.out in _WAITS
+
+    @property
     def may_end_the_call(self) -> bool:
         """Whether nothing may be written to an input before it is over: a condition may not hold,
         and another rank may have ended. Then the call leaves everything as it was."""
@@ -277,6 +282,7 @@ class Call:
         return facts_by_name(self.op).refuses
 
 
+_WAITS = frozenset({"treadle.arrived.out", "treadle_c10d.wait.out"})
 IMPORT = "aten._to_copy.default"
 """The call that copies a buffer from one device to another."""
 

@@ -18,7 +18,7 @@ from treadle.graph.core.types import tensors_in
 from treadle.graph.regions.loop_bodies import WITH_BODIES
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
-from treadle.lower import calls
+from treadle.lower import calls, host_copies
 from treadle.lower.context import Builder, LoweringContext
 from treadle.lower.decompose import decomposition_of
 from treadle.lower.library import is_chosen
@@ -60,6 +60,9 @@ def lower_node(
         context = LoweringContext(builder, node, origin_of(node), val, node.name)
     else:
         context = LoweringContext(builder, node, inside.origin, val, f"{inside.name}_{node.name}")
+    if host_copies.is_host_copy(target):
+        args = tuple(map_leaves(partial(_there, env), value) for value in node.args)
+        return host_copies.lowered(context, target, args)
     if _is_on_the_host(context, env):
         return _on_the_host(context, target, env)
     args, kwargs = _resolved(context, node, env)

@@ -2,7 +2,8 @@
 
 Among the steps that are ready, one that frees much more than it allocates (an optimizer update
 whose gradient is final) runs now; everything else keeps the position of its last member. Small
-steps keep their position too, so that equal ones stay together and become one launch.
+steps keep their position too, so that equal ones stay together and become one launch. So do waits:
+what stands before one runs while that is on its way which it waits for.
 """
 
 import heapq
@@ -23,17 +24,19 @@ def ordered(
     buffers: Mapping[str, Buffer],
     kept: frozenset[str],
     first: frozenset[int] = frozenset(),
+    waits: frozenset[int] = frozenset(),
 ) -> list[int]:
     """Positions of ``groups`` in a valid order. ``kept`` are the buffers that never die; those of
-    ``first``, which wait for nothing, come before all others."""
+    ``first``, which wait for nothing, come before all others, and ``waits`` no earlier than where
+    they stand."""
     number = {m: g for g, group in enumerate(groups) for m in group.members}
-    waits = [{number[w] for w in group.waits} - {g} for g, group in enumerate(groups)]
+    sources_of = [{number[w] for w in group.waits} - {g} for g, group in enumerate(groups)]
     followers: list[list[int]] = [[] for _ in groups]
-    for g, sources in enumerate(waits):
+    for g, sources in enumerate(sources_of):
         for source in sources:
             followers[source].append(g)
-    live = _Liveness(reads, writes, buffers, kept)
-    missing = [len(sources) for sources in waits]
+    live = _Liveness(reads, writes, buffers, kept, waits)
+    missing = [len(sources) for sources in sources_of]
     place = [-1 if g in first else group.members[-1] for g, group in enumerate(groups)]
     ready = [(place[g], g) for g in range(len(groups)) if not missing[g]]
     heapq.heapify(ready)
@@ -63,7 +66,7 @@ def _pick(ready: list[tuple[int, int]], live: "_Liveness") -> int:
 
 class _Liveness:
     """Bytes that a step would free, given what has run. ``large``: those that read enough to be
-    worth their while."""
+    worth their while, ``waits`` aside."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class _Liveness:
         writes: Sequence[frozenset[str]],
         buffers: Mapping[str, Buffer],
         kept: frozenset[str],
+        waits: frozenset[int],
     ) -> None:
         self._reads = reads
         self._writes = writes
@@ -81,7 +85,8 @@ class _Liveness:
             if buffers[name].kind is BufferKind.TEMPORARY
         }
         sums = [sum(self._sizes.get(name, 0) for name in names) for names in reads]
-        self.large = frozenset(g for g, total in enumerate(sums) if total >= EAGER_BYTES)
+        large = frozenset(g for g, total in enumerate(sums) if total >= EAGER_BYTES)
+        self.large = large - waits
         self._touching: dict[str, list[int]] = {}
         for g in self.large:
             for name in (reads[g] | writes[g]) & self._sizes.keys():

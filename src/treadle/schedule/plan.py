@@ -74,7 +74,8 @@ def _scheduled(
         copied = duplicate_producers(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
-    pressure = MemoryPressure(steps, buffers, known, kept)
+    elsewhere = frozenset(name for name, each in buffers.items() if program.is_elsewhere(each))
+    pressure = MemoryPressure(steps, buffers, known, kept, elsewhere)
     asked = workers.sweeps, workers.descends
     fuser = Fuser(steps, buffers, known, nests, home, *asked, pressure)
     groups = fuser.run(fuse=fuse)
@@ -95,7 +96,8 @@ def _scheduled(
     reads = [plan_reads(step) for step in made]
     writes = [plan_writes(step) for step in made]
     first = frozenset(g for g, step in enumerate(made) if is_import(step, buffers))
-    order = ordered(groups, reads, writes, buffers, kept, first)
+    waits = frozenset(g for g, step in enumerate(made) if isinstance(step, Call) and step.is_wait)
+    order = ordered(groups, reads, writes, buffers, kept | elsewhere, first, waits)
     ready = tuple(kernel for g in order for kernel in _prepared(made[g], workers))
     scratch = scratch_buffers(ready, workers, device=program.device)
     return _finish(program, ready, {**buffers, **scratch}, kept, allocator)
@@ -147,13 +149,19 @@ def _finish(
     lives = lifetimes(steps, buffers, kept)
     by_call = {name for step in steps if isinstance(step, Call) for name in step.allocated}
     apart = by_call | kept
-    ours = {name: interval for name, interval in lives.items() if name not in apart}
+    placed = {name: interval for name, interval in lives.items() if name not in apart}
+    hosted = {
+        name: interval for name, interval in placed.items() if program.is_elsewhere(buffers[name])
+    }
+    ours = {name: interval for name, interval in placed.items() if name not in hosted}
     calls = {
         name: replace(interval, nbytes=allocator.taken(interval.nbytes))
         for name, interval in lives.items()
         if name in apart and not program.is_elsewhere(buffers[name])
     }
     offsets, arena_bytes, calls = _placed(steps, ours, buffers, calls, allocator)
+    on_host, host_bytes = _packed(steps, hosted, buffers)
+    offsets = {**offsets, **on_host}
     steps = tuple(noting_overlap(step, buffers, offsets) for step in steps)
     used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
     used |= {*program.inputs, *program.constants, *kept}
@@ -170,7 +178,17 @@ def _finish(
         program.results,
         program.constants,
         program.device,
+        host_bytes,
     )
+
+
+def _packed(
+    steps: Sequence[PlanStep], ours: Mapping[str, Interval], buffers: Mapping[str, Buffer]
+) -> tuple[Mapping[str, int], int]:
+    """The offsets of temporaries in one block, and its bytes."""
+    blocks, block_of = chained(ours, _reuse(steps, ours, buffers))
+    places, size = pack(blocks)
+    return {name: places[block_of[name]] for name in ours}, size
 
 
 def _placed(

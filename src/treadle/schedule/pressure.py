@@ -63,7 +63,9 @@ class MemoryPressure:
         buffers: Mapping[str, Buffer],
         facts: Dependencies,
         kept: frozenset[str],
+        elsewhere: frozenset[str] = frozenset(),
     ) -> None:
+        """``kept``: the buffers that never die; ``elsewhere``: those on another device."""
         self._facts = facts
         self._kept = kept
         self._end = len(steps)
@@ -71,7 +73,7 @@ class MemoryPressure:
         self._sizes = {
             name: sample_of(buffers[name].nbytes)
             for name in facts.writers
-            if buffers[name].kind is BufferKind.TEMPORARY
+            if buffers[name].kind is BufferKind.TEMPORARY and name not in elsewhere
         }
         self._sizes = {name: size for name, size in self._sizes.items() if size >= _COUNTED}
         self._touching = {

@@ -59,8 +59,10 @@ def timeline(plan: KernelPlan) -> Timeline:
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
     spans = lifetimes(plan.steps, plan.buffers, kept)
     lives = {
-        name: interval for name, interval in spans.items() if interval.nbytes
-    }  # nobody writes the others
+        name: interval
+        for name, interval in spans.items()
+        if interval.nbytes and not plan.is_elsewhere(plan.buffers[name])
+    }  # without bytes: nobody writes it
     ours = [lives[name] for name in lives if name in plan.offsets]
     theirs = _beside_arena(plan, lives, kept)
     writers = _writers(plan.steps)
@@ -71,7 +73,7 @@ def timeline(plan: KernelPlan) -> Timeline:
     alive = [sums[i] + held[i] + workspace[i] for i in range(len(plan.steps))]
     at = alive.index(max(alive)) if alive else 0
     inputs = tuple(
-        0 if plan.device and buffer.device != plan.device else largest(buffer.nbytes)
+        0 if plan.is_elsewhere(buffer) else largest(buffer.nbytes)
         for buffer in (plan.buffers[name] for name in plan.inputs)
     )
     constants = _constants(plan)

@@ -33,6 +33,9 @@ class _Host:
     def give_back(self) -> None:
         return None
 
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
 
 HOST = _Host()
 CPU_MODEL = DeviceModel("cpu", _FLOPS, 1e10, 1e-9, 5056)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from treadle.targets.links import ETHERNET, HDR, NDR, NVLINK3, NVLINK4, PCIE4, Link
+from treadle.targets.locked_memory import locked_memory
 from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 
@@ -39,6 +40,9 @@ class _Cuda:
     def give_back(self) -> None:
         torch.cuda.empty_cache()
 
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return locked_memory(nbytes)
+
 
 def _rates(full: float, half: float, double: float) -> Mapping[torch.dtype, float]:
     rates = {torch.float32: full, torch.float64: double}
@@ -52,13 +56,13 @@ def _gpu(
     name: str,
     rates: Mapping[torch.dtype, float],
     bandwidth: float,
-    links: tuple[Link, Link],
+    links: tuple[Link, Link, float],
     *,
     reserve: int,
     memory: int,
 ) -> DeviceModel:
     reserved, bytes_ = reserve << 20, memory << 30
-    link, network = links
+    link, network, host_link = links
     return DeviceModel(
         name,
         rates,
@@ -67,13 +71,17 @@ def _gpu(
         memory=bytes_,
         blocks=True,
         hidden=_HIDDEN,
+        host_link=host_link,
         link=link,
         network=network,
         host_ranks=8,
     )
 
 
-_HOPPER, _AMPERE, _ADA = (NVLINK4, NDR), (NVLINK3, HDR), (PCIE4, ETHERNET)
+_HOPPER, _AMPERE = (NVLINK4, NDR, 5e10), (NVLINK3, HDR, 2.4e10)
+_ADA = (PCIE4, ETHERNET, 2.4e10)
+"""Links to the others of a host, to other hosts, and bytes per second to the host itself each way:
+an H200 copied 55 GB/s from and to locked memory."""
 H200 = _gpu("h200", _rates(5e13, 7e14, 5e13), 4e12, _HOPPER, reserve=33, memory=139)
 H100 = _gpu("h100", _rates(5e13, 6.5e14, 5e13), 2.8e12, _HOPPER, reserve=33, memory=79)
 A100 = _gpu("a100", _rates(1.6e13, 2.3e14, 1.6e13), 1.7e12, _AMPERE, reserve=9, memory=79)

@@ -37,3 +37,7 @@ class Driver(Protocol):
     def give_back(self) -> None:
         """Memory that nobody uses and that is kept for later goes back to the device."""
         ...
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """So many bytes on the host that the device reads and writes by itself."""
+        ...

@@ -21,6 +21,7 @@ class DeviceModel:
     CPU 1.1 to 1.3 us (an H200, replayed: what 225 casts took beyond their bytes, 1 us each).
     ``hidden``: share of the bytes of one more chunk of rows that its products' operations hide: 0.6
     on an H200, by the heads of two models (decision 11).
+    ``host_link``: bytes per second between the device and its host, each way; 0: it is the host.
     ``link``: to the others of its host, ``network``: to those of other hosts, ``host_ranks``: how
     many a host has; 0: any number. They are for groups of ranks that nobody has measured.
     """
@@ -34,6 +35,7 @@ class DeviceModel:
     blocks: bool = False
     launch: float = 1e-6
     hidden: float = 0.0
+    host_link: float = 0.0
     link: Link = LOOPBACK
     network: Link = ETHERNET
     host_ranks: int = 0

@@ -171,6 +171,7 @@ ACCUMULATE = frozenset({
     "treadle_c10d.all_reduce.out",
     "treadle_c10d.broadcast.out",
     "treadle_c10d.wait.out",
+    "treadle.arrived.out",
 })  # fmt: skip
 """Calls that go on from their first operand, and that may do so in its memory: they copy it into
 their result first, unless that is the same memory."""
@@ -212,7 +213,11 @@ NEVER_WAIT = _named("""
     fake_quantize_per_tensor_affine_cachemask _thnn_fused_gru_cell _thnn_fused_gru_cell_backward
     _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl clone copy _to_copy full add mul
 """) | _named(
-    "cudnn_rnn cudnn_rnn_backward bernoulli uniform exponential incoming_gradient", "treadle"
+    """
+    cudnn_rnn cudnn_rnn_backward bernoulli uniform exponential incoming_gradient to_host from_host
+    arrived
+    """,
+    "treadle",
 )
 """Operators that launch kernels and return, besides pointwise ones."""
 

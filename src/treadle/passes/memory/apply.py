@@ -15,6 +15,7 @@ from treadle.graph.rewrite.passes import Contract, GraphPass
 from treadle.passes.cleanup.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.after import passes_after
 from treadle.passes.memory.masks import ReadMasksAsBytes
+from treadle.passes.memory.offload import OffloadedValue, offload
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, recompute
 from treadle.passes.memory.reorder import update_early
@@ -73,6 +74,28 @@ class UpdateEarly(GraphPass):
         return moved
 
 
+@dataclass(frozen=True)
+class Offload(GraphPass):
+    """Put values on the host between two uses.
+
+    before:  a = relu(h); ...; g = mm(t(a), d)
+    after:   a = relu(h); s = to_host(a); ...; w = arrived(s, a); ...; r = from_host(w); ...;
+             b = arrived(r, w); g = mm(t(b), d)
+
+    Each value is a change.
+    """
+
+    contract = Contract(after=(Recompute, UpdateEarly), repeatable=False)
+
+    values: tuple[OffloadedValue, ...]
+
+    def __repr__(self) -> str:
+        return f"Offload({len(self.values)} values)"
+
+    def run(self, step: StepGraph) -> int:
+        return offload(step, self.values)
+
+
 def _longest_rise(numbers: Sequence[int]) -> int:
     """The length of the longest increasing subsequence: what can stay where it is."""
     ends: list[int] = []  # the smallest end of a rise of each length
@@ -85,8 +108,9 @@ def _longest_rise(numbers: Sequence[int]) -> int:
 def passes_of(step: StepGraph, chosen: Candidate) -> tuple[GraphPass, ...]:
     """What turns ``step`` into the graph of ``chosen``, one of its candidates."""
     order, facts = chosen.order, chosen.order.facts
+    away = (Offload(chosen.offloaded),) if chosen.offloaded else ()
     if order.origin == as_traced(facts).origin and facts.step is step:
-        return passes_after()
+        return (*away, *passes_after())
     names = frozenset(facts.nodes[i].name for i in chosen.saved)
     masks = (ReadMasksAsBytes(),) if facts.step is not step else ()
     early = (UpdateEarly(),) if order.origin != recompute(facts, chosen.saved).origin else ()
@@ -94,6 +118,7 @@ def passes_of(step: StepGraph, chosen: Candidate) -> tuple[GraphPass, ...]:
         *masks,  # first: a mask that is kept is kept in bytes
         Recompute(names),
         *early,  # after it: an update may wait for what is computed again
+        *away,  # after both: it counts places
         *passes_after(),  # last: they need the plan
     )
 

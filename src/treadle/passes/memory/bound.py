@@ -28,6 +28,9 @@ an input. A part of a value may be kept without the rest, so a view costs what i
 Of a plan only its seconds enter, so the bound does not depend on the solver. It holds for plans
 that compute ``p`` once, and supposes that what costs seconds (``CALLS``) becomes a library call. If
 a step has several versions, the smallest of their bounds holds.
+
+Where values may be on the host between two uses, ``K`` is nothing: only inputs and the operands of
+the largest call are counted.
 """
 
 import functools
@@ -54,10 +57,12 @@ _RATES = 9
 
 @dataclass(frozen=True)
 class PeakBound:
-    """The bound for one version of a step on a device."""
+    """The bound for one version of a step on a device; ``offloads``: whether plans may have values
+    on the host."""
 
     facts: Facts
     fused: RecomputeCost
+    offloads: bool = False
 
     @classmethod
     def of(cls, step: StepGraph, device: DeviceModel) -> "PeakBound":
@@ -67,6 +72,8 @@ class PeakBound:
 
     def within(self, seconds: float) -> int:
         """A lower bound, in bytes, of the peak of every plan that is estimated at ``seconds``."""
+        if self.offloads:
+            return self.fixed_bytes + self._largest_call
         spare = max(seconds - self.fused.once, 0.0)
         lines = (held - rate * spare for rate, held in self._lines if spare == 0 or rate < math.inf)
         return self.fixed_bytes + int(max((self._largest_call, *lines)))

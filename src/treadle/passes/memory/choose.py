@@ -154,13 +154,14 @@ class Plans:
         found = [(plan, version) for plan, version in tried if id(plan) in kept]
         found.sort(key=lambda each: (each[0].seconds, each[0].predicted_peak))
         points = [plan for plan, _ in found]
+        offloads = method.offload and device.host_link > 0
         return cls(
             points,
             max(i for i, plan in enumerate(points) if id(plan) in of_frontier),
             frozenset(i for i, plan in enumerate(points) if id(plan) in wanted),
             [version for _, version in found],
             evaluator,
-            StepBound(tuple(PeakBound(each.masked, each.fused) for each in costs)),
+            StepBound(tuple(PeakBound(each.masked, each.fused, offloads) for each in costs)),
         )
 
     def exact(self, i: int) -> int:
@@ -191,7 +192,7 @@ class Plans:
         mine = [
             plan
             for plan, version in zip(self.points, self.versions, strict=True)
-            if version is self.versions[0] and math.isinf(plan.price)
+            if version is self.versions[0] and math.isinf(plan.price) and not plan.offloaded
         ]
         chosen = worth_its_time(mine) if mine else self.points[0]
         return next(i for i, plan in enumerate(self.points) if plan is chosen)
@@ -213,8 +214,11 @@ class Plans:
         (``bound.py``)."""
         return self.step_bound.within(self.points[i].seconds)
 
-    def optimum(self, i: int) -> int:
-        """The smallest peak, as simulated, of plans as fast as plan ``i``: ``solvers/exact.py``."""
+    def optimum(self, i: int) -> int | None:
+        """The smallest peak, as simulated, of plans as fast as plan ``i``: ``solvers/exact.py``.
+        ``None`` where plans may have values on the host, which that does not know."""
+        if any(bound.offloads for bound in self.step_bound.bounds):
+            return None
         return step_optimum(self.step_bound, self.points[i].seconds)
 
     def lowest(self, i: int) -> float:
@@ -357,6 +361,7 @@ def _plan(
     """``bound``: of a plan that was evaluated."""
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
-    table = decisions(chosen.order, chosen.saved, method.bans)
+    away = frozenset(chosen.order.origin[each.value] for each in chosen.offloaded)
+    table = decisions(chosen.order, chosen.saved, method.bans, away)
     passes = (*version.first, *passes_of(version.step, chosen))
     return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound, version.why)

@@ -15,7 +15,7 @@ from treadle.util.wording import layer_of
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``save`` or ``recompute`` for one forward value that a later phase needs."""
+    """``save``, ``recompute`` or ``offload`` for one forward value that a later phase needs."""
 
     name: str
     operation: str
@@ -28,10 +28,13 @@ class Decision:
 
 
 def decisions(
-    order: Order, saved: frozenset[int], bans: Sequence[str] = ()
+    order: Order,
+    saved: frozenset[int],
+    bans: Sequence[str] = (),
+    away: frozenset[int] = frozenset(),
 ) -> tuple[Decision, ...]:
     """One entry per forward value that is kept or computed again, in forward order; ``bans``: those
-    by which it was planned."""
+    by which it was planned; ``away``: what is on the host between its uses."""
     facts = order.facts
     again = {i for i, second in zip(order.origin, order.again, strict=True) if second}
     claims = classify(facts, bans)
@@ -40,8 +43,12 @@ def decisions(
     table: list[Decision] = []
     for i in sorted(kept | again):
         if facts.kinds[i] is not Kind.VIEW or (i in kept and is_result(facts, i)):
-            table.append(_decision(facts, claims, i, i in again))
+            made = _decision(facts, claims, i, i in again)
+            table.append(replace(made, decision="offload", why=_AWAY) if i in away else made)
     return tuple(table)
+
+
+_AWAY = "on the host between its uses: the copies fit beside other work"
 
 
 def _made_by(facts: Facts, i: int) -> int:

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.graph.core.signature import StepGraph
 from treadle.passes.memory.after import finished
@@ -15,6 +15,7 @@ from treadle.passes.memory.estimates.costs import costs_of
 from treadle.passes.memory.estimates.measured import NodeTimes
 from treadle.passes.memory.fused import RecomputeCost
 from treadle.passes.memory.masks import with_byte_masks
+from treadle.passes.memory.offload import OffloadedValue, offload, offloaded_plans, seconds_in
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
 from treadle.passes.memory.reorder import update_early
@@ -37,6 +38,9 @@ _WORTH = 50
 """How much larger the share of the peak must be that a plan saves than the share of the time that
 it takes longer, where time is what counts: a hundredth for half of the peak. Estimates are not that
 exact. With 25, ResNet-50 took 4 % longer on an H200 for 13 % of its peak."""
+_SHORT_CHAINS = "long-chains=8"
+"""For plans with values on the host. A chain of sums that is computed again begins before backward,
+and what is made then, all at once, has no time to leave."""
 _WORK = 150_000  # operations simulated by the local search, which bounds its time
 
 
@@ -45,7 +49,8 @@ class Candidate:
     """One plan. ``price``: the λ of its cut, infinite for keeping everything and for what other
     solvers propose.
 
-    ``seconds``: estimated time of the step; ``saved``: positions of the kept values.
+    ``seconds``: estimated time of the step; ``saved``: positions of the kept values;
+    ``offloaded``: those that are on the host meanwhile.
     """
 
     price: float
@@ -53,11 +58,14 @@ class Candidate:
     saved: frozenset[int]
     predicted_peak: int
     seconds: float
+    offloaded: tuple[OffloadedValue, ...] = ()
 
     @functools.cached_property
     def step(self) -> StepGraph:
         """The graph of this plan."""
-        return finished(build(self.order))
+        step = build(self.order)
+        offload(step, self.offloaded)
+        return finished(step)
 
 
 @dataclass(frozen=True)
@@ -191,6 +199,20 @@ class _Planner:
             if plan.predicted_peak <= peak:
                 return
 
+    def offloading(self, points: Sequence[Candidate], device: DeviceModel) -> Iterator[Candidate]:
+        """Plans with values on the host, of those that no two others lie around."""
+        of_masked = [plan for plan in points if plan.order.facts is self.facts]
+        for plan in convex(of_masked):
+            times = seconds_in(plan.order, self.fused.again, plan.seconds)
+            for found in offloaded_plans(plan.order, times, device.host_link):
+                seconds = plan.seconds + 2 * found.nbytes / device.bandwidth + found.waiting
+                yield replace(
+                    plan,
+                    predicted_peak=found.peak_bytes,
+                    seconds=seconds,
+                    offloaded=found.values,
+                )
+
     def _allows(self, saved: frozenset[int]) -> bool:
         """Whether no ban or mark is broken if only this is kept. A cut breaks none, but what is
         made of two cuts, or less than one, may compute again what neither did."""
@@ -268,6 +290,15 @@ def candidates(
     """The simulated frontier, from keeping everything to the smallest peak found. ``costs``: those
     of the step, if they are known."""
     planner = _Planner(step, device, costs, method)
+    points = list(_recomputing(planner, method))
+    if method.offload and device.host_link:
+        short = _Planner(step, device, costs, replace(method, bans=(*method.bans, _SHORT_CHAINS)))
+        bases = *points, *_recomputing(short, method)
+        points = pareto([*points, *planner.offloading(bases, device)])
+    yield from points
+
+
+def _recomputing(planner: _Planner, method: Planner) -> Iterator[Candidate]:
     first = planner.keep_all()
     if method.solver != "cut":
         points = pareto([first, planner.fastest(), *planner.solved(solver_of(method))])

@@ -15,6 +15,7 @@ Two rules approximate what scheduling does later:
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.passes.memory.order import PHASE, Order
@@ -38,8 +39,46 @@ class LiveBytes:
         return [(size, str(facts.nodes[origin[k]])) for size, k in self.peak_table]
 
 
+@dataclass(frozen=True)
+class Lifetimes:
+    """Of an order. ``place[k]``: where operation ``k`` really happens, and ``slots[k]`` its
+    storages; of each storage ``start`` and ``end``, the places of the operation that fills it and
+    of the last that reads it, the bytes ``size``, and the operation that is its ``owner``."""
+
+    order: Order
+    place: Sequence[int]
+    slots: Sequence[tuple[int, ...]]
+    start: Sequence[int]
+    end: Sequence[int]
+    size: Sequence[int]
+    owner: Sequence[int]
+
+    def alive(self) -> list[int]:
+        """Bytes at each place."""
+        count = len(self.order.origin)
+        delta = [0] * (count + 2)
+        for first, final, nbytes in zip(self.start, self.end, self.size, strict=True):
+            delta[first] += nbytes
+            delta[final + 1] -= nbytes
+        delta[0] += self.order.facts.fixed_bytes
+        return list(itertools.accumulate(delta[:count]))
+
+    def readers(self) -> list[list[int]]:
+        """The operations that read each storage, or a view of it, in order."""
+        found: list[list[int]] = [[] for _ in self.size]
+        for k, operands in enumerate(self.order.operands):
+            for slot in {slot for operand in operands for slot in self.slots[operand]}:
+                found[slot].append(k)
+        return found
+
+
 def timeline(order: Order) -> LiveBytes:
     """The bytes alive at each place of an order."""
+    return _peak(lifetimes_of(order))
+
+
+def lifetimes_of(order: Order) -> Lifetimes:
+    """When each storage of an order is there."""
     place, stored = _fuse(order)
     slots, start, size, owner = _storages(order, place, stored)
     end = list(start)
@@ -51,7 +90,7 @@ def timeline(order: Order) -> LiveBytes:
                     end[slot] = here
     _keep_results(order, slots, place, end, size)
     _continue_in_place(order, slots, place, end, size)
-    return _sweep(order, start, end, size, owner)
+    return Lifetimes(order, place, slots, start, end, size, owner)
 
 
 def _fuse(order: Order) -> tuple[list[int], list[bool]]:
@@ -171,22 +210,14 @@ def _continue_in_place(
                 end[old] -= 1
 
 
-def _sweep(
-    order: Order, start: list[int], end: list[int], size: list[int], owner: list[int]
-) -> LiveBytes:
-    count = len(order.origin)
-    delta = [0] * (count + 2)
-    for first, final, nbytes in zip(start, end, size, strict=True):
-        delta[first] += nbytes
-        delta[final + 1] -= nbytes
-    fixed = order.facts.fixed_bytes
-    if not count:
-        return LiveBytes(order, fixed, 0, ())
-    delta[0] += fixed
-    live = list(itertools.accumulate(delta[:count]))
+def _peak(lives: Lifetimes) -> LiveBytes:
+    live = lives.alive()
+    if not live:
+        return LiveBytes(lives.order, lives.order.facts.fixed_bytes, 0, ())
     peak = live.index(max(live))
+    start, end, size, owner = lives.start, lives.end, lives.size, lives.owner
     table = [
         (size[s], owner[s]) for s in range(len(size)) if size[s] and start[s] <= peak <= end[s]
     ]
     table.sort(key=lambda row: (-row[0], row[1]))
-    return LiveBytes(order, live[peak], peak, tuple(table))
+    return LiveBytes(lives.order, live[peak], peak, tuple(table))

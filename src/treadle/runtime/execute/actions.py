@@ -13,8 +13,8 @@ from typing import final
 import torch
 
 from treadle.compat.switches import profiler_listens
+from treadle.runtime.execute.in_flight import IN_FLIGHT
 from treadle.runtime.kernels.launch_table import JoinedLaunchError, LaunchJoiner
-from treadle.runtime.ranks.collectives import IN_FLIGHT
 from treadle.runtime.store.artifact import Artifact, CallStep, Launch
 from treadle.targets.registry import target_for
 from treadle.util.errors import GroupFailure, RuntimeFailure, joined_with

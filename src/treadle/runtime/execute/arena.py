@@ -32,6 +32,23 @@ class Tenant(Protocol):
         ...
 
 
+class HostBlock:
+    """Memory on the host that the device reads and writes by itself, for what is there meanwhile.
+    It only grows while there is an arena."""
+
+    def __init__(self) -> None:
+        self.block: Tensor | None = None
+
+    def suits(self, nbytes: int) -> bool:
+        """Whether so many bytes are there."""
+        return not nbytes or (self.block is not None and self.block.numel() >= nbytes)
+
+    def allocate(self, nbytes: int, device: torch.device) -> None:
+        """A block of so many bytes in place of the old one."""
+        self.block = None  # before there is the new one
+        self.block = target_for(device).driver.host_memory(nbytes)
+
+
 class Arena:
     """The memory for temporaries; executables of one step take turns in it, under ``lock``.
     ``recordings``: of their launches.
@@ -44,6 +61,7 @@ class Arena:
         self.bytes: Tensor | None = None
         self.lock = threading.RLock() if grows_only else threading.Lock()
         self.recordings = SharedRecordings()
+        self.host = HostBlock()
         self._grows_only = grows_only
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._promised: tuple[int, int] | None = None  # to how many tenants, how much
@@ -108,19 +126,23 @@ class Arena:
 
     def keeps_block(self, tenant: Tenant) -> bool:
         """Whether ``get`` gives the block that there is."""
-        return self.bytes is not None and self._suits(self.bytes.numel(), tenant.artifact)
+        there = self.bytes is not None and self._suits(self.bytes.numel(), tenant.artifact)
+        return there and self.host.suits(tenant.artifact.host_bytes)
 
     def get(self, tenant: Tenant, device: torch.device) -> Tensor:
         """A block that is large enough for ``tenant``, allocated when there is none."""
         if tenant not in self._tenants:
             self.join(tenant)
+        if not self.host.suits(tenant.artifact.host_bytes):
+            self._forget(again=True)  # what was recorded copies to the old one
+            self.host.allocate(max(each.artifact.host_bytes for each in self._tenants), device)
         held = self.bytes
         if held is None or not self._suits(held.numel(), tenant.artifact):
             sizes = {other.artifact.arena_bytes for other in self._tenants}
             size = max(size for size in sizes if self._suits(size, tenant.artifact))
             is_first, grows = held is None, held is None or size > held.numel()
             del held
-            self.free(again=grows)  # before there is the new one
+            self._free_block(again=grows)  # before there is the new one
             if grows and not is_first:  # the new one does not fit where the old one was
                 target_for(device).driver.give_back()
             held = self.bytes = _aligned(size, device)
@@ -128,12 +150,20 @@ class Arena:
         return held
 
     def free(self, *, again: bool = True) -> None:
-        """Free the block; the next call allocates it again. ``again``: what was recorded is made
-        again, however often it was made."""
+        """Free the block, and that on the host; the next call allocates them again. ``again``: what
+        was recorded is made again, however often it was made."""
+        self._free_block(again=again)
+        self.host.block = None
+
+    def _free_block(self, *, again: bool) -> None:
+        self._forget(again=again)
+        self.bytes = None
+
+    def _forget(self, *, again: bool) -> None:
+        """Nobody shows the blocks any more."""
         self.recordings.lose_all(again=again)
         for tenant in self._tenants:
             tenant.leave_arena()
-        self.bytes = None
         self._changes += 1
 
     def _suits(self, size: int, artifact: Artifact) -> bool:

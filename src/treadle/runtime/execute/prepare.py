@@ -15,9 +15,11 @@ from typing import final
 
 from torch import Tensor
 
+import treadle.runtime.execute.host_copies  # pyright: ignore[reportUnusedImport]
 import treadle.runtime.kernels.packed  # pyright: ignore[reportUnusedImport]
 import treadle.runtime.kernels.recurrent_cudnn  # pyright: ignore[reportUnusedImport]
-import treadle.runtime.kernels.recurrent_onednn  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import treadle.runtime.kernels.recurrent_onednn  # pyright: ignore[reportUnusedImport]
+import treadle.runtime.ranks.collectives  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.compat.operators.operator_facts import Effect, facts_by_name
 from treadle.compat.operators.schemas import direct_call
 from treadle.runtime.execute.actions import Action, Actions

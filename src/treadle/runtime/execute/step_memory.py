@@ -28,7 +28,10 @@ class StepMemory:
         self._block: Tensor | None = None
         self._allocated: tuple[int, int] | None = None  # when all of it was there
         places = artifact.buffers.items()
-        self._in_block = [name for name, spec in places if spec.place is Storage.ARENA]
+        ours = [name for name, spec in places if spec.place is Storage.ARENA]
+        self._in_block = [name for name in ours if not artifact.buffers[name].device]
+        self._on_host = [name for name in ours if artifact.buffers[name].device]
+        self._host_block: Tensor | None = None
         arena.join(self)
 
     def allocate(self) -> None:
@@ -44,9 +47,19 @@ class StepMemory:
                 uses.bind_pointers(begin + spec.offset)
                 if uses.views:
                     uses.bind_views(self.in_arena(spec), spec)
+        self._bind_host()
         if len(self.constants) < len(self.artifact.constants):
             self._place_constants()
         self._allocated = self._arena.stamp()
+
+    def _bind_host(self) -> None:
+        """What is on the host meanwhile."""
+        block = self._arena.host.block
+        if self._on_host and self._host_block is not block:
+            self._host_block = block
+            for name in self._on_host:
+                spec = self.artifact.buffers[name]
+                self._bindings.uses[name].bind(self.in_arena(spec), spec)
 
     def _place_constants(self) -> None:
         for name, values in self.artifact.constants.items():
@@ -56,9 +69,10 @@ class StepMemory:
             self._bindings.uses[name].bind(placed, spec)
 
     def in_arena(self, spec: BufferSpec) -> Tensor:
-        """A buffer of the block."""
-        assert self._block is not None
-        raw = self._block[spec.offset : spec.offset + spec_bytes(spec)]
+        """A buffer of the block, or of that on the host."""
+        block = self._host_block if spec.device else self._block
+        assert block is not None
+        raw = block[spec.offset : spec.offset + spec_bytes(spec)]
         return view_of(raw.view(spec.dtype), whole(spec))
 
     def copied(self) -> Tensor | None:
@@ -79,8 +93,8 @@ class StepMemory:
         """Forget the block, so that nothing here keeps its memory."""
         self._allocated = None
         if self._block is not None:
-            self._block = None
-            for name in self._in_block:
+            self._block = self._host_block = None
+            for name in (*self._in_block, *self._on_host):
                 self._bindings.uses[name].drop()
 
     def keeps_block(self) -> bool:

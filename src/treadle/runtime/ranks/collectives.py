@@ -24,6 +24,7 @@ from treadle.compat.distributed.collectives import (
     reduction_named,
 )
 from treadle.compat.operators.custom_op import CustomOp
+from treadle.runtime.execute.in_flight import IN_FLIGHT
 from treadle.runtime.ranks.group_store import Awaited
 from treadle.runtime.ranks.peers import Peers, peers_of
 
@@ -58,47 +59,17 @@ class _Started:
 _ALONE = Awaited(0, 0, "", 0.0)
 
 
-@final
-class _InFlight:
-    """What was started into memory of ours and not waited for, by where its result will be."""
-
-    def __init__(self) -> None:
-        self._works: dict[int, _Started] = {}
-
-    def add(
-        self,
-        out: Tensor,
-        work: "distributed.Work | None",
-        kind: str,
-        group: "distributed.ProcessGroup",
-    ) -> None:
-        if work is not None and not out.numel():
-            work.wait()  # there is no address to find it by
-        elif work is not None:  # of a rank in the group
-            self._works[out.data_ptr()] = _Started.now(out, work, kind, group)
-
-    def wait(self, started: Tensor) -> None:
-        """For one; what PyTorch allocated waits by PyTorch's own."""
-        work = self._works.pop(started.data_ptr(), None)
-        if work is None:
-            collective_op("wait_tensor")(started)
-        else:
-            work.wait()
-
-    def finish(self) -> None:
-        """For all: before memory is given back that they write to, where a call ends early and
-        will be made again."""
-        works, self._works = self._works, {}
-        for work in works.values():
-            work.wait()
-
-    def abandon(self) -> None:
-        """Nobody will wait for what is in flight: after a failure, which no rank goes on after.
-        What the backend still writes to is its own to keep alive."""
-        self._works = {}
-
-
-IN_FLIGHT = _InFlight()
+def _note(
+    out: Tensor,
+    work: "distributed.Work | None",
+    kind: str,
+    group: "distributed.ProcessGroup",
+) -> None:
+    """A collective is in flight, if this rank is in the group."""
+    if work is not None and not out.numel():
+        work.wait()  # there is no address to find it by
+    elif work is not None:
+        IN_FLIGHT.add(out, _Started.now(out, work, kind, group))
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -117,14 +88,14 @@ def _all_reduce(x: Tensor, reduce_op: str, group_name: str, *, out: Tensor) -> T
     target, group = _put(x, out), group_named(group_name)
     op = reduction_named(reduce_op)
     work = distributed.all_reduce(target, op=op, group=group, async_op=True)
-    IN_FLIGHT.add(out, work, "all_reduce", group)
+    _note(out, work, "all_reduce", group)
     return out
 
 
 def _broadcast(x: Tensor, src: int, group_name: str, *, out: Tensor) -> Tensor:
     target, group = _put(x, out), group_named(group_name)
     work = distributed.broadcast(target, group=group, group_src=src, async_op=True)
-    IN_FLIGHT.add(out, work, "broadcast", group)
+    _note(out, work, "broadcast", group)
     return out
 
 
@@ -133,14 +104,14 @@ def _reduce_scatter(
 ) -> Tensor:
     group, op = group_named(group_name), reduction_named(reduce_op)
     work = reduce_scatter(_flat(out), _flat(x), op=op, group=group, async_op=True)
-    IN_FLIGHT.add(out, work, "reduce_scatter", group)
+    _note(out, work, "reduce_scatter", group)
     return out
 
 
 def _all_gather(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
     group = group_named(group_name)
     work = all_gather(_flat(out), _flat(x), group=group, async_op=True)
-    IN_FLIGHT.add(out, work, "all_gather", group)
+    _note(out, work, "all_gather", group)
     return out
 
 
@@ -156,12 +127,16 @@ def _all_to_all(
     work = distributed.all_to_all_single(
         out, x, list(output_sizes), list(input_sizes), group=group, async_op=True
     )
-    IN_FLIGHT.add(out, work, "all_to_all", group)
+    _note(out, work, "all_to_all", group)
     return out
 
 
 def _wait(started: Tensor, inputs: Sequence[Tensor], *, out: Tensor) -> Tensor:
-    IN_FLIGHT.wait(started)
+    found = IN_FLIGHT.take(started)
+    if found is None:  # what PyTorch allocated waits by PyTorch's own
+        collective_op("wait_tensor")(started)
+    else:
+        found.wait()
     if out.data_ptr() != started.data_ptr():
         out.copy_(started)
     return out

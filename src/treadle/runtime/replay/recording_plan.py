@@ -8,6 +8,7 @@ import torch
 
 from treadle.compat.operators.operator_facts import may_wait
 from treadle.runtime.execute.bindings import spec_bytes
+from treadle.runtime.execute.host_copies import NAMES as COPIES
 from treadle.runtime.execute.incoming import imported
 from treadle.runtime.replay.replay_policy import ReplayPolicy
 from treadle.runtime.replay.segments import MOST, Segment, split
@@ -77,6 +78,8 @@ def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]
     brought = imported(artifact, step)
     if brought is not None and brought.position not in written:
         return ""
+    if step.op in COPIES:
+        return ""
     masks = any(map(_is_mask, views_in(step.args)))
     if may_wait(step.op, masks=masks):
         return f"not recorded: {step.op} may wait for the host"
@@ -92,6 +95,8 @@ def _segments(artifact: Artifact, why: Sequence[str]) -> tuple[Segment, ...]:
     pairs = list(zip(artifact.steps, why, strict=True))
     if not any(why) or any(word and isinstance(step, Launch) for step, word in pairs):
         return ()
+    if any(isinstance(step, CallStep) and step.op in COPIES for step in artifact.steps):
+        return ()  # a copy and its wait would be in two recordings
     can = [not word for word in why]
     for segment in split(artifact, can):
         if segment.recorded and all(imported(artifact, artifact.steps[at]) for at in segment.steps):

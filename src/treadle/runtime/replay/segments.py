@@ -146,7 +146,7 @@ def _shares(one: BufferSpec, other: BufferSpec) -> bool:
         return False
     if one.place is Storage.INPUT:
         return one.device == other.device
-    if one.place is not Storage.ARENA:
+    if one.place is not Storage.ARENA or one.device != other.device:
         return False
     first, second = sorted((one, other), key=lambda buffer: buffer.offset)
     return first.offset + spec_bytes(first) > second.offset

@@ -141,7 +141,8 @@ class CallStep:
 class Artifact:
     """``releases[i]`` names the call-allocated buffers that die after step ``i``. ``bodies``: what
     the loops among its steps run in each round, under the digest of what each holds. ``untouched``:
-    of how many of its first steps none writes to an input or meets other processes.
+    of how many of its first steps none writes to an input or meets other processes. ``host_bytes``:
+    of the block on the host for the buffers of a step on a GPU that are there meanwhile.
 
     Shapes, strides, offsets and sizes may hold a ``Size``: then the artifact is a pattern for many
     shapes, right for the sizes that fit its ``guards``, and ``at_sizes`` makes the one to run.
@@ -161,6 +162,7 @@ class Artifact:
     guards: tuple[Guard, ...] = ()
     bodies: "Mapping[str, Artifact]" = field(default_factory=dict[str, "Artifact"])
     untouched: int = 0
+    host_bytes: int = 0
 
     @property
     def is_pattern(self) -> bool:
@@ -199,7 +201,8 @@ class Artifact:
             return False
         before, after = self.buffers[argument.buffer], self.buffers[result]
         in_arena = before.place is after.place is Storage.ARENA
-        return before is after or (in_arena and before.offset == after.offset)
+        here = in_arena and before.device == after.device
+        return before is after or (here and before.offset == after.offset)
 
     @property
     def fallbacks(self) -> tuple[CallStep, ...]:

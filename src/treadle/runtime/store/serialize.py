@@ -32,7 +32,7 @@ from treadle.runtime.store.artifact import (
 from treadle.util.errors import RuntimeFailure, require
 from treadle.util.generators import GeneratorRef
 
-FORMAT = 9
+FORMAT = 10
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -77,6 +77,7 @@ def artifact_to_dict(artifact: Artifact) -> dict[str, object]:
         "guards": [[to_data(g.formula), g.sign, g.answer] for g in artifact.guards],
         "bodies": {name: artifact_to_dict(body) for name, body in artifact.bodies.items()},
         "untouched": artifact.untouched,
+        "host_bytes": artifact.host_bytes,
     }
 
 
@@ -99,6 +100,7 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
         guards=tuple(Guard(from_data(g[0]), g[1], g[2]) for g in data["guards"]),
         bodies={name: artifact_from_dict(body) for name, body in data["bodies"].items()},
         untouched=int(data["untouched"]),
+        host_bytes=int(data["host_bytes"]),
     )
 
 

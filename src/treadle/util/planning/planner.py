@@ -36,17 +36,21 @@ class Planner:
       function of a ``treadle.PlannedOperation``, which returns seconds.
     - ``bans``: what is never recomputed, whatever it costs to keep: names of ``BANS``, of which
       some take a bound (``"long-chains=50"``). Default: prices decide.
+    - ``offload``: also plan with activations in the memory of the host between their uses, where
+      the copies fit beside the step's own work. GPUs only; a budget decides how many.
     """
 
     solver: str | Solver = "cut"
     estimator: str | Estimator = "roofline"
     bans: tuple[str, ...] = ()
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.solver) and self.solver not in SOLVERS:
             raise _unknown("solver", self.solver, SOLVERS)
         if not callable(self.estimator) and self.estimator not in ESTIMATORS:
             raise _unknown("estimator", self.estimator, ESTIMATORS)
+        _require_flag(self.offload)
         object.__setattr__(self, "bans", known_bans(self.bans))
 
     @staticmethod
@@ -89,9 +93,20 @@ class Planner:
         return json.dumps(values, sort_keys=True, default=_function_name)
 
 
+def _require_flag(offload: object) -> None:
+    if not isinstance(offload, bool):
+        raise TreadleError(
+            f"Planner(offload={offload!r}) is neither True nor False",
+            code="TR-001",
+            remedy="pass a bool",
+        )
+
+
 def _in_words(value: Any) -> str:
     if callable(value):
         return getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, bool):
+        return str(value).lower()
     return value if isinstance(value, str) else "+".join(value)
 
 
