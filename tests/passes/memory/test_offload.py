@@ -10,7 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
-from passes.memory.traced_steps import perceptron, random_loss, traced, transformer
+from passes.memory.traced_steps import (
+    by_simulation,
+    perceptron,
+    random_loss,
+    traced,
+    transformer,
+)
 from testing import check_numbers, refusal, show_plain, trace
 from treadle.compiler.memory import planned as planned_kernels
 from treadle.compiler.target import Target
@@ -20,11 +26,15 @@ from treadle.loop.program import Call
 from treadle.passes import registered
 from treadle.passes.memory import offload
 from treadle.passes.memory.apply import passes_of, require_same
+from treadle.passes.memory.choose import plan_memory
 from treadle.passes.memory.offload import OffloadedValue, offloaded_plans
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.search import candidates
-from treadle.passes.memory.simulate import lifetimes_of
+from treadle.passes.memory.simulate import lifetimes_of, timeline
+from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
+from treadle.util.errors import PlanError
+from treadle.util.sizes import Budget
 
 OFFLOAD = treadle.Planner(offload=True)
 LINK = 1e12
@@ -180,6 +190,28 @@ def test_budgets_are_met_sooner_with_values_on_the_host(monkeypatch):
     assert within.step_ms < plain.frontier()[-1].step_ms
     assert all(point.bound_bytes <= point.peak_bytes for point in away.frontier())
     assert (away.peak_bytes, away.step_ms) == (plain.peak_bytes, plain.step_ms)  # no budget
+
+
+@pytest.mark.parametrize("planner", [treadle.Planner(), OFFLOAD])
+def test_what_fits_nowhere_is_told_with_what_is_left_to_try(planner):
+    loss, parameters, batch = perceptron(layers=6, width=64, rows=256)
+    step = traced(loss, parameters, batch)
+    with pytest.raises(PlanError) as refused:
+        plan_memory(step, Budget(100), H200, by_simulation, planner)
+    assert ("offload=True" in refused.value.remedy) is not planner.offload
+    with pytest.raises(PlanError) as refused:
+        plan_memory(step, Budget(100), CPU_MODEL, by_simulation, planner)
+    assert "offload" not in refused.value.remedy
+
+
+def test_a_simulated_peak_is_that_of_the_graph_with_copies():
+    loss, parameters, batch = perceptron(layers=6, width=64, rows=256)
+    step = traced(loss, parameters, batch)
+    for plan in plans_of(step):
+        made = step.copy()
+        offload.offload(made, plan.values)
+        found = timeline(as_traced(facts_of(made))).peak_bytes
+        assert found == pytest.approx(plan.peak_bytes, rel=0.02)
 
 
 def test_waits_keep_their_place_among_the_kernels(monkeypatch):

@@ -12,7 +12,7 @@ copy. Where the step runs on the host itself, these are copies there.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from treadle.compat.operators.custom_op import CustomOp
 
@@ -49,3 +49,11 @@ ARRIVED = CustomOp(
     library="the end of a copy between the device and the host",
 )
 HOST_COPIES = (TO_HOST, FROM_HOST, ARRIVED)
+
+
+def is_on_host(node: fx.Node) -> bool:
+    """Whether the value of a node is on the host meanwhile, and takes no memory of the device."""
+    if node.target is ARRIVED.op:
+        started = node.args[0]
+        return isinstance(started, fx.Node) and started.target is TO_HOST.op
+    return node.target is TO_HOST.op

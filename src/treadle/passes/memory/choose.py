@@ -33,6 +33,7 @@ from treadle.passes.memory.apply import passes_of
 from treadle.passes.memory.bound import PeakBound, StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.estimates.measured import NodeTimes
+from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.search import (
     Candidate,
     StepCosts,
@@ -305,7 +306,7 @@ def plan_memory(
     plans = (Plans.of(versions, device, evaluator, method, times) for versions in groups)
     chosen = choose(plans, budget)
     if not chosen.fits:
-        raise _impossible(chosen)
+        raise _impossible(chosen, may_offload=device.host_link > 0 and not method.offload)
     return _plan(chosen.version, chosen.plan, chosen.peak_bytes, method, chosen.plans.step_bound)
 
 
@@ -326,21 +327,23 @@ def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
     return (Version(step),) if isinstance(step, StepGraph) else step
 
 
-def _impossible(chosen: ChosenPlan) -> PlanError:
+def _impossible(chosen: ChosenPlan, *, may_offload: bool) -> PlanError:
+    """TR-202. ``may_offload``: whether plans with activations on the host were not tried."""
     assert chosen.limit is not None
     best, peak = chosen.plan, chosen.peak_bytes
-    facts = best.order.facts
-    largest = timeline(best.order).peak_table[:3]
+    order = as_traced(facts_of(best.step)) if best.offloaded else best.order
+    facts = order.facts
+    largest = timeline(order).peak_table[:3]
     values = [
-        f"{format_bytes(size)} of {_in_words(facts.nodes[best.order.origin[k]])}"
-        for size, k in largest
+        f"{format_bytes(size)} of {_in_words(facts.nodes[order.origin[k]])}" for size, k in largest
     ]
+    more = ", try planner=treadle.Planner(offload=True)" if may_offload else ""
     parts = [f"{format_bytes(facts.fixed_bytes)} of inputs and state", *values]
     return PlanError(
         f"no plan fits {format_bytes(chosen.limit)}: the smallest possible peak is "
         f"{format_bytes(peak)}. Most of it:\n    " + "\n    ".join(parts),
         code="TR-202",
-        remedy=f'give at least memory="{at_least(peak)}", or make the batch smaller',
+        remedy=f'give at least memory="{at_least(peak)}"{more}, or make the batch smaller',
     )
 
 

@@ -15,6 +15,7 @@ from treadle.graph.core.node_info import info, value_of
 from treadle.graph.core.operators import OpOverload, may_recompute
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import tensors_in
+from treadle.graph.custom_ops.host_copies import is_on_host
 from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, kind_of, seconds_of
 from treadle.targets.model import DeviceModel
 
@@ -224,11 +225,11 @@ def facts_of(step: StepGraph) -> Facts:
 
 
 def _storages_in_order(node: fx.Node) -> dict[int, int]:
-    """Identity -> bytes of each storage behind a node."""
+    """Identity -> bytes of each storage behind a node, none of one on the host meanwhile."""
     held: dict[int, int] = {}
+    away = is_on_host(node)
     for tensor in tensors_in(value_of(node)):
-        storage = tensor.untyped_storage()
-        held[storage_of(tensor)] = storage.nbytes()
+        held[storage_of(tensor)] = 0 if away else tensor.untyped_storage().nbytes()
     return held
 
 
