@@ -131,7 +131,7 @@ class Lodger:
 
     def __init__(self, arena, beside):
         sizes = {"arena_bytes": arena, "peak_bytes": arena + beside, "constants": {}}
-        self.artifact = type("Sizes", (), sizes)
+        self.artifact = type("Sizes", (), {"host_bytes": 0, **sizes})
         self.left = 0
 
     def leave_arena(self):

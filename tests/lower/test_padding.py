@@ -32,7 +32,7 @@ def for_gpu(step):
     """The program for a GPU, with its buffers here, where the interpreter can fill them."""
     program = lower(step, device="cuda")
     here = {name: replace(each, device="cpu") for name, each in program.buffers.items()}
-    return replace(program, buffers=here)
+    return replace(program, buffers=here, device="cpu")
 
 
 @pytest.fixture
