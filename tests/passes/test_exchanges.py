@@ -362,7 +362,7 @@ KEEP_KERNELS = frozenset({
     "BucketCollectives", "GatherAgain", "ScatterReductions", "CountConstants", "DrawInMemoryOrder",
     "UseCounterBasedRng", "SimplifySplitCat", "ExpandRegistered", "OverlapCommunication",
     "PipelineProducts", "ReadMasksAsBytes", "Recompute", "UpdateEarly", "RunEagerly",
-    "ContractRegions", "SplitUpdates", "FoldConstants", "RunTakenBranches", "MicroBatch",
+    "ContractRegions", "SplitUpdates", "FoldConstants", "RunTakenBranches", "MicroBatch", "Offload",
 })  # fmt: skip
 """Passes that move, join or drop operations, or pieces of one, and put no other kernel there."""
 
