@@ -176,6 +176,16 @@ def test_numbers_of_this_call_alone():
     assert compared(lambda values: sum(figure_of(values)), [0.25], 4).recompiles == []
 
 
+def reordered(kept, at):
+    """What others do to a list before some calls: more entries, fewer, another order."""
+    if at == 2:
+        kept.append(0.125)
+    if at == 3:
+        del kept[:2]
+    if at == 4:
+        kept.sort(reverse=True)
+
+
 def test_a_spread_of_too_few_is_an_error_of_pythons():
     with pytest.raises(statistics.StatisticsError):
         compared(lambda values: statistics.stdev(values), [], 1)
@@ -184,12 +194,7 @@ def test_a_spread_of_too_few_is_an_error_of_pythons():
 @pytest.mark.parametrize("figure_of", (FIGURES | OF_ALL).values(), ids=FIGURES | OF_ALL)
 def test_what_is_done_to_the_list_between_calls(figure_of):
     def between(kept, at):
-        if at == 2:
-            kept.append(0.125)
-        if at == 3:
-            del kept[:2]
-        if at == 4:
-            kept.sort(reverse=True)
+        reordered(kept, at)
         if at == 5:
             kept[0] = math.nan
         if at == 6:
@@ -320,12 +325,7 @@ def test_a_branch_on_figures_of_slices():
 @pytest.mark.parametrize("figure_of", WINDOWS.values(), ids=WINDOWS)
 def test_what_is_done_to_the_list_of_a_slice(figure_of):
     def between(kept, at):
-        if at == 2:
-            kept.append(0.125)
-        if at == 3:
-            del kept[:2]
-        if at == 4:
-            kept.sort(reverse=True)
+        reordered(kept, at)
         if at == 5:
             kept[-1] = math.nan
         if at == 6:

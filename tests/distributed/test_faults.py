@@ -425,16 +425,15 @@ def writes_early(size):
     generator = torch.Generator().manual_seed(dist.get_rank())
     x = torch.randn(4, size, generator=generator)
     compiled(x)
-    take, found = collectives.IN_FLIGHT.take, []
+    wait, found = collectives.IN_FLIGHT.wait, []
 
     def looked(out):
-        started = take(out)
-        started.wait()
+        waited = wait(out)
         found.append(is_same(before, _values(net, optimizer)))
-        return started
+        return waited
 
     before = _values(net, optimizer)
-    collectives.IN_FLIGHT.take = looked
+    collectives.IN_FLIGHT.wait = looked
     compiled(x)
     return found, is_same(before, _values(net, optimizer))
 

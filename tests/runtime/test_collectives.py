@@ -6,8 +6,8 @@ from treadle.runtime.execute.in_flight import Transfers
 
 
 class Work:
-    def __init__(self):
-        self.waited = 0
+    def __init__(self, needs_others=True):
+        self.waited, self.needs_others = 0, needs_others
 
     def wait(self):
         self.waited += 1
@@ -32,8 +32,8 @@ def test_a_call_that_ends_early_waits_for_all():
 
 def test_one_is_waited_for_once():
     found, works, kept = in_flight(2)
-    found.take(kept[1]).wait()
-    assert found.take(kept[1]) is None
+    assert found.wait(kept[1])
+    assert not found.wait(kept[1])
     assert [each.waited for each in works] == [0, 1]
     found.finish()
     assert [each.waited for each in works] == [1, 1]
@@ -44,3 +44,14 @@ def test_nobody_waits_after_a_failure():
     found.abandon()
     found.finish()
     assert [each.waited for each in works] == [0, 0]
+
+
+def test_after_a_failure_what_ends_by_itself_is_waited_for():
+    """A copy would write into memory that a later call has filled."""
+    found, works, kept = in_flight(2)
+    copying, out = Work(needs_others=False), torch.empty(3)
+    found.add(out, copying)
+    found.abandon()
+    assert [each.waited for each in (*works, copying)] == [0, 0, 1]
+    assert not found.wait(out)
+    assert not found.wait(kept[0])

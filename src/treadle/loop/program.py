@@ -23,6 +23,7 @@ import torch
 from treadle.compat.operators.operator_facts import (
     IN_ORDER,
     Effect,
+    ends_a_start,
     facts_by_name,
     may_accumulate,
 )
@@ -268,7 +269,7 @@ class Call:
     @property
     def is_wait(self) -> bool:
         """Whether it ends what another call started: the stream waits there, and not before."""
-        return self.out in _WAITS
+        return ends_a_start(self.out)
 
     @property
     def may_end_the_call(self) -> bool:
@@ -282,7 +283,6 @@ class Call:
         return facts_by_name(self.op).refuses
 
 
-_WAITS = frozenset({"treadle.arrived.out", "treadle_c10d.wait.out"})
 IMPORT = "aten._to_copy.default"
 """The call that copies a buffer from one device to another."""
 

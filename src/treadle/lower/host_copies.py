@@ -13,6 +13,7 @@ from treadle.algebra.strides import is_dense
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.core.operators import effects_of
 from treadle.graph.custom_ops.host_copies import ARRIVED, HOST_COPIES, TO_HOST
+from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
 from treadle.lower.context import LoweringContext
 from treadle.lower.registry import Args, Lowered, Value
@@ -35,8 +36,8 @@ def lowered(context: LoweringContext, op: OpOverload, args: Args) -> Lowered:
         assert isinstance(source, TensorRef), context.node
         return _emit(context, op, (started, source), builder.buffers[started.buffer].device)
     value = args[0]
-    assert value is not None, context.node
-    source = _dense(context, value)  # pyright: ignore[reportArgumentType]
+    assert isinstance(value, Array | TensorRef), context.node
+    source = _dense(context, value)
     return _emit(context, op, (source,), CPU.device if op is TO_HOST.op else builder.device)
 
 

@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn import functional as F
 
 import treadle
 from passes.memory.traced_steps import (
@@ -17,10 +15,12 @@ from passes.memory.traced_steps import (
     traced,
     transformer,
 )
+from residual_net import residual_step
 from testing import check_numbers, refusal, show_plain, trace
 from treadle.compiler.memory import planned as planned_kernels
 from treadle.compiler.target import Target
 from treadle.graph.analysis.execute import run_step
+from treadle.graph.custom_ops.incoming import incoming_gradient
 from treadle.graph.rewrite.passes import run_passes
 from treadle.loop.program import Call
 from treadle.passes import registered
@@ -31,6 +31,7 @@ from treadle.passes.memory.offload import OffloadedValue, offloaded_plans
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.search import candidates
 from treadle.passes.memory.simulate import lifetimes_of, timeline
+from treadle.runtime.store.artifact import CallStep
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
 from treadle.util.errors import PlanError
@@ -144,35 +145,8 @@ def test_the_passes_of_every_candidate_make_what_is_judged():
         assert show_plain(made) == show_plain(each.step)
 
 
-class Net(nn.Module):
-    def __init__(self, width, layers):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = F.gelu(layer(x)) + x
-        return x.square().mean()
-
-
-def step_of(width=64, layers=6, device="cpu"):
-    torch.manual_seed(0)
-    with torch.device(device):
-        net = Net(width, layers)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def step(x):
-        loss = net(x)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step, net, optimizer
-
-
 def planned(planner, memory=None):
-    step, net, optimizer = step_of(width=1024, layers=8, device="meta")
+    step, net, optimizer = residual_step(1024, 8, "meta")
     options = treadle.Options(planner=planner, memory=memory)
     x = torch.randn(65536, 1024, device="meta")
     return treadle.plan(step, x, model=net, optimizer=optimizer, device="h200", options=options)
@@ -236,7 +210,7 @@ def test_waits_keep_their_place_among_the_kernels(monkeypatch):
 
 
 def test_a_step_on_the_host_has_nowhere_to_put_values(tmp_path):
-    step, net, optimizer = step_of()
+    step, net, optimizer = residual_step(64, 6)
     options = treadle.Options(memory=0.0, planner=OFFLOAD, cache_dir=tmp_path)
     compiled = treadle.compile(step, model=net, optimizer=optimizer, options=options)
     x = torch.randn(32, 64)
@@ -257,8 +231,8 @@ class Away(treadle.GraphPass):
 def test_copies_run_as_steps_of_an_artifact(tmp_path, monkeypatch):
     """On the host, where they are copies there."""
     monkeypatch.setattr(registered, "_passes", [])
-    step, net, optimizer = step_of()
-    expected, twin, _ = step_of()
+    step, net, optimizer = residual_step(64, 6)
+    expected, twin, _ = residual_step(64, 6)
     treadle.register_pass(Away(), stage="plan memory")
     options = treadle.Options(cache_dir=tmp_path)
     compiled = treadle.compile(step, model=net, optimizer=optimizer, options=options)
@@ -267,9 +241,49 @@ def test_copies_run_as_steps_of_an_artifact(tmp_path, monkeypatch):
         torch.testing.assert_close(compiled(x), expected(x))
     for mine, other in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, other)
-    ops = [each.op for each in compiled.prepare(x).artifact.steps if hasattr(each, "op")]
+    ops = ops_of(compiled.prepare(x))
     assert ops.count("treadle.to_host.default") == ops.count("treadle.from_host.default") > 2
     assert ops.count("treadle.arrived.default") == 2 * ops.count("treadle.to_host.default")
+
+
+def ops_of(compiled):
+    return [each.op for each in compiled.artifact.steps if isinstance(each, CallStep)]
+
+
+def test_copies_of_many_sizes_and_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(registered, "_passes", [])
+    step, net, optimizer = residual_step(64, 6)
+    expected, twin, _ = residual_step(64, 6)
+    treadle.register_pass(Away(), stage="plan memory")
+    options = treadle.Options(cache_dir=tmp_path)
+    compiled = treadle.compile(step, model=net, optimizer=optimizer, options=options)
+    for rows in (32, 33, 47, 1, 101):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(compiled(x), expected(x))
+    assert "treadle.to_host.default" in ops_of(compiled.prepare(x))
+    compiled.save(tmp_path / "step.treadle")
+    loaded = treadle.load(tmp_path / "step.treadle", step, model=net, optimizer=optimizer)
+    for _ in range(2):
+        x = torch.randn(101, 64)
+        torch.testing.assert_close(loaded(x), expected(x))
+    for mine, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_a_step_that_stops_for_gradients_keeps_its_values_on_the_device():
+    """As those of the backend: it is recorded in two parts."""
+    w, x = torch.randn(64, 64, requires_grad=True), torch.randn(256, 64)
+
+    def both(w, x):
+        y = torch.tanh(x @ w).sin() @ w
+        g = incoming_gradient([y], 0, list(y.shape), list(y.stride()), y.dtype)
+        return (y, x.t() @ g)
+
+    step = trace(both, w.detach(), x)
+    assert not offload.may_offload(step, H200)
+    assert not any(each.offloaded for each in candidates(step, H200, OFFLOAD))
+    assert offload.may_offload(trace(lambda w, x: x @ w, w.detach(), x), H200)
+    assert not offload.may_offload(trace(lambda w, x: x @ w, w.detach(), x), CPU_MODEL)
 
 
 @pytest.mark.parametrize("wrong", ["activations", 1, None])

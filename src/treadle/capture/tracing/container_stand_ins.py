@@ -19,9 +19,9 @@ from treadle.capture.python_state.containers.container_changes import (
 )
 from treadle.capture.python_state.containers.container_recorders import (
     ContainerRecorder,
-    Cut,
     OperationLog,
 )
+from treadle.capture.python_state.containers.list_slices import Cut
 from treadle.capture.python_state.external import ExternalState
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.python_state.reads.reads_graph import ReadsGraph
@@ -155,7 +155,7 @@ class ContainerStandIns:
                 raise refused_container(recorder)
 
 
-_REMEDY = "remedy: read a figure such as sum or min, or the last few, as in a deque with a maxlen"
+_REMEDY = "remedy: read a figure such as its sum, or keep the last few in a deque with a maxlen"
 
 
 def refused_container(recorder: ContainerRecorder) -> CaptureError:

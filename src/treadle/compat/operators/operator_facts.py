@@ -273,6 +273,12 @@ def accumulates(op: OpOverload) -> bool:
     return may_accumulate(f"{name}.{out}")
 
 
+def ends_a_start(name: str) -> bool:
+    """Whether a call of an operator, named as by artifacts, waits for what another one started: a
+    collective, or a copy to the host or back."""
+    return name in listed.WAITS
+
+
 def writes_strided(name: str) -> bool:
     """Whether a call of an operator, named as by artifacts, writes a matrix into a part of a larger
     one as fast as into one of its own: any distance between its rows, or its columns."""

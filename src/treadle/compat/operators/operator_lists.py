@@ -176,6 +176,9 @@ ACCUMULATE = frozenset({
 """Calls that go on from their first operand, and that may do so in its memory: they copy it into
 their result first, unless that is the same memory."""
 
+WAITS = frozenset({"treadle_c10d.wait.out", "treadle.arrived.out"})
+"""Calls that end what others started: the stream waits there, and not before."""
+
 STRIDED = frozenset({
     "aten.mm.out",
     "aten.addmm.out",

@@ -4,7 +4,7 @@
 
     h = to_host(x)           starts: ``h`` may not be read yet
     w = arrived(h, x)        ``w`` is ``x``, on the host; until here ``x`` is needed
-    s = from_host(w)         starts: ``s`` may not be read yet
+    s = from_host(w, device) starts: ``s`` may not be read yet
     y = arrived(s, w)        ``y`` is ``x``
 
 A start and its wait are two nodes, as of a collective: what stands between them runs during the

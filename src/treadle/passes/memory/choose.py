@@ -33,6 +33,7 @@ from treadle.passes.memory.apply import passes_of
 from treadle.passes.memory.bound import PeakBound, StepBound
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.estimates.measured import NodeTimes
+from treadle.passes.memory.offload import may_offload
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.search import (
     Candidate,
@@ -155,7 +156,7 @@ class Plans:
         found = [(plan, version) for plan, version in tried if id(plan) in kept]
         found.sort(key=lambda each: (each[0].seconds, each[0].predicted_peak))
         points = [plan for plan, _ in found]
-        offloads = method.offload and device.host_link > 0
+        offloads = method.offload and may_offload(versions[0].step, device)
         return cls(
             points,
             max(i for i, plan in enumerate(points) if id(plan) in of_frontier),
@@ -306,7 +307,8 @@ def plan_memory(
     plans = (Plans.of(versions, device, evaluator, method, times) for versions in groups)
     chosen = choose(plans, budget)
     if not chosen.fits:
-        raise _impossible(chosen, may_offload=device.host_link > 0 and not method.offload)
+        is_left = not method.offload and may_offload(chosen.version.step, device)
+        raise _impossible(chosen, offload_is_left=is_left)
     return _plan(chosen.version, chosen.plan, chosen.peak_bytes, method, chosen.plans.step_bound)
 
 
@@ -327,8 +329,8 @@ def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
     return (Version(step),) if isinstance(step, StepGraph) else step
 
 
-def _impossible(chosen: ChosenPlan, *, may_offload: bool) -> PlanError:
-    """TR-202. ``may_offload``: whether plans with activations on the host were not tried."""
+def _impossible(chosen: ChosenPlan, *, offload_is_left: bool) -> PlanError:
+    """TR-202. ``offload_is_left``: whether plans with activations on the host were not tried."""
     assert chosen.limit is not None
     best, peak = chosen.plan, chosen.peak_bytes
     order = as_traced(facts_of(best.step)) if best.offloaded else best.order
@@ -337,7 +339,7 @@ def _impossible(chosen: ChosenPlan, *, may_offload: bool) -> PlanError:
     values = [
         f"{format_bytes(size)} of {_in_words(facts.nodes[order.origin[k]])}" for size, k in largest
     ]
-    more = ", try planner=treadle.Planner(offload=True)" if may_offload else ""
+    more = ", try planner=treadle.Planner(offload=True)" if offload_is_left else ""
     parts = [f"{format_bytes(facts.fixed_bytes)} of inputs and state", *values]
     return PlanError(
         f"no plan fits {format_bytes(chosen.limit)}: the smallest possible peak is "
@@ -364,7 +366,9 @@ def _plan(
     """``bound``: of a plan that was evaluated."""
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
-    away = frozenset(chosen.order.origin[each.value] for each in chosen.offloaded)
+    order = chosen.order
+    places = (each.value for each in chosen.offloaded)
+    away = frozenset(order.origin[place] for place in places if not order.again[place])
     table = decisions(chosen.order, chosen.saved, method.bans, away)
     passes = (*version.first, *passes_of(version.step, chosen))
     return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, bound, version.why)

@@ -48,7 +48,7 @@ def decisions(
     return tuple(table)
 
 
-_AWAY = "on the host between its uses: the copies fit beside other work"
+_AWAY = "on the host between its uses"
 
 
 def _made_by(facts: Facts, i: int) -> int:

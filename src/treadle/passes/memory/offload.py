@@ -34,17 +34,21 @@ from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.types import is_tensor
 from treadle.graph.core.values import compute, emit, emit_ahead
 from treadle.graph.custom_ops.host_copies import ARRIVED, FROM_HOST, TO_HOST
+from treadle.graph.custom_ops.incoming import INCOMING_GRADIENT
 from treadle.graph.rewrite.order import restore_order
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Order
 from treadle.passes.memory.simulate import Lifetimes, lifetimes_of
+from treadle.targets.model import DeviceModel
 
 _LEAST = 1 << 20
 """Bytes that are worth a copy of their own: 1 MiB takes 20 us of a link of 50 GB/s."""
 _HASTE = (1.0, 1.5, 2.25, 4.0)
-"""How many times faster than it is the link is supposed to be, where compute may wait."""
+"""How many times faster than it is the link is supposed to be, where compute may wait: each is
+about half as much again."""
 _STEP = 0.02
-"""Share of the peak by which one plan with values on the host is smaller than the one before."""
+"""Share of the peak by which one plan with values on the host is smaller than the one before, which
+is how close plans that compute again are kept (``_NEAR`` in ``search.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,14 @@ class OffloadedPlan:
     peak_bytes: int
     nbytes: int
     waiting: float
+
+
+def may_offload(step: StepGraph, device: DeviceModel) -> bool:
+    """Whether plans of a step may have values on the host: there is a link to it, and the step runs
+    as one. Where it stops for gradients that its caller brings, it is recorded in two parts, and a
+    copy would begin in one of them and be waited for in the other."""
+    stops = any(node.target is INCOMING_GRADIENT.op for node in step.graph.nodes)
+    return device.host_link > 0 and not stops
 
 
 def offloaded_plans(
@@ -151,8 +163,7 @@ class _Search:
         """The one operation that gives all of a storage as a tensor; every other value with its
         bytes is a view of that. ``None`` if there is none."""
         order, facts = self.order, self.order.facts
-        shown = (k for k in self.members[slot] if is_tensor(facts.nodes[order.origin[k]]))
-        members = list(shown)
+        members = [k for k in self.members[slot] if is_tensor(facts.nodes[order.origin[k]])]
         if not members or (members[0] != maker and maker not in order.operands[members[0]]):
             return None
         root = members[0]
@@ -229,8 +240,8 @@ class _Search:
         spans: list[tuple[int, int]] = []
         for idle, (begin, end) in zip(self.chosen, self.spans, strict=True):
             room = alive[begin:end] + idle.nbytes <= limit
-            late = _run(room[: max(left[idle.slot] - begin, 0)])
-            early = _run(room[late:][::-1][: max(end - called[idle.slot], 0)])
+            late = _leading(room[: max(left[idle.slot] - begin, 0)])
+            early = _leading(room[late:][::-1][: max(end - called[idle.slot], 0)])
             alive[begin : begin + late] += idle.nbytes
             alive[end - early : end] += idle.nbytes
             spans.append((begin + late, end - early))
@@ -263,8 +274,8 @@ class _Search:
         )
 
 
-def _run(flags: "np.ndarray") -> int:
-    """How many of the first ones are true."""
+def _leading(flags: "np.ndarray") -> int:
+    """How many are true before the first that is not."""
     false = np.flatnonzero(~flags)
     return int(false[0]) if false.size else len(flags)
 

@@ -15,7 +15,13 @@ from treadle.passes.memory.estimates.costs import costs_of
 from treadle.passes.memory.estimates.measured import NodeTimes
 from treadle.passes.memory.fused import RecomputeCost
 from treadle.passes.memory.masks import with_byte_masks
-from treadle.passes.memory.offload import OffloadedValue, offload, offloaded_plans, seconds_in
+from treadle.passes.memory.offload import (
+    OffloadedValue,
+    may_offload,
+    offload,
+    offloaded_plans,
+    seconds_in,
+)
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
 from treadle.passes.memory.reorder import update_early
@@ -291,7 +297,7 @@ def candidates(
     of the step, if they are known."""
     planner = _Planner(step, device, costs, method)
     points = list(_recomputing(planner, method))
-    if method.offload and device.host_link:
+    if method.offload and may_offload(step, device):
         short = _Planner(step, device, costs, replace(method, bans=(*method.bans, _SHORT_CHAINS)))
         bases = *points, *_recomputing(short, method)
         points = pareto([*points, *planner.offloading(bases, device)])
@@ -299,6 +305,7 @@ def candidates(
 
 
 def _recomputing(planner: _Planner, method: Planner) -> Iterator[Candidate]:
+    """The frontier of plans that keep their values on the device."""
     first = planner.keep_all()
     if method.solver != "cut":
         points = pareto([first, planner.fastest(), *planner.solved(solver_of(method))])

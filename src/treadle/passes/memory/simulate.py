@@ -15,7 +15,6 @@ Two rules approximate what scheduling does later:
 """
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.passes.memory.order import PHASE, Order
@@ -46,12 +45,12 @@ class Lifetimes:
     of the last that reads it, the bytes ``size``, and the operation that is its ``owner``."""
 
     order: Order
-    place: Sequence[int]
-    slots: Sequence[tuple[int, ...]]
-    start: Sequence[int]
-    end: Sequence[int]
-    size: Sequence[int]
-    owner: Sequence[int]
+    place: list[int]
+    slots: list[tuple[int, ...]]
+    start: list[int]
+    end: list[int]
+    size: list[int]
+    owner: list[int]
 
     def alive(self) -> list[int]:
         """Bytes at each place."""
@@ -88,9 +87,10 @@ def lifetimes_of(order: Order) -> Lifetimes:
             for slot in slots[operand]:
                 if end[slot] < here:
                     end[slot] = here
-    _keep_results(order, slots, place, end, size)
-    _continue_in_place(order, slots, place, end, size)
-    return Lifetimes(order, place, slots, start, end, size, owner)
+    lives = Lifetimes(order, place, slots, start, end, size, owner)
+    _keep_results(lives)
+    _continue_in_place(lives)
+    return lives
 
 
 def _fuse(order: Order) -> tuple[list[int], list[bool]]:
@@ -168,14 +168,9 @@ def _storages(
     return slots, start, size, owner
 
 
-def _keep_results(
-    order: Order,
-    slots: list[tuple[int, ...]],
-    place: list[int],
-    end: list[int],
-    size: list[int],
-) -> None:
+def _keep_results(lives: Lifetimes) -> None:
     """Results live to the end, except those that can be filled into the input they replace."""
+    order, slots, place, end, size = lives.order, lives.slots, lives.place, lives.end, lives.size
     overwritten = order.facts.overwritten
     position = {i: k for k, i in enumerate(order.origin) if i in overwritten}
     for number, result in enumerate(order.returned):
@@ -192,21 +187,16 @@ def _keep_results(
             end[slot] = len(order.origin)
 
 
-def _continue_in_place(
-    order: Order,
-    slots: list[tuple[int, ...]],
-    place: list[int],
-    end: list[int],
-    size: list[int],
-) -> None:
+def _continue_in_place(lives: Lifetimes) -> None:
     """What a product is added to ends where the sum begins, if that is its last reader."""
+    order, slots, end, size = lives.order, lives.slots, lives.end, lives.size
     continued = order.facts.continued
     if not continued:
         return
     for k, i in enumerate(order.origin):
         if i in continued:
             (old,), (new,) = slots[order.operands[k][continued[i]]], slots[k]
-            if end[old] == place[k] and 0 < size[old] == size[new]:
+            if end[old] == lives.place[k] and 0 < size[old] == size[new]:
                 end[old] -= 1
 
 

@@ -31,6 +31,10 @@ class _Copying:
     event: torch.cuda.Event
     device: torch.device
 
+    @property
+    def needs_others(self) -> bool:
+        return False
+
     def wait(self) -> None:
         torch.cuda.current_stream(self.device).wait_event(self.event)
 
@@ -64,9 +68,7 @@ def _from_host(x: Tensor, *, out: Tensor) -> Tensor:
 
 
 def _arrived(started: Tensor, source: Tensor, *, out: Tensor) -> Tensor:
-    copying = IN_FLIGHT.take(started)
-    if copying is not None:
-        copying.wait()
+    IN_FLIGHT.wait(started)
     if out.data_ptr() != started.data_ptr():
         out.copy_(started)
     return out

@@ -9,6 +9,11 @@ from torch import Tensor
 class Transfer(Protocol):
     """Something in flight."""
 
+    @property
+    def needs_others(self) -> bool:
+        """Whether it ends only if other ranks go on."""
+        ...
+
     def wait(self) -> None:
         """Until it is over: the host, or on a GPU the stream of the step."""
         ...
@@ -25,9 +30,12 @@ class Transfers:
         """It writes to ``out``, which has an address."""
         self._started[out.data_ptr()] = started
 
-    def take(self, out: Tensor) -> Transfer | None:
-        """What writes to ``out``, which the caller waits for; ``None`` if nothing does."""
-        return self._started.pop(out.data_ptr(), None)
+    def wait(self, out: Tensor) -> bool:
+        """For what writes to ``out``; whether anything does."""
+        started = self._started.pop(out.data_ptr(), None)
+        if started is not None:
+            started.wait()
+        return started is not None
 
     def finish(self) -> None:
         """Wait for all: before memory is given back that they write to, where a call ends early and
@@ -37,9 +45,11 @@ class Transfers:
             each.wait()
 
     def abandon(self) -> None:
-        """Nobody will wait for what is in flight: after a failure, which no rank goes on after.
-        What the backend still writes to is its own to keep alive."""
-        self._started = {}
+        """After a failure, which no rank goes on after, nobody waits for what needs others: what
+        the backend still writes to is its own to keep alive. The rest ends by itself, and a call
+        that comes later may not find it writing."""
+        self._started = {at: each for at, each in self._started.items() if not each.needs_others}
+        self.finish()
 
 
 IN_FLIGHT = Transfers()

@@ -48,6 +48,10 @@ class _Started:
         awaited = peers.started(f"{kind} of {out.numel()} elements")
         return _Started(work, awaited, peers if out.is_cpu else None)
 
+    @property
+    def needs_others(self) -> bool:
+        return True
+
     def wait(self) -> None:
         """Until it is over; ``GroupFailure`` if a rank is gone."""
         if self.peers is None:
@@ -132,11 +136,8 @@ def _all_to_all(
 
 
 def _wait(started: Tensor, inputs: Sequence[Tensor], *, out: Tensor) -> Tensor:
-    found = IN_FLIGHT.take(started)
-    if found is None:  # what PyTorch allocated waits by PyTorch's own
+    if not IN_FLIGHT.wait(started):  # what PyTorch allocated waits by PyTorch's own
         collective_op("wait_tensor")(started)
-    else:
-        found.wait()
     if out.data_ptr() != started.data_ptr():
         out.copy_(started)
     return out

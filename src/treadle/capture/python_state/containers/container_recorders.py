@@ -27,6 +27,7 @@ from typing import Any, Self, SupportsIndex, TypeGuard, TypeVar, cast, final
 from treadle.capture.explain_errors import here
 from treadle.capture.python_state.container_parts import member
 from treadle.capture.python_state.containers.list_slices import (
+    Cut,
     ListSlice,
     SliceAtCall,
     is_list_slice,
@@ -46,32 +47,6 @@ class Operation:
     at: int
     name: str
     args: tuple[Any, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Entries of a list or a deque: ``[start:stop]`` of it, once a run has put ``put`` at its end.
-    ``most``: how many a deque may have."""
-
-    put: int
-    most: int | None = None
-    start: int | None = None
-    stop: int | None = None
-
-    def places(self, before: int) -> tuple[range, range]:
-        """Which of those that were there ``before``, and which of those that are put."""
-        places = range(before + self.put)
-        if self.most is not None:
-            places = places[max(0, len(places) - self.most) :]
-        places = places[self.start : self.stop]
-        kept = range(places.start, min(places.stop, before))
-        return kept, range(max(places.start - before, 0), max(places.stop - before, 0))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of a list."""
-        return self.most is None and self.start is None and self.stop is None
 
 
 TOUCH = "touch"

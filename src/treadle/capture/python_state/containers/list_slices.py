@@ -18,6 +18,32 @@ from typing import Any, TypeGuard, final
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Entries of a list or a deque: ``[start:stop]`` of it, once a run has put ``put`` at its end.
+    ``most``: how many a deque may have."""
+
+    put: int
+    most: int | None = None
+    start: int | None = None
+    stop: int | None = None
+
+    def places(self, before: int) -> tuple[range, range]:
+        """Which of those that were there ``before``, and which of those that are put."""
+        places = range(before + self.put)
+        if self.most is not None:
+            places = places[max(0, len(places) - self.most) :]
+        places = places[self.start : self.stop]
+        kept = range(places.start, min(places.stop, before))
+        return kept, range(max(places.start - before, 0), max(places.stop - before, 0))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of a list."""
+        return self.most is None and self.start is None and self.stop is None
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceAtCall:
     """``before``: stands in for the numbers that were there before the run; ``put``: those that the

@@ -9,6 +9,7 @@
 
 import math
 import operator
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ NEEDS_ALL: Mapping[Callable[..., object], tuple[str, str]] = {
 """What gives one number of a list of them and needs them all; its module and its name there."""
 _REAL = frozenset({int, float})
 _MOST = 1 << 8
-"""Entries of which each may be a number of its own."""
+"""Entries of which each may be a number of its own: each is looked up at every call."""
 
 
 @final
@@ -222,7 +223,7 @@ class IsOf:
         return type(value) is self.kind
 
 
-_LIBRARY = (statistics.__file__, f"{Path(np.__file__).parent}")
+_LIBRARY = (statistics.__file__, f"{Path(np.__file__).parent}{os.sep}")
 
 
 def caller_of_library(frame: FrameType) -> FrameType:

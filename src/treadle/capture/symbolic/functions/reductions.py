@@ -129,13 +129,13 @@ class _Figure:
         return self.function([*before, *put], *self.options, **dict(self.named))
 
 
-def _figure(figure: _Figure, numbers: object) -> Number | None:
+def _figure(figure: _Figure, numbers: Any) -> Number | None:
     """What a function gives of all of ``numbers``; ``None`` where they are not numbers of which
     some stand in, or it gives no number of a type that is known."""
     before: NumberList | None = None
     put: Sequence[Any] = ()
     if type(numbers) in _SEQUENCES:
-        put = list(_items(numbers))
+        put = list(numbers)
     elif (found := recorded_numbers(numbers)) is not None:
         before, put = found
     stand_in = [number for number in put if is_number(number)]
@@ -266,10 +266,6 @@ def _otherwise(function: Callable[..., object]) -> Callable[..., object]:
     if function in OF_NUMBERS:
         return OF_NUMBERS[function]
     return maker(function) if NEEDS_ALL[function][0] == np.__name__ else function
-
-
-def _items(value: Any) -> Sequence[object]:
-    return value
 
 
 REDUCTIONS: Mapping[Callable[..., object], Callable[..., object]] = {
