@@ -314,3 +314,33 @@ def test_a_parameter_that_joins_at_a_later_step_is_updated_once(name, cleared):
         torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-6, atol=1e-6)
     for a, b in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_that_several_optimizers_update_has_state_in_each():
+    """A shared embedding is in the optimizer of the encoder and in that of the decoder."""
+
+    def make():
+        embedding = nn.Embedding(10, 4)
+        encoder = nn.ModuleList([embedding, nn.Linear(4, 4)])
+        decoder = nn.ModuleList([embedding, nn.Linear(4, 3)])
+        first = torch.optim.Adam(encoder.parameters(), lr=1e-2)
+        second = torch.optim.Adam(decoder.parameters(), lr=3e-2, betas=(0.5, 0.9))
+
+        def step(x, y):
+            first.zero_grad()
+            second.zero_grad()
+            hidden = encoder[1](embedding(x)).tanh()
+            loss = F.cross_entropy(decoder[1](hidden + embedding(x)), y)
+            loss.backward()
+            first.step()
+            second.step()
+            return loss.detach()
+
+        return step, [encoder, decoder], [first, second]
+
+    def words(number):
+        generator = torch.Generator().manual_seed(number)
+        return torch.randint(10, (6,), generator=generator), batch(number)[1]
+
+    step = beside_eager(make, words, options=LIBRARY)
+    assert len(step.recompiles) == 0

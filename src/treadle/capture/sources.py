@@ -28,7 +28,9 @@ from treadle.guards.watching import Unchanged, watch_dicts
 from treadle.targets.registry import target_for
 from treadle.util.expected import NotExpected
 
-Pending = dict[tuple[int, str], Tensor]
+StateKey = tuple[int, int, str]
+"""An entry of optimizer state, by the ids of the optimizer and of the parameter, and its name."""
+Pending = dict[StateKey, Tensor]
 
 
 @final
@@ -75,10 +77,14 @@ class State:
         value = self.now()
         if value is not None and (self.shards is None or is_sharded(value)):
             return local_of(value)
-        place = (id(self.parameter), self.key)
-        if place not in pending:
-            pending[place] = self._fresh() if value is None else self._divided(value)
-        return local_of(pending[place])
+        if self.place not in pending:
+            pending[self.place] = self._fresh() if value is None else self._divided(value)
+        return local_of(pending[self.place])
+
+    @property
+    def place(self) -> StateKey:
+        """Several optimizers may have state of one parameter."""
+        return id(self.optimizer), id(self.parameter), self.key
 
     def now(self) -> Tensor | None:
         """What the optimizer has for the parameter."""

@@ -218,7 +218,7 @@ def _adopt_state(captured: Captured) -> None:
     skipped = {id(optimizer) for optimizer in _skipped(captured)}
     for source in captured.inputs.sources:
         if isinstance(source, State) and id(source.optimizer) not in skipped:
-            value = captured.inputs.pending.get((id(source.parameter), source.key))
+            value = captured.inputs.pending.get(source.place)
             if value is not None:
                 state = source.optimizer.state[source.parameter]
                 for name, start in update_rule(source.optimizer).counters.items():

@@ -152,7 +152,9 @@ class GraphUpdates:
             if changed.set:
                 device = next(iter(scalars.values())).device
                 scalars |= changed.scalars(rule, device, self._recorder.inside)
-            of_group = _GroupUpdate(rule, group, rule.prepare(scalars, group))
+            of_group = _GroupUpdate(
+                param_group.optimizer, rule, group, rule.prepare(scalars, group)
+            )
             some = [p for p in with_grad if taken[p] == nth]
             self._update(
                 of_group, some, means, self._recorder.scaling.skips.get(id(param_group.optimizer))
@@ -170,7 +172,7 @@ class GraphUpdates:
         updates = UpdatesOfGroup() if owner_of(type(of_group.rule)) is CodeOwner.OURS else None
         for parameter in parameters:
             names = of_group.rule.states(parameter, of_group.group)
-            state = {key: self._bindings.states[id(parameter), key] for key in names}
+            state = self._bindings.state_of(of_group.optimizer, parameter, names)
             with self._rows_of(parameter, means) as (leaf, grad):
                 update = functools.partial(of_group.update, leaf, grad, state)
                 if skips is not None:
@@ -239,6 +241,7 @@ class GraphUpdates:
 class _GroupUpdate:
     """An update rule with the options of a group, and what all parameters of the group share."""
 
+    optimizer: Optimizer
     rule: OptimizerUpdate
     group: Group
     shared: Values

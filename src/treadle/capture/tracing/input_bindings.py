@@ -1,9 +1,11 @@
 """The traced values for the tensors that a step is called with."""
 
 import functools
+from collections.abc import Iterable
 from typing import final
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from treadle.capture.distributed.gradient_sync import GradientSync
 from treadle.capture.optimizers.registry import update_rule
@@ -20,6 +22,7 @@ from treadle.capture.sources import (
     RunTimeNumber,
     Scalar,
     State,
+    StateKey,
 )
 from treadle.capture.tensors.sparse_gradients import SparseGradients, is_sparse
 from treadle.capture.tensors.tensor_effects import TensorUses, refused_storage
@@ -37,7 +40,7 @@ class InputBindings:
     def __init__(self, request: TraceRequest, sync: GradientSync, sparse: SparseGradients) -> None:
         self.parameters: dict[int, Tensor] = {}  # by the id of the user's
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
-        self.states: dict[tuple[int, str], Tensor] = {}  # by the id of a parameter
+        self.states: dict[StateKey, Tensor] = {}
         self.scalars: dict[tuple[int, str], Tensor] = {}  # by the id of a group
         self.hyper_parameters: dict[int, dict[str, float]] = {}  # as the call begins, likewise
         self.batch: list[object] = []  # the leaves of the arguments
@@ -60,8 +63,8 @@ class InputBindings:
                     self._bind_parameter(parameter, value)
                 case BufferSlot(owner, key):
                     self.buffers.append((owner, key, _like(owner._buffers[key], value)))
-                case State(_, parameter, key):
-                    self.states[id(parameter), key] = value
+                case State():
+                    self.states[source.place] = value
                 case Scalar(param_group, key, _):
                     self.scalars[id(param_group), key] = value
                     scalars = update_rule(param_group.optimizer).scalars(param_group.group)
@@ -93,6 +96,12 @@ class InputBindings:
     def of(self, parameter: nn.Parameter) -> Tensor:
         """What is traced in the place of a parameter."""
         return self.parameters[id(parameter)]
+
+    def state_of(
+        self, optimizer: Optimizer, parameter: nn.Parameter, names: Iterable[str]
+    ) -> dict[str, Tensor]:
+        """What is traced in the place of an optimizer's state of a parameter."""
+        return {name: self.states[id(optimizer), id(parameter), name] for name in names}
 
     def by_id(self) -> dict[int, Tensor]:
         """What is traced in the place of parameters and buffers, by the ids of those."""

@@ -98,7 +98,7 @@ class OptimizerStates:
             kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
             tensors["step"] = (step if taken else step - 1).to(kind)
         names = rule.states(parameter, self._updates.group_of(param_group))
-        return tensors | {key: self._bindings.states[id(parameter), key] for key in names}
+        return tensors | self._bindings.state_of(optimizer, parameter, names)
 
     def changes(self, numbers: ChangingNumbers) -> Iterator[tuple[StateLocation, object]]:
         """What the step left among the user's own entries."""

@@ -141,7 +141,7 @@ class UserTensors:
                 self._owned.add(tensor.find, tensor.traced, None)
         for _, source in self._request.sources:
             if isinstance(source, State) and source.shards is None:
-                traced = self._bindings.states[id(source.parameter), source.key]
+                traced = self._bindings.states[source.place]
                 self._owned.add(functools.partial(source.read, [], self.pending), traced, traced)
 
     def find(self, leaf: Tensor) -> DeferredValue | None:
