@@ -2,6 +2,8 @@
 hold, with nothing changed, and then the step goes on."""
 
 import copy
+import math
+import sys
 import textwrap
 import warnings
 
@@ -597,6 +599,71 @@ def test_however_the_question_is_written(statement, joined, first, second, long)
             assert ours[:3] == theirs[:3]
         else:
             torch.testing.assert_close(ours, theirs)
+    assert not step.recompiles
+
+
+def stops(loss):
+    print(f"Loss is {loss.item()}, stopping training")
+    sys.exit(1)
+
+
+def fails(loss):
+    print(f"Loss is {loss.item()}")
+    raise FloatingPointError("loss")
+
+
+def exits_here(loss):
+    if not math.isfinite(loss.item()):
+        print(f"Loss is {loss.item()}, stopping training")
+        sys.exit(1)
+
+
+def exits_in_a_call(loss):
+    if not math.isfinite(loss.item()):
+        stops(loss)
+
+
+def fails_in_a_call(loss):
+    if loss.isnan():
+        fails(loss)
+
+
+@pytest.mark.parametrize("check", [exits_here, exits_in_a_call, fails_in_a_call])
+def test_a_step_that_stops_the_program_says_what_eager_says(check, capsys):
+    """The first calls are fine, and the one that is not prints its values."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    twin = copy.deepcopy(model)
+    other = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+
+    def step_of(model, optimizer):
+        def step(x):
+            loss = model(x).square().mean()
+            check(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    step = treadle.compile(
+        step_of(model, optimizer), model=model, optimizer=optimizer, options=PLAIN
+    )
+    eager = step_of(twin, other)
+    for bad in (False, True, False, True, False):
+        x = torch.full((2, 3), float("nan")) if bad else torch.randn(2, 3)
+        found = []
+        for each in (step, eager):
+            if bad:
+                with pytest.raises((SystemExit, FloatingPointError)) as stopped:
+                    each(x)
+                found.append((stopped.type, str(stopped.value), capsys.readouterr().out))
+            else:
+                found.append((each(x), capsys.readouterr().out))
+        assert found[0] == pytest.approx(found[1]) if not bad else found[0] == found[1]
+        assert_same_state((model, optimizer), (twin, other), **CLOSE)
     assert not step.recompiles
 
 

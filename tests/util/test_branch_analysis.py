@@ -1,6 +1,7 @@
 """The answer that does not raise, of questions in every form, without a tensor in sight."""
 
 import sys
+from sys import exit as leave
 
 import pytest
 
@@ -131,6 +132,37 @@ def listed(t):
         raise ValueError
 
 
+def exits(t):
+    if not t:
+        print(f"{t} is not, stopping")
+        sys.exit(1)
+    return t
+
+
+def exits_by_builtin(t):
+    if t:
+        exit()
+
+
+def exits_by_another_name(t):
+    if t:
+        leave(2)
+
+
+def caught_exit(t):
+    try:
+        if t:
+            sys.exit(1)
+    except SystemExit:
+        t = None
+    return t
+
+
+def exits_elsewhere(t):
+    if t:
+        stop.exit(1)
+
+
 def one_sided(t):
     if t:
         raise ValueError
@@ -182,7 +214,8 @@ def in_a_call(t):
         (plain, False), (negated, True), (compared, False), (asserted, True), (joined, False),
         (later, False), (called, True), (stored, True), (through, False), (by_property, True),
         (within, False), (at_last, False), (changed_error, True), (message, False),
-        (listed, False), (one_sided, None), (branch, None), (caught_here, None), (maybe, None),
+        (listed, False), (exits, True), (exits_by_builtin, False), (exits_by_another_name, False),
+        (caught_exit, None), (exits_elsewhere, None), (one_sided, None), (branch, None), (caught_here, None), (maybe, None),
         (kept, None), (passed_on, None), (counted, None), (in_a_call, None),
     ],
     ids=lambda each: each.__name__ if callable(each) else str(each),

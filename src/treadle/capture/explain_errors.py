@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
+from typing import final
 
 import torch
 
@@ -89,12 +90,24 @@ def _is_machinery(frame: FrameType) -> bool:
     return around is None
 
 
+@final
+class ExitsProgram(Exception):
+    """The step calls ``sys.exit``, which is an error like others until it leaves the capture."""
+
+    def __init__(self, exits: SystemExit) -> None:
+        super().__init__(str(exits))
+        self.exits = exits
+
+
 def called_with(
     function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """``function`` of these: the frame in which Python says that they do not fit, and around which
     all is the tracer's."""
-    return function(*args, **kwargs)
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as error:
+        raise ExitsProgram(error) from error
 
 
 def users_frames() -> Iterator[FrameType]:

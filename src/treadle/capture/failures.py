@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from treadle.capture.explain_errors import (
     OURS,
+    ExitsProgram,
     called_with,
     is_between,
     looks_at_value,
@@ -60,7 +61,7 @@ def raise_told(error: Exception) -> NoReturn:
 def _told(error: Exception) -> Exception:
     frames = traceback.extract_tb(error.__traceback__)
     where, inner = _line_of(frames), frames[-1] if frames else None
-    if isinstance(error, TreadleError):
+    if isinstance(error, TreadleError | ExitsProgram):
         return error
     if isinstance(error, TypeError) and inner is not None and inner.name == called_with.__name__:
         return error  # the step does not take these arguments, which Python says as well

@@ -23,7 +23,7 @@ from treadle.capture.distributed.shared_buffers import send_written_buffers
 from treadle.capture.distributed.unsynced_gradients import refuse_unsynced_gradients
 from treadle.capture.dynamic import take_samples, with_symbols
 from treadle.capture.eager import CallsClosure
-from treadle.capture.explain_errors import users_frames
+from treadle.capture.explain_errors import ExitsProgram, users_frames
 from treadle.capture.failures import raise_told
 from treadle.capture.input_sources import Dims, StepInputs
 from treadle.capture.optimizers.own_steps import OwnSteps
@@ -33,7 +33,7 @@ from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.refuse import check_models, refuse_within_trace
 from treadle.capture.repeated_runs import RepeatedRuns
 from treadle.capture.run_reads import reads_of
-from treadle.capture.sources import Batch, Parameter, RunTimeArray, Source, State
+from treadle.capture.sources import Batch, Parameter, Pending, RunTimeArray, Source, State
 from treadle.capture.symbolic.arrays.arrays import overlaps
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.capture.tracing.request import TraceRequest
@@ -130,7 +130,7 @@ def capture(
     be, after the graph.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
-    graph; an exception of the user's own passes through unchanged.
+    graph; an exception of the user's own passes through unchanged, ``SystemExit`` as well.
     """
     refuse_within_trace(function)
     check_models(models, optimizers)
@@ -149,9 +149,9 @@ def capture(
             first, failed = first or error, own_steps.failed
             if not own_steps.taken:  # what is outside the graph may be why
                 error = error if own_steps.has_failed else first
-                if not isinstance(error, CaptureError) and place is None and tried:  # the user's
-                    tried[-1].outputs.tell_known()
-                raise error from None
+                if not isinstance(error, CaptureError) and place is None and tried and not path:
+                    tried[-1].outputs.tell_known()  # the user's own error: no call says it again
+                raise (error.exits if isinstance(error, ExitsProgram) else error) from None
             others = own_steps.taken if failed is None else frozenset({failed})
             own_steps = own_steps.without(others, _words_of(error))
 
@@ -192,7 +192,7 @@ def _values(
     """What the run is given, in the order of the sources; at a ``place`` only descriptions."""
     if place is not None:
         return described([source for _, source in sources], leaves, place)
-    pending: dict[tuple[int, str], Tensor] = {}
+    pending: Pending = {}
     read = [source.read(leaves, pending) for _, source in sources]
     owned = [not isinstance(source, Batch) for _, source in sources]
     inputs = [alone(x) if own else x for x, own in zip(read, owned, strict=True)]

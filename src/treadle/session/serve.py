@@ -24,9 +24,9 @@ from treadle.session.closures import Closure, ClosureStep
 from treadle.session.perform import perform
 from treadle.session.undo import Undo
 from treadle.session.user_step import UserStep
-from treadle.session.variants.dispatch import Dispatcher, TooManyPaths
+from treadle.session.variants.dispatch import Dispatcher
 from treadle.util.errors import BadIndex, RuntimeFailure
-from treadle.util.expected import NotExpected
+from treadle.util.expected import LeftToEager, NotExpected
 
 Serving = Callable[[Compiled, Sequence[Tensor], Undo], object]
 """What is done with the variant of a call, its inputs, and what undoes it."""
@@ -96,7 +96,7 @@ def _in_one_graph(call: _Call) -> object:
                 return _compiled_call(call)
             except NotExpected as error:
                 why = str(error)
-                ends = isinstance(error, TooManyPaths)
+                ends = isinstance(error, LeftToEager)
             flush_all()  # its own as well: what looks at values, or runs eagerly, reads them all
             if ends or not dispatcher.takes_other_path(call.args, call.kwargs):
                 break

@@ -8,6 +8,10 @@ class NotExpected(Exception):
     that was met before that was known."""
 
 
+class LeftToEager(NotExpected):
+    """The call is eager's, whichever path it takes."""
+
+
 def require_expected(holds: Tensor) -> None:
     """``NotExpected`` unless ``holds``. Of a tensor on a GPU this waits for its value."""
     if not holds.item():

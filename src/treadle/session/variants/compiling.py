@@ -30,7 +30,8 @@ from treadle.session.variants.narrowing import compiled_in_part
 from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.variants import Variants
 from treadle.util.collector import without_collector
-from treadle.util.errors import LoweringError
+from treadle.util.errors import LoweringError, TreadleError
+from treadle.util.expected import LeftToEager
 
 if TYPE_CHECKING:
     from treadle.session.saved import Saved
@@ -183,17 +184,32 @@ class VariantCompiler:
             numbers=tuple(self._numbers),
             group=self.step.group,
         )
-        captured = along(path=call.path)
+        with _left_to_eager(call.path):
+            captured = along(path=call.path)
         asked = [
             decision for decision in captured.dependencies.path.decisions if decision.is_branch
         ]
         if self.options.strict and asked:
             raise branches(asked[0].where)
         while (path := self.other_path(captured)) is not None:
-            captured = along(path=path)
+            with _left_to_eager(path):
+                captured = along(path=path)
         if captured.failed is not None:
-            raise_told(captured.failed)
+            with _left_to_eager(captured.dependencies.path.answers):
+                raise_told(captured.failed)
         return captured
+
+
+@contextmanager
+def _left_to_eager(path: Answers) -> Iterator[None]:
+    """An error of the user's own along a path is eager's to raise: what the step prints before it
+    may be values of the call."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if not path or isinstance(error, TreadleError):
+            raise
+        raise LeftToEager(f"it takes a path that raised {type(error).__name__}") from error
 
 
 def _identity(place: Location) -> tuple[object, ...]:

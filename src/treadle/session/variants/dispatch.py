@@ -16,11 +16,7 @@ from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.shapes import Dynamic
 from treadle.session.variants.variants import Variants
 from treadle.util.errors import GroupFailure
-from treadle.util.expected import NotExpected
-
-
-class TooManyPaths(NotExpected):
-    """A call takes a path for which there is no variant, and no room for another one."""
+from treadle.util.expected import LeftToEager, NotExpected
 
 
 @final
@@ -159,13 +155,13 @@ class Dispatcher:
         return compiled
 
     def _why_not(self, key: GuardKey, path: Answers) -> list[str]:
-        """Why no variant serves a call, in words; ``TooManyPaths`` where another one has no
+        """Why no variant serves a call, in words; ``LeftToEager`` where another one has no
         room."""
         last = None if self.last is None else self.last.captured.dependencies
         drawn = last is not None and last.host_draws.decides()
         most = self._compiler.options.max_cached
         if len(self.variants) >= most and (path or drawn):
-            raise TooManyPaths(
+            raise LeftToEager(
                 f"it takes a new path, and there are max_cached={most} variants already"
             )
         if not path or last is None:

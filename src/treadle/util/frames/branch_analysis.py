@@ -4,6 +4,7 @@
 
     if (x < 0).any(): raise ValueError(...)      False
     assert torch.isfinite(loss)                  True
+    if not math.isfinite(loss): sys.exit(1)      True, of what isfinite asks
     if loss > 0: loss = loss * 2                 neither answer only raises: None
 
 Both outcomes are followed through the code that asks, and through its callers if it returns the
@@ -12,12 +13,14 @@ that function catches. If this cannot be determined, the result is ``None``. The
 good assumption: code that assumes an outcome must still check it.
 """
 
+import builtins
 import dis
 import functools
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, final
 
 from treadle.util.frames.frame_variables import variables
@@ -29,6 +32,9 @@ _NOTHING = frozenset({"NOP", "CACHE", "EXTENDED_ARG", "NOT_TAKEN", "RESUME", "TO
 _ASKS_ALL = frozenset({"bool", "all", "any"})
 """Builtins whose result is the answer, if every answer that they get is the same."""
 _CALLS = frozenset({"CALL", "PRECALL"})
+_EXITS = (sys.exit, *(vars(builtins).get(name, sys.exit) for name in ("exit", "quit")))
+"""Functions that only raise, ``SystemExit``."""
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _TO_BOOL = 16
 """The bit of ``COMPARE_OP`` by which its result is asked as well, since Python 3.13."""
 
@@ -150,7 +156,7 @@ class _Follower:
         instruction = code.instructions[place.at]
         name = instruction.opname
         stack, names = place.stack, place.names
-        if name in ("RAISE_VARARGS", "RERAISE"):
+        if name in ("RAISE_VARARGS", "RERAISE") or _exits(place.frame, code, place.at):
             handler = code.handler(place.at)
             return [] if handler is None else [_ProgramPoint(place.frame, handler, (), {})]
         if name.startswith("RETURN"):
@@ -189,6 +195,20 @@ def called_name(frame: FrameType) -> str:
     if at >= len(code.instructions) or code.instructions[at].opname not in _CALLS:
         return ""
     return _called(code, at)
+
+
+def _exits(frame: FrameType, code: _Code, at: int) -> bool:
+    """Whether the instruction at ``at`` calls ``sys.exit``, by any global name or as a module's."""
+    if code.instructions[at].opname not in _CALLS:
+        return False
+    path = _called_path(code, at)
+    found: object = None
+    for number, name in enumerate(path):
+        if number == 0:
+            found = frame.f_globals.get(name, frame.f_builtins.get(name))
+        else:
+            found = vars(found).get(name) if isinstance(found, ModuleType) else None
+    return any(found is each for each in _EXITS)
 
 
 def calls_value(frame: FrameType) -> bool:
@@ -269,8 +289,15 @@ def _after_call(code: _Code, at: int) -> int:
 
 
 def _called(code: _Code, at: int) -> str:
-    """The global name of what the call at ``at`` calls; empty if that is not plain. Backwards to
-    where the stack was before the callee."""
+    """The global name of what the call at ``at`` calls; empty if that is not plain."""
+    path = _called_path(code, at)
+    return path[0] if len(path) == 1 else ""
+
+
+def _called_path(code: _Code, at: int) -> tuple[str, ...]:
+    """The global name of what the call at ``at`` calls, and the attributes by which it is found
+    there (``sys.exit``); empty if that is not plain. Backwards to where the stack was before the
+    callee."""
     at -= code.instructions[at - 1].opname == "PRECALL"
     call = code.instructions[at]
     height = (call.arg or 0) + 2  # the callee, what may be beside it, and the arguments
@@ -278,19 +305,21 @@ def _called(code: _Code, at: int) -> str:
     for back in range(at - 1, -1, -1):
         earlier = code.instructions[back]
         if _jumps(earlier):
-            return ""
+            return ()
         if earlier.opname == "EXTENDED_ARG":
             continue
         height -= dis.stack_effect(earlier.opcode, earlier.arg)
         if height == 0:
             first = back + (earlier.opname == "PUSH_NULL")
             callee = code.instructions[first]
-            is_plain = callee.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-            is_part = any(_goes_on(callee, each) for each in code.instructions[first + 1 : at])
-            return str(callee.argval) if is_plain and not is_part else ""
+            parts = [each for each in code.instructions[first + 1 : at] if _goes_on(callee, each)]
+            is_plain = callee.opname in ("LOAD_GLOBAL", "LOAD_NAME") and all(
+                part.opname in _ATTRIBUTES for part in parts
+            )
+            return tuple(str(each.argval) for each in (callee, *parts)) if is_plain else ()
         if earlier.offset in targets:
-            return ""
-    return ""
+            return ()
+    return ()
 
 
 def _goes_on(callee: dis.Instruction, later: dis.Instruction) -> bool:
