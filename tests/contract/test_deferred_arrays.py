@@ -17,6 +17,8 @@ class World:
         self.model = nn.Linear(4, 3)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.kept, self.hits, self.count, self.total = [], 0, 0, None
+        self.sum, self.floats, self.narrow, self.average, self.chosen = 0.0, 0.0, 0.0, 0.0, 0
+        self.sums = {"loss": 0.0}
 
     def train(self, x, y):
         logits = self.model(x)
@@ -63,6 +65,32 @@ def arithmetic(world, x, y):
     )
 
 
+def running_sums(world, x, y):
+    """Of arrays of one number, as figures of an epoch are summed."""
+    loss, logits = world.train(x, y)
+    value = loss.cpu().numpy()
+    world.sum += value
+    world.sums["loss"] += value * len(x)
+    world.average = 0.9 * world.average + 0.1 * value
+    world.floats += float(value)
+    world.chosen += int(logits.argmax(1)[0].numpy())
+    world.narrow += np.float32(loss.item())
+    figures = world.sum, world.sums["loss"], world.average, world.floats, world.narrow
+    return loss, figures, world.chosen, np.float64(loss.item()) / 2
+
+
+def decided(world, x, y):
+    """The number of an array is one of the graph's."""
+    loss, _ = world.train(x, y)
+    if float(loss.numpy()) > 1e6 or loss.numpy().item() > 1e6:
+        world.hits += 1
+    return loss, logits_over(loss, loss.numpy().item())
+
+
+def logits_over(loss, number):
+    return loss / (number + 1)
+
+
 def written_later(world, x, y):
     """An array is of the tensor's memory."""
     _, logits = world.train(x, y)
@@ -107,7 +135,7 @@ def numbers(value):
 
 @pytest.mark.parametrize(
     ("step", "most"),
-    [(returned, 0), (appended, 0), (accuracy, 1), (arithmetic, 1), (written_later, 0)],
+    [(returned, 0), (appended, 0), (accuracy, 1), (arithmetic, 1), (written_later, 0), (decided, 0), (running_sums, 0)],
 )
 def test_arrays_are_those_of_eager(step, most):
     (found, recompiles), (want, _) = calls(step, True), calls(step, False)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, NoReturn, TypeGuard, final
 
+import numpy as np
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.overrides import handle_torch_function
@@ -501,7 +502,7 @@ def _tolerances(*, rel_tol: object = 1e-9, abs_tol: object = 0.0) -> tuple[objec
 
 
 MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print)
-CONVERSIONS: tuple[Callable[..., PlainNumber], ...] = (float, int, len)
+CONVERSIONS: tuple[Callable[..., PlainNumber], ...] = (float, int, len, np.float32, np.float64)
 """What takes or gives no number but a real one, of tensors too."""
 OF_NUMBERS: Mapping[Callable[..., object], Callable[..., object]] = {
     function: _of_numbers(function)

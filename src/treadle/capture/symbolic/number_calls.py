@@ -33,6 +33,7 @@ from treadle.capture.python_state.containers.container_recorders import (
     length_of_recorded,
 )
 from treadle.capture.symbolic.arrays.arrays import is_array
+from treadle.capture.symbolic.arrays.deferred_arrays import DeferredArray, converted
 from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
@@ -176,7 +177,7 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
                 return length_of(value)
             if kind is len and is_for_container(value):
                 return length_of_recorded(value)
-            if is_unsized(value):
+            if is_unsized(value) and kind in (float, int):
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)
             if is_size(value):
                 if kind is int:
@@ -188,6 +189,8 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
                 return number_of(kind, value)
             if is_array(value) and kind is not len:
                 return value.computed(kind, value)
+            if type(value) is DeferredArray and kind is not len:
+                return converted(kind, value)
         return kind(*args, **kwargs)
 
     return call

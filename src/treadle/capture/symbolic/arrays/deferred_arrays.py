@@ -37,16 +37,23 @@ from treadle.capture.symbolic.deferred import (
     is_deferred,
     is_known_later,
 )
-from treadle.capture.symbolic.numbers import STAND_INS, computation, is_stand_in, value_now
+from treadle.capture.symbolic.numbers import (
+    STAND_INS,
+    computation,
+    is_number,
+    is_stand_in,
+    value_now,
+)
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import outside_modes
 
 
 @final
 class DeferredArray:
-    """An array that ``compute()`` knows once the launch is over. ``value``: one of its kind."""
+    """An array that ``compute()`` knows once the launch is over. ``value``: one of its kind;
+    ``tensor``: whose memory it is, if it is no other array's."""
 
-    __slots__ = ("compute", "deferred", "parts", "roots", "value")
+    __slots__ = ("compute", "deferred", "parts", "roots", "tensor", "value")
     __hash__: Any = None  # as that of an array
 
     def __init__(
@@ -55,11 +62,13 @@ class DeferredArray:
         compute: Callable[[], object],
         deferred: DeferredNumbers,
         parts: tuple[int, ...],
+        tensor: Tensor | None = None,
     ) -> None:
         self.value = _of_kind(value.shape, value.dtype)
         self.compute = compute
         self.deferred = deferred
         self.parts = parts
+        self.tensor = tensor
         self.roots: frozenset[object] = frozenset()
 
     @property
@@ -92,7 +101,9 @@ class DeferredArray:
         return [part.tolist() for part in self]
 
     def item(self, *at: int) -> object:
-        """One of its numbers, as Python's."""
+        """One of its numbers, as Python's: of the only one there is the graph has it as well."""
+        if self.tensor is not None and self.value.size == 1 and not at:
+            return self.tensor.item()
         return self.computed(lambda value: value.item(*at), (self,))
 
     def __getitem__(self, at: object) -> object:
@@ -171,7 +182,15 @@ def _of_kind(shape: Sequence[int], dtype: DTypeLike) -> NdArray:
 def _is_operand(value: object) -> bool:
     if type(value) is DeferredArray or is_deferred(value):
         return True
-    return is_real(value) or type(value) is np.ndarray
+    plain = value_now(value)
+    return is_real(plain) or type(plain) is np.ndarray
+
+
+def converted(kind: Callable[..., object], value: DeferredArray) -> object:
+    """``float`` or ``int`` of an array of one number."""
+    kind(value.value)  # of several numbers an error of NumPy's
+    number = value.item()
+    return number.derived(kind) if is_number(number) else kind(number)
 
 
 def _give_operators() -> None:
@@ -227,6 +246,6 @@ def array_of(
         if found is None:
             raise deferred.refuse()
         deferred.unwritten.append((tensor, tensor._version, asks_number()))
-        return DeferredArray(like, lambda: found().numpy(), deferred, ())
+        return DeferredArray(like, lambda: found().numpy(), deferred, (), tensor)
     number, known = deferred.keep(tensor), deferred.known
-    return DeferredArray(like, lambda: known[number].numpy(), deferred, (number,))
+    return DeferredArray(like, lambda: known[number].numpy(), deferred, (number,), tensor)
