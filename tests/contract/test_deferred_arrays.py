@@ -135,7 +135,15 @@ def numbers(value):
 
 @pytest.mark.parametrize(
     ("step", "most"),
-    [(returned, 0), (appended, 0), (accuracy, 1), (arithmetic, 1), (written_later, 0), (decided, 0), (running_sums, 0)],
+    [
+        (returned, 0),
+        (appended, 0),
+        (accuracy, 1),
+        (arithmetic, 1),
+        (written_later, 0),
+        (decided, 0),
+        (running_sums, 0),
+    ],
 )
 def test_arrays_are_those_of_eager(step, most):
     (found, recompiles), (want, _) = calls(step, True), calls(step, False)
