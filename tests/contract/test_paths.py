@@ -168,6 +168,42 @@ def test_a_path_is_captured_when_it_is_first_taken():
     assert "if x.sum() > 0:" in text
 
 
+def test_where_each_call_takes_a_path_of_its_own_few_are_tried():
+    """Looking for a path costs about as much as the call."""
+    model, tried = nn.Linear(8, 8), []
+
+    def step(x):
+        y = model(x)
+        for at in range(8):
+            if x[0, at] > 0:
+                y = y * (at + 2)
+        return y
+
+    compiled = treadle.compile(step, model=model, options=treadle.Options(max_cached=2))
+    real = compiled._dispatcher.takes_other_path
+
+    def counted(*batch):
+        tried.append(batch)
+        return real(*batch)
+
+    compiled._dispatcher.takes_other_path = counted
+    x = torch.ones(1, 8)
+    first, second = torch.eye(8)[3:4] - 0.5, -x
+    assert torch.equal(compiled(first), step(first))
+    assert torch.equal(compiled(second), step(second))
+    with pytest.warns(RuntimeWarning, match="max_cached=2"):
+        torch.testing.assert_close(compiled(x), step(x))
+    for _ in range(200):
+        x = torch.randn(1, 8)
+        torch.testing.assert_close(compiled(x), step(x))
+    assert len(tried) < 40
+    for _ in range(130):  # a variant serves them again, sooner or later
+        torch.testing.assert_close(compiled(second), step(second))
+    tried.clear()
+    torch.testing.assert_close(compiled(first), step(first))
+    assert tried
+
+
 def test_more_paths_than_are_kept_run_eagerly():
     model = nn.Linear(3, 3)
 

@@ -87,26 +87,35 @@ def _with_closures(call: _Call, closures: ClosureStep) -> object:
 def _in_one_graph(call: _Call) -> object:
     """A call in which a condition that only raises does not have the answer that was taken for
     granted has changed nothing: it is eager's. A call that takes another path than the last is
-    served by the variant of that path."""
+    served by the variant of that path. Where calls found none in a row, some are not tried."""
     dispatcher = call.dispatcher
+    may_skip = call.serving is run and call.step.group is None
     with dispatcher.carrier:
-        why = ""
-        for _ in range(MOST_DECISIONS):
+        tries = 0 if may_skip and dispatcher.eager_calls.takes() else MOST_DECISIONS
+        why, ends = dispatcher.eager_calls.why, False
+        for _ in range(tries):
             try:
-                return _compiled_call(call)
+                result = _compiled_call(call)
             except NotExpected as error:
                 why = str(error)
                 ends = isinstance(error, LeftToEager)
+            else:
+                dispatcher.eager_calls.end()
+                return result
             flush_all()  # its own as well: what looks at values, or runs eagerly, reads them all
             if ends or not dispatcher.takes_other_path(call.args, call.kwargs):
                 break
+        else:
+            flush_all()
         try:
             result = call.step.run_eagerly(call.args, call.kwargs)  # raises what there is to raise
         except BaseException as error:
             noted_eager(error)
             tell_ranks(dispatcher.last, error)
             raise
-    call.dispatcher.history.ran_eagerly(
+    if ends:
+        dispatcher.eager_calls.begin(why)
+    dispatcher.history.ran_eagerly(
         why or "a check of the step failed, but its own code raised no error"
     )
     return result

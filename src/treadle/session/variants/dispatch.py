@@ -12,6 +12,7 @@ from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import VariantCompiler, strict_error
 from treadle.session.variants.guards import Called, GuardKey, Keys
 from treadle.session.variants.many_sizes import ManySizes
+from treadle.session.variants.eager_calls import EagerCalls
 from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.shapes import Dynamic
 from treadle.session.variants.variants import Variants
@@ -31,6 +32,7 @@ class Dispatcher:
         self.last: Compiled | None = None
         self.call = compiler.call
         self.carrier = Carrier(step.models, step.optimizers)
+        self.eager_calls = EagerCalls()
         self.variants = Variants(compiler.options.max_cached)
         self._compiler = compiler
         self._step = step
