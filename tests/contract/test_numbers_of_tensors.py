@@ -298,3 +298,37 @@ def test_a_slice_that_is_cut_off_is_eagers():
     for each in (found, expected):
         with pytest.raises(RuntimeError, match="size"):
             next(each)
+
+
+LISTED = {
+    "nested": lambda best: torch.LongTensor([[best[i][0] for i in range(5)]]),
+    "flat": lambda best: torch.LongTensor([best[i][0] for i in range(5)]),
+    "read": lambda best: torch.LongTensor([[best[i][0].item()] for i in range(5)]),
+    "mixed": lambda best: torch.IntTensor([best[0, 0], 3, best[1, 0]]),
+    "rates": lambda best: torch.FloatTensor([best[0, 0] / 4, 0.5, best[1, 0]]),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_classes_of_tensors_take_lists_of_tensors(name):
+    """Decoders make their next input of what they have predicted."""
+    model = nn.Linear(3, 4)
+
+    def step(x):
+        made = LISTED[name](model(x).topk(1)[1])
+        return made, made * 2
+
+    compiled = treadle.compile(step, model=model)
+    for _ in range(3):
+        x = torch.randn(5, 3)
+        for ours, theirs in zip(compiled(x), step(x), strict=True):
+            assert ours.dtype is theirs.dtype
+            torch.testing.assert_close(ours, theirs)
+    assert not compiled.recompiles
+
+
+def test_whole_tensors_of_fractions_are_refused():
+    model = nn.Linear(3, 4)
+    compiled = treadle.compile(lambda x: torch.LongTensor([model(x)[0, 0]]), model=model)
+    with pytest.raises(treadle.CaptureError, match="TR-102"):
+        compiled(torch.randn(5, 3))

@@ -316,7 +316,8 @@ def test_a_parameter_that_joins_at_a_later_step_is_updated_once(name, cleared):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_parameter_that_several_optimizers_update_has_state_in_each():
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_parameter_that_several_optimizers_update_has_state_in_each(resumes):
     """A shared embedding is in the optimizer of the encoder and in that of the decoder."""
 
     def make():
@@ -336,6 +337,8 @@ def test_a_parameter_that_several_optimizers_update_has_state_in_each():
             second.step()
             return loss.detach()
 
+        for number in range(2 if resumes else 0):
+            step(*words(10 + number))
         return step, [encoder, decoder], [first, second]
 
     def words(number):

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, NoReturn, TypeGuard, final
 
-import numpy as np
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.overrides import handle_torch_function
@@ -36,7 +35,7 @@ from treadle.capture.explain_errors import (
 )
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
-from treadle.capture.symbolic.arrays.arrays import ArrayLeaf
+from treadle.capture.symbolic.arrays.arrays import SCALARS, ArrayLeaf
 from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.functions.index_ranges import calls_range
 from treadle.capture.symbolic.functions.number_lists import NEEDS_ALL, caller_of_library
@@ -502,7 +501,7 @@ def _tolerances(*, rel_tol: object = 1e-9, abs_tol: object = 0.0) -> tuple[objec
 
 
 MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print)
-CONVERSIONS: tuple[Callable[..., PlainNumber], ...] = (float, int, len, np.float32, np.float64)
+CONVERSIONS: tuple[Callable[..., PlainNumber], ...] = (float, int, len, *SCALARS)
 """What takes or gives no number but a real one, of tensors too."""
 OF_NUMBERS: Mapping[Callable[..., object], Callable[..., object]] = {
     function: _of_numbers(function)

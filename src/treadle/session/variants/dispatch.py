@@ -10,9 +10,9 @@ from treadle.session.agreement import tell_refusal
 from treadle.session.carried import Carrier
 from treadle.session.user_step import UserStep
 from treadle.session.variants.compiling import VariantCompiler, strict_error
+from treadle.session.variants.eager_calls import EagerCalls
 from treadle.session.variants.guards import Called, GuardKey, Keys
 from treadle.session.variants.many_sizes import ManySizes
-from treadle.session.variants.eager_calls import EagerCalls
 from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.shapes import Dynamic
 from treadle.session.variants.variants import Variants

@@ -38,6 +38,8 @@ from treadle.util.errors import CaptureError
 NdArray = NDArray[np.generic]
 CONVERSIONS = frozenset({torch.as_tensor, torch.asarray, torch.tensor})
 KIND = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
+SCALARS = (np.float32, np.float64)
+"""What code calls with a number for one of NumPy's."""
 _TAKEN = "biufc"
 """Kinds of dtypes that tensors may have."""
 

@@ -22,10 +22,10 @@ def of_listed(args: Sequence[object], kwargs: Mapping[str, Any]) -> Tensor | Non
     gradient, and is on the host where nobody says otherwise."""
     if len(args) != 1 or kwargs.keys() - _OPTIONS or not _is_list(args[0]):
         return None
-    leaves = list(_leaves(args[0]))
-    if not any(isinstance(e, Tensor) for e in leaves) or not all(map(_is_number, leaves)):
+    found = list(leaves(args[0]))
+    if not any(isinstance(e, Tensor) for e in found) or not all(map(_is_number, found)):
         return None
-    dtype = kwargs.get("dtype") or functools.reduce(torch.promote_types, map(_dtype, leaves))
+    dtype = kwargs.get("dtype") or functools.reduce(torch.promote_types, map(_dtype, found))
     device = kwargs.get("device") or torch.get_default_device()
     with torch.no_grad():
         return _stacked(args[0], dtype, device)
@@ -35,12 +35,13 @@ def _is_list(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
     return type(value) in (list, tuple)
 
 
-def _leaves(nest: object) -> Iterator[object]:
+def leaves(nest: object) -> Iterator[object]:
+    """What is in lists in lists."""
     if not _is_list(nest):
         yield nest
         return
     for item in nest:
-        yield from _leaves(item)
+        yield from leaves(item)
 
 
 def _is_number(leaf: object) -> bool:
