@@ -18,6 +18,7 @@ is the peak that PyTorch's allocator reports over the timed steps. Prints a tabl
 
 ``--dropout``: of embeddings and residuals; attention has none, so that its kernel stays the same.
 ``--only counter`` is treadle with ``rng="counter"``. ``compile`` and ``counter`` draw other masks.
+``--only fp8`` is treadle with ``numerics="fp8"``.
 
 ``--plan h200`` runs nothing: it prints what ``treadle.plan`` says of the step on that device,
 there or not.
@@ -178,6 +179,10 @@ def budgeted(model: nn.Module, args: argparse.Namespace, result: Result) -> Step
     return _treadle(model, args, result, args.budget)
 
 
+def float8(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
+    return _treadle(model, args, result, None, numerics="fp8")
+
+
 def counter(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
     return _treadle(model, args, result, None, "counter")
 
@@ -188,6 +193,7 @@ def _treadle(
     result: Result,
     budget: str | None,
     rng: str = "eager",
+    numerics: str = "default",
 ) -> Step:
     optimizer = make_optimizer(model, fused=False)
     chunks = None
@@ -197,6 +203,7 @@ def _treadle(
     options = treadle.Options(
         memory=budget,
         rng=rng,
+        numerics=numerics,
         tune=args.tune,
         cache_dir=Path(args.cache),
         skip=tuple(filter(None, args.skip.split(","))),
@@ -337,7 +344,7 @@ def show(results: list[Result]) -> str:
 
 
 VARIANTS = {"eager": eager, "compile": inductor, "treadle": ours, "budget": budgeted}
-EXTRA = {"counter": counter}
+EXTRA = {"counter": counter, "fp8": float8}
 
 
 def parse() -> argparse.Namespace:

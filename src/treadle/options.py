@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import DeviceMesh, ProcessGroup
 
 PREFIX = "TREADLE_"
-NUMERICS = ("default", "eager")
+NUMERICS = ("default", "eager", "fp8")
 STREAMS = ("eager", "counter")
 SHARDS = (None, "optimizer")
 AUTO = "auto"
@@ -279,7 +279,8 @@ class Options:
       (``docs/howto/budget.md``).
     - ``strict``: an operation or an optimizer that falls back to PyTorch is an error (TR-302).
     - ``numerics``: ``"eager"`` rounds where eager rounds, without fused multiply-adds and padded
-      products. ``"default"`` is as close to the exact result as eager (``docs/howto/numerics.md``).
+      products. ``"default"`` is as close to the exact result as eager. ``"fp8"`` multiplies large
+      matrices of half precision as float8, on GPUs that can (``docs/howto/numerics.md``).
     - ``rng``: ``"eager"`` draws eager's random numbers. ``"counter"`` computes dropout masks from a
       key and the position, and stores none; they differ from eager's.
     - ``chunk_logits``: the maximum size of logits over a vocabulary (``"64MiB"``, bytes as an int).

@@ -25,6 +25,7 @@ from triton_cases import (
 )
 from triton_run import Case, buffers_of, rendered, run_cases
 
+from float8_numbers import FLOAT8, numbers
 from treadle.algebra.index import Index
 from treadle.codegen.triton.expr import TritonWriter
 from treadle.loop.expr import Position, ReduceKind
@@ -88,6 +89,16 @@ def whole_numbers_case(n: int) -> Case:
     return Case("whole numbers", [make.whole_numbers(n)], tensors | {"y_kept": poison(n)})
 
 
+def float8_case(rows: int, dtype: torch.dtype) -> Case:
+    x = numbers(dtype)
+    cols = len(x) // rows
+    given = torch.arange(256, dtype=torch.uint8).repeat(rows * cols // 256 + 1)
+    tensors = {"x": x[: rows * cols], "given": given[: rows * cols].view(dtype)}
+    tensors |= {"q": torch.full((rows * cols,), 1.0).to(dtype)}
+    tensors |= {name: poison(rows * cols) for name in "yz"}
+    return Case(f"{dtype}", [make.float8(rows, cols, dtype)], tensors)
+
+
 def all_cases() -> list[Case]:
     update = adamw_tensors(1500, "0") | adamw_tensors(33, "1") | adamw_tensors(1, "2")
     many = [make.adamw(1500, "0"), make.adamw(33, "1"), make.adamw(1, "2")]
@@ -121,6 +132,7 @@ def all_cases() -> list[Case]:
         transpose_case(9, 33),
         transpose_case(70, 3),
         whole_numbers_case(1031),
+        *(float8_case(7, dtype) for dtype in FLOAT8),
         *function_cases(),
     ]
 

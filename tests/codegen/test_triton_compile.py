@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from treadle.loop.expr import Apply, Load
 from treadle.loop.kernel import Definition, Kernel, KernelKind
 from treadle.loop.program import Buffer, BufferKind
 from treadle.loop.traverse import loads
+from treadle.runtime.kernels import triton_worker
 from treadle.runtime.kernels.triton_launch import TritonLauncher
 from treadle.schedule.programs import choose
 
@@ -29,6 +31,8 @@ NAMES = {
     "bool": "i1",
     "int64": "i64",
     "int32": "i32",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
 }
 
 
@@ -48,7 +52,10 @@ def compile_kernels(
     """Texts, shared memory, registers and spilled bytes of each function, on capability 9.0."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.runtime.driver import driver
 
+    target = GPUTarget("cuda", 90, 32)
+    gpu = triton_worker._Driver(target)  # whom kernels ask what there is
     buffers = {
         name: Buffer(name, dtype, (1,), (1,), BufferKind.TEMPORARY)
         for kernel in kernels
@@ -67,7 +74,8 @@ def compile_kernels(
             }
             ast = ASTSource(stage["jit"], signature, constants, aligned)
             options = {"num_warps": stage["warps"], "enable_fp_fusion": False}
-            built = triton.compile(ast, target=GPUTarget("cuda", 90, 32), options=options)
+            with mock.patch.object(driver, "_active", gpu):
+                built = triton.compile(ast, target=target, options=options)
             texts = {"text": source.text, "ptx": built.asm["ptx"]}
             texts["shared"] = built.metadata.shared
             found.append({"name": name, **texts, **usage(built, folder)})
@@ -114,6 +122,10 @@ CASES = {
     "every reduction, columns": [make.every_reduction(3000, 300, KernelKind.COLUMNS)],
     "embedding": [make.embedding(100, 768, 50257)],
     "transpose": [make.transpose(100, 77)],
+    "e4m3": [make.float8(1024, 4096, torch.float8_e4m3fn)],
+    "one e4m3": [make.float8(1, 1, torch.float8_e4m3fn)],
+    "one e5m2": [make.float8(1, 1, torch.float8_e5m2)],
+    "e5m2": [make.float8(1024, 4096, torch.float8_e5m2)],
     "total norm": [make.total_norm(10**7)],
 }
 
@@ -124,6 +136,12 @@ def test_compiles_for_hopper_without_spills(name, tmp_path):
         assert each["spills"] == 0, each
         if not name.startswith("every"):
             assert each["registers"] <= 128, each
+
+
+@pytest.mark.parametrize("name", ["e4m3", "one e4m3", "e5m2", "one e5m2"])
+def test_float8_has_instructions_of_its_own(name, tmp_path):
+    (found,) = compile_kernels(CASES[name], tmp_path)
+    assert f"cvt.rn.satfinite.{name[-4:]}x2.f32" in found["ptx"]
 
 
 def test_loops_down_columns_load_tiles_ahead(tmp_path):

@@ -282,3 +282,13 @@ def transpose(rows: int, cols: int) -> Kernel:
     x = load("x", k.cols * rows + k.rows, F32, inside)
     k.store("y", k.define(fn("add", x, cast(spot, F32))))
     return k.kernel("transpose")
+
+
+def float8(rows: int, cols: int, dtype: torch.dtype) -> Kernel:
+    """q[r, c] = float8(x[r, c]); y[r, c] = float32(q[r, c]); z[r, c] = float32(given[c, r])"""
+    k = Build(rows, cols)
+    q = k.define(cast(load("x", k.flat, F32), dtype))
+    k.store("q", q)
+    k.store("y", k.define(cast(q, F32)))
+    k.store("z", k.define(cast(load("given", k.cols * rows + k.rows, dtype), F32)))
+    return k.kernel("float8")

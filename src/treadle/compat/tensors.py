@@ -1,5 +1,6 @@
 """A tensor's memory and layout, as PyTorch keeps them."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,13 @@ def is_held_elsewhere(storage: torch.UntypedStorage, known: int = 0) -> bool:
     """Whether memory has a holder beside one tensor, the object at hand and ``known`` others:
     another tensor, or an array; memory that is not PyTorch's own may always have one."""
     return torch._C._storage_Use_Count(storage._cdata) > 2 + known or not storage.resizable()
+
+
+@functools.cache
+def saturates() -> bool:
+    """Whether a number that float8 e4m3 has not becomes its largest one, and not NaN: PyTorch 2.13
+    does that, 2.11 does not."""
+    return not bool(torch.tensor(1e9).to(torch.float8_e4m3fn).isnan())
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

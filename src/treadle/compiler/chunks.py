@@ -9,7 +9,9 @@ from treadle.graph.rewrite.passes import GraphPass
 from treadle.options import Options
 from treadle.passes.chunks.chunked_loss import ChunkLoss, Logits, largest_logits
 from treadle.passes.memory.choose import Version
+from treadle.passes.products.float8 import MultiplyInFloat8, multiplies_float8
 from treadle.targets.model import DeviceModel
+from treadle.util.errors import PlanError
 
 _WORTH = 64 << 20
 """Bytes of logits below which a chunk is not cut: of the order of what else a small step holds."""
@@ -31,7 +33,34 @@ def versions_of(
     step: StepGraph, target: Target, first: tuple[GraphPass, ...] = ()
 ) -> tuple[Version, ...]:
     """The step after the passes of ``first``, with the chunks that are the fastest; with a budget,
-    with smaller ones as well."""
+    with smaller ones as well. What is in float8 is decided last."""
+    passes = _float8(target)
+    versions = _chunked(step, target, first)
+    return tuple(_followed(step, version, passes) for version in versions) if passes else versions
+
+
+def _float8(target: Target) -> tuple[GraphPass, ...]:
+    """With ``numerics="fp8"`` the pass for it: on what micro-batches and chunks have made."""
+    if target.options.numerics != "fp8":
+        return ()
+    device = target.hardware
+    if not multiplies_float8(device):
+        raise PlanError(
+            f'numerics="fp8" needs a GPU with products of float8, and {device.name} has none',
+            code="TR-213",
+            remedy="leave numerics out on this device, or use an NVIDIA GPU of compute capability "
+            "8.9 or later",
+        )
+    return (MultiplyInFloat8(device),)
+
+
+def _followed(step: StepGraph, version: Version, passes: tuple[GraphPass, ...]) -> Version:
+    """A version after more passes. All run on one graph, as in ``_cut``."""
+    first = (*version.first, *passes)
+    return replace(version, step=rewritten(step, first), first=first)
+
+
+def _chunked(step: StepGraph, target: Target, first: tuple[GraphPass, ...]) -> tuple[Version, ...]:
     options = target.options
     plain = Version(rewritten(step, first), first) if first else Version(step)
     if options.chunk_bytes == 0 or options.numerics == "eager":  # eager rounds sums of all rows

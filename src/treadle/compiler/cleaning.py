@@ -90,7 +90,7 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
     passes = (
         SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
         *(COUNTER_BASED if options.rng == "counter" else CLEAN),
-        *(FUSE if options.numerics == "default" else ()),
+        *(FUSE if options.numerics != "eager" else ()),
         ProveAttentionMasks(Elements, options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
         _folding(budgeted),  # after masks are proved: they are proved from their formulas

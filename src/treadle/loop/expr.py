@@ -30,9 +30,12 @@ from treadle.util.errors import VerifyError, require
 
 DTYPES = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool,
+    torch.int16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
 })  # fmt: skip
 """Dtypes that formulas have. Complex numbers and rare dtypes are for PyTorch's kernels."""
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+"""Dtypes of numbers that are moved and converted, and that nothing computes with: PyTorch has no
+arithmetic of theirs. A cast to e4m3 gives its largest number for what is larger."""
 
 SAME = frozenset(
     "neg abs exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf erfc sigmoid floor "

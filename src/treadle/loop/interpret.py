@@ -102,6 +102,8 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
 def apply_function(fn: str, operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """One ``Apply`` on the values of its operands."""
     if fn == "cast":
+        if dtype is torch.float8_e4m3fn and operands[0].is_floating_point():
+            return operands[0].clamp(-448.0, 448.0).to(dtype)
         return operands[0].to(dtype)
     return FUNCTIONS[fn](*operands)
 

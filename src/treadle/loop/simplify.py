@@ -48,6 +48,10 @@ _EXACT_STEPS = (
     (torch.int8, torch.float16, torch.float32, torch.float64),
     (torch.int8, torch.bfloat16, torch.float32, torch.float64),
     (torch.int16, torch.float32),
+    (torch.float8_e4m3fn, torch.bfloat16),
+    (torch.float8_e4m3fn, torch.float16),
+    (torch.float8_e5m2, torch.bfloat16),
+    (torch.float8_e5m2, torch.float16),
 )
 """Each dtype holds every value of the one before it, so any later one of a row does."""
 

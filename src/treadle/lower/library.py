@@ -32,6 +32,7 @@ PRODUCTS = {
 """Products, which write into a buffer of ours in any layout."""
 
 OUT_VARIANTS = PRODUCTS | {
+    aten._scaled_mm.default: "aten._scaled_mm.out",
     aten.cumsum.default: "aten.cumsum.out",
     aten.cumprod.default: "aten.cumprod.out",
     aten.logcumsumexp.default: "aten.logcumsumexp.out",
@@ -53,7 +54,7 @@ OUT_VARIANTS = PRODUCTS | {
 _WHY: Mapping[str, str] = {
     "a product: the vendor's library": """
         mm addmm bmm baddbmm mv addmv dot addbmm mm.dtype addmm.dtype _int_mm _weight_int8pack_mm
-        _trilinear linear_backward _cdist_forward _cdist_backward
+        _scaled_mm _trilinear linear_backward _cdist_forward _cdist_backward
     """,
     "a convolution: the vendor's library": """
         convolution convolution_backward _convolution_double_backward cudnn_convolution

@@ -15,8 +15,9 @@ from treadle.graph.analysis.data_dependent import DataDependentOp
 from treadle.graph.core.node_info import info, known_value, value_of
 from treadle.graph.core.operators import operation_name
 from treadle.graph.core.types import tensors_in
+from treadle.graph.custom_ops.float8 import TO_FLOAT8
 from treadle.graph.regions.loop_bodies import WITH_BODIES
-from treadle.loop.expr import DTYPES, Array, Const
+from treadle.loop.expr import DTYPES, FLOAT8, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, host_copies
 from treadle.lower.context import Builder, LoweringContext
@@ -37,7 +38,14 @@ from treadle.util.errors import LoweringError
 from treadle.util.nested import leaves, map_leaves
 from treadle.util.reasons import ReasonCode
 
+aten = torch.ops.aten
+
 Environment = dict[fx.Node, Lowered]
+_FLOAT8_OPERATIONS = frozenset({
+    aten._to_copy.default, aten.to.dtype, aten.clone.default, aten.contiguous.default,
+    aten.copy.default, TO_FLOAT8.op,
+})  # fmt: skip
+"""What a formula may do with numbers that nothing computes with."""
 
 
 def lower_node(
@@ -132,7 +140,7 @@ def _barred(context: LoweringContext, args: Args, kwargs: Kwargs) -> str:
         return ReasonCode.NO_CODEGEN.because("no kernels are generated here")
     if info(context.node).eager:
         return info(context.node).eager
-    strange = _without_formulas(context.val, args, kwargs)
+    strange = _without_formulas(context.node.target, context.val, args, kwargs)
     return ReasonCode.DTYPE.because(f"{strange} numbers") if strange else ""
 
 
@@ -159,11 +167,13 @@ def _without_rule(op: OpOverload) -> str:
     )
 
 
-def _without_formulas(*values: object) -> str:
-    """The first dtype among tensors and their operands that formulas do not have; or none."""
+def _without_formulas(op: object, *values: object) -> str:
+    """The first dtype among tensors and their operands that formulas of ``op`` do not have; or
+    none."""
+    known = DTYPES if op in _FLOAT8_OPERATIONS else DTYPES - FLOAT8
     for value in leaves(values):
         match value:
-            case torch.Tensor() | TensorRef() | Array() if value.dtype not in DTYPES:
+            case torch.Tensor() | TensorRef() | Array() if value.dtype not in known:
                 return _name_of(value.dtype)
             case complex():
                 return "complex"

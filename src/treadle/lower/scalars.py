@@ -10,6 +10,7 @@ import torch
 
 from treadle.algebra.extents import Size
 from treadle.algebra.index import Index
+from treadle.compat.tensors import saturates
 from treadle.loop.expr import BOOLEAN, COMPARE, Apply, Array, Const, Expr, Position
 from treadle.loop.program import TensorRef
 from treadle.loop.simplify import on_indices
@@ -18,6 +19,8 @@ from treadle.util.errors import VerifyError, require
 Number = int | float | bool
 Operand = TensorRef | Array | Number
 
+_OVER = 464.0
+"""The largest number that is rounded to 448, the largest of e4m3."""
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -58,6 +61,12 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
         return expr
     if isinstance(expr, Const):
         return const(expr.value, dtype)
+    if dtype is torch.float8_e4m3fn and not saturates():
+        wide = cast(expr, torch.float32)
+        fits = Apply(
+            "le", (Apply("abs", (wide,), wide.dtype), const(_OVER, wide.dtype)), torch.bool
+        )
+        expr = where(fits, wide, const(math.nan, wide.dtype))
     return Apply("cast", (expr,), dtype)
 
 

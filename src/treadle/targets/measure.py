@@ -12,10 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from treadle.targets.model import DeviceModel
+from treadle.targets.model import FLOAT8, DeviceModel
 from treadle.targets.record import DeviceTarget
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_FIRST_WITH_FLOAT8 = (8, 9)
+"""The compute capability of NVIDIA GPUs that multiply it."""
 _SECONDS = 0.1
 """For each measurement, after a first call."""
 
@@ -29,8 +31,12 @@ def measured(target: DeviceTarget, device: torch.device) -> DeviceModel:
 
     copy, exponential = map(seconds, _passes(elements, device))
     slow = max(exponential - copy, 0.0) / elements
-    found = {dtype: 2 * side**3 / seconds(_product(side, dtype, device)) for dtype in _DTYPES}
+    found = {
+        dtype: 2 * side**3 / seconds(_product(side, dtype, device))
+        for dtype in _dtypes(target, device)
+    }
     flops = {dtype: rounded_up(rate) for dtype, rate in found.items()}
+    flops |= {dtype: flops[FLOAT8[0]] for dtype in FLOAT8 if FLOAT8[0] in flops}
     bandwidth = rounded_up(2 * 4 * elements / copy)
     element = rounded_up(slow) if target.on_host else 0.0
     memory = target.driver.memory(device) or target.model.memory
@@ -38,6 +44,12 @@ def measured(target: DeviceTarget, device: torch.device) -> DeviceModel:
     return replace(
         target.model, name=name, flops=flops, bandwidth=bandwidth, element=element, memory=memory
     )
+
+
+def _dtypes(target: DeviceTarget, device: torch.device) -> tuple[torch.dtype, ...]:
+    """What the device multiplies."""
+    capability = target.driver.capability(device)
+    return (*_DTYPES, FLOAT8[0]) if capability and capability >= _FIRST_WITH_FLOAT8 else _DTYPES
 
 
 def _passes(
@@ -49,6 +61,10 @@ def _passes(
 
 
 def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+    if dtype in FLOAT8:
+        x, one = torch.ones(side, side, device=device).to(dtype), torch.ones((), device=device)
+        like = None, None, torch.bfloat16, True
+        return lambda: torch.ops.aten._scaled_mm.default(x, x.t(), one, one, *like)
     x = torch.ones(side, side, dtype=dtype, device=device)
     out = torch.empty_like(x)
     return lambda: torch.mm(x, x, out=out)
@@ -86,7 +102,7 @@ def to_words(model: DeviceModel) -> dict[str, object]:
 
 def from_words(words: Mapping[str, object], like: DeviceModel) -> DeviceModel:
     """``from_words(to_words(m), like) == m``, for models that differ from ``like`` in ceilings."""
-    by_name = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES}
+    by_name = {str(dtype).removeprefix("torch."): dtype for dtype in (*_DTYPES, *FLOAT8)}
     flops = words["flops"]
     assert isinstance(flops, dict)
     rates = {by_name[str(name)]: float(rate) for name, rate in flops.items()}

@@ -8,6 +8,9 @@ import torch
 from treadle.targets.links import ETHERNET, LOOPBACK, Link
 from treadle.util.allocator import Allocator
 
+FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
+"""Dtypes whose products are equally fast, on devices that have them."""
+
 
 @dataclass(frozen=True)
 class DeviceModel:

@@ -32,12 +32,16 @@ VALUE_TYPES: Mapping[torch.dtype, str] = {
     torch.int8: "int8_t",
     torch.uint8: "uint8_t",
     torch.bool: "bool",
+    torch.float8_e4m3fn: "float",
+    torch.float8_e5m2: "float",
 }
 STORED_TYPES: Mapping[torch.dtype, str] = {
     **VALUE_TYPES,
     torch.float16: "f16",
     torch.bfloat16: "bf16",
     torch.bool: "uint8_t",
+    torch.float8_e4m3fn: "uint8_t",
+    torch.float8_e5m2: "uint8_t",
 }
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^",
@@ -53,7 +57,13 @@ _CALLS = {
 }  # fmt: skip
 _UNSIGNED = {torch.int64: "uint64_t", torch.int32: "uint32_t"}
 """Where sums and products may wrap as in PyTorch; signed ones may not in C++."""
-_HALF = {torch.bfloat16: "to_bf16", torch.float16: "to_f16"}
+_HALF = {
+    torch.bfloat16: "to_bf16",
+    torch.float16: "to_f16",
+    torch.float8_e4m3fn: "to_e4m3",
+    torch.float8_e5m2: "to_e5m2",
+}
+_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
@@ -253,6 +263,8 @@ def _loaded(text: str, dtype: torch.dtype) -> str:
         return f"bf16_up({text})"
     if dtype is torch.float16:
         return f"(float){text}"
+    if dtype in _FLOAT8:
+        return f"{_FLOAT8[dtype]}_up({text})"
     return f"({text} != 0)" if dtype is torch.bool else text
 
 
@@ -262,6 +274,8 @@ def stored(text: str, dtype: torch.dtype) -> str:
         return f"bf16_down({text})"
     if dtype is torch.float16:
         return f"(f16){text}"
+    if dtype in _FLOAT8:
+        return f"{_FLOAT8[dtype]}_down({text})"
     return f"(uint8_t){text}" if dtype is torch.bool else text
 
 

@@ -40,6 +40,41 @@ TR bf16 bf16_down(float x) {{
 TR float to_bf16(float x) {{ return bf16_up(bf16_down(x)); }}
 TR float to_f16(float x) {{ return (float)(f16)x; }}
 
+// float8: what is too large becomes the largest number (e4m3) or infinite (e5m2). A number below
+// the least normal one is rounded by the addition to one whose last bit is the least float8.
+TR float e4m3_up(uint8_t x) {{
+  int32_t m = x & 0x7f;
+  float y = m < 8 ? (float)m * {2.0**-9!r}f : as_float((m << 20) + (120 << 23));
+  y = m == 0x7f ? NAN : y;
+  return x & 0x80 ? -y : y;
+}}
+TR float e5m2_up(uint8_t x) {{
+  int32_t m = x & 0x7f;
+  float y = m < 4 ? (float)m * {2.0**-16!r}f : as_float((m << 21) + (112 << 23));
+  y = m == 0x7c ? INFINITY : m > 0x7c ? NAN : y;
+  return x & 0x80 ? -y : y;
+}}
+TR uint8_t e4m3_down(float x) {{
+  int32_t b = as_int(x), a = b & 0x7fffffff;
+  int32_t small = as_int(as_float(a) + 16384.0f) - as_int(16384.0f);
+  int32_t near = ((a + 0x7ffff + ((a >> 20) & 1)) >> 20) - (120 << 3);
+  near = a < as_int({2.0**-6!r}f) ? small : near;
+  near = a > as_int(448.0f) ? 0x7e : near;
+  near = x != x ? 0x7f : near;
+  return (uint8_t)(near | ((b >> 24) & 0x80));
+}}
+TR uint8_t e5m2_down(float x) {{
+  int32_t b = as_int(x), a = b & 0x7fffffff;
+  int32_t small = as_int(as_float(a) + 128.0f) - as_int(128.0f);
+  int32_t near = ((a + 0xfffff + ((a >> 21) & 1)) >> 21) - (112 << 2);
+  near = a < as_int({2.0**-14!r}f) ? small : near;
+  near = a >= as_int(65536.0f) ? 0x7c : near;
+  near = x != x ? 0x7f : near;
+  return (uint8_t)(near | ((b >> 24) & 0x80));
+}}
+TR float to_e4m3(float x) {{ return e4m3_up(e4m3_down(x)); }}
+TR float to_e5m2(float x) {{ return e5m2_up(e5m2_down(x)); }}
+
 // one rounding where the processor has it
 #if defined(__FMA__) || defined(__aarch64__)
 TR float t_fma(float x, float y, float z) {{ return __builtin_fmaf(x, y, z); }}

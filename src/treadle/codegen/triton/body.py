@@ -7,9 +7,10 @@ from treadle.algebra.extents import ceil_div, divides
 from treadle.codegen.contraction import only_summed
 from treadle.codegen.triton.expr import TYPES, Named, TritonWriter, number
 from treadle.codegen.triton.reduce import Partial, Tile, collapse, fill, finish
-from treadle.loop.expr import Expr, Reduce, values_of
+from treadle.loop.expr import FLOAT8, Expr, Reduce, values_of
 from treadle.loop.kernel import Definition, Kernel, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import is_position, is_wide, updates
+from treadle.loop.traverse import loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,10 @@ class GridFunction:
     lines: tuple[str, ...]
     programs: str
     how: KernelSchedule
+
+
+_VECTOR = 16
+"""Bytes that a thread loads or stores at once."""
 
 
 @dataclass
@@ -83,7 +88,21 @@ class TritonBody:
         masks = writer.lanes(index.axes | value.axes) + ([only] if only else [])
         guard = f", mask={' & '.join(masks)}" if masks else ""
         pointer = writer.buffers[item.buffer]
+        if item.value.dtype in FLOAT8 and len(value.axes) == 1:
+            offset = f"tl.max_contiguous({offset}, {self._of_a_thread()})"
         writer.line(f"tl.store({pointer} + ({offset}), {value.text}{guard})")
+
+    def _of_a_thread(self) -> int:
+        """Elements beside each other that a thread has of the widest values. Of bytes alone Triton
+        would give it 16, and lay out all others so: threads then read four bytes of each 64."""
+        reads = (
+            load
+            for item in self.kernel.body
+            if isinstance(item, Definition)
+            for load in loads(item.expr)
+        )
+        widest = max((load.dtype.itemsize for load in reads), default=1)
+        return _VECTOR // widest
 
 
 def new_writer(

@@ -34,7 +34,11 @@ TYPES: Mapping[torch.dtype, str] = {
     torch.int8: "tl.int8",
     torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
+    torch.float8_e4m3fn: "tl.uint8",
+    torch.float8_e5m2: "tl.uint8",
 }
+"""What programs hold. Numbers of float8 are their bits, which every GPU moves: Triton has their
+types for some only."""
 
 _ANY = {
     "neg": "-{0}",
@@ -117,6 +121,7 @@ _INTEGER = {
 }
 _BOOL = {"minimum": "{0} & {1}", "maximum": "{0} | {1}", "mul": "{0} & {1}", "add": "{0} | {1}"}
 _HALF = (torch.float16, torch.bfloat16)
+_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +264,11 @@ class TritonWriter:
     def _cast(self, text: str, source: torch.dtype, target: torch.dtype) -> str:
         if source is target:
             return text
+        if source in _FLOAT8:
+            text, source = self.name(f"_from_{_FLOAT8[source]}({text})"), torch.float32
+            return self._cast(text, source, target)
+        if target in _FLOAT8:
+            return self.name(f"_to_{_FLOAT8[target]}({self._cast(text, source, torch.float32)})")
         if target is torch.bool:
             return self.name(f"{text} != 0")
         return self.name(f"{text}.to({TYPES[target]})")
@@ -339,6 +349,8 @@ def number(size: int) -> str:
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """The number alone, as Triton reads it."""
+    if dtype in _FLOAT8:
+        return str(torch.tensor(value).to(dtype).view(torch.uint8).item())
     if dtype is torch.uint8:
         return str(int(value) % 256)  # Triton takes no other one
     if not dtype.is_floating_point:
@@ -349,7 +361,7 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 
 def constant(value: float | int | bool, dtype: torch.dtype) -> str:
     """``tl.full((), 0.5, tl.float32)``: a literal that keeps its dtype."""
-    if dtype.is_floating_point and value == 0 and math.copysign(1.0, value) < 0:
+    if TYPES[dtype] != "tl.uint8" and value == 0 and math.copysign(1.0, value) < 0:
         return f"tl.full((), 0.0, {TYPES[dtype]}) * -1.0"  # Triton fills with 0.0 for -0.0
     return f"tl.full((), {literal(value, dtype)}, {TYPES[dtype]})"
 

@@ -45,6 +45,74 @@ _ERFC = (
     1.2375126308378261,
 )
 HELPERS = {
+    "_from_e4m3": """
+@triton.jit
+def _from_e4m3(x):
+    # Bits to float32; below the least normal number its last place counts.
+    m = x.to(tl.int32) & 0x7F
+    y = ((m << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+    y = tl.where(m < 8, m.to(tl.float32) * 0.001953125, y)
+    y = tl.where(m == 0x7F, float("nan"), y)
+    return tl.where(x >= 128, y * -1.0, y)
+""",
+    "_from_e5m2": """
+@triton.jit
+def _from_e5m2(x):
+    m = x.to(tl.int32) & 0x7F
+    y = ((m << 21) + (112 << 23)).to(tl.float32, bitcast=True)
+    y = tl.where(m < 4, m.to(tl.float32) * 1.52587890625e-05, y)
+    y = tl.where(m == 0x7C, float("inf"), tl.where(m > 0x7C, float("nan"), y))
+    return tl.where(x >= 128, y * -1.0, y)
+""",
+    "_capability": """
+# Which instructions there are: without those for float8 a number takes twenty others. They are
+# called by name: Triton 3.6 lost every other number of some conversions.
+from triton.language.target_info import cuda_capability_geq as _capability
+""",
+    "_to_e4m3": """
+@triton.jit
+def _to_e4m3(x):
+    # float32 to bits, to the nearest and of two to the even one; what is too large is the largest.
+    # Below the least normal number an addition rounds, to one whose last bit is the least number.
+    if _capability(8, 9):
+        y = tl.inline_asm_elementwise(
+            "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; "
+            "cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }",
+            "=r,r,r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4,
+        )
+    else:
+        b = x.to(tl.int32, bitcast=True)
+        a = b & 0x7FFFFFFF
+        small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        near = ((a + 0x7FFFF + ((a >> 20) & 1)) >> 20) - (120 << 3)
+        near = tl.where(a < 0x3C800000, small, near)
+        near = tl.where(a > 0x43E00000, 0x7E, near)
+        near = tl.where(a > 0x7F800000, 0x7F, near)
+        y = (near | ((b >> 24) & 0x80)).to(tl.uint8)
+    return y
+""",
+    "_to_e5m2": """
+@triton.jit
+def _to_e5m2(x):
+    # As the one above; what is too large is infinite.
+    b = x.to(tl.int32, bitcast=True)
+    a = b & 0x7FFFFFFF
+    if _capability(8, 9):
+        near = tl.inline_asm_elementwise(
+            "{ .reg .b16 a, b; cvt.rn.satfinite.e5m2x2.f32 a, $2, $1; "
+            "cvt.rn.satfinite.e5m2x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }",
+            "=r,r,r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4,
+        )
+        near = near & 0x7F
+        near = tl.where((a >= 0x47700000) & (a <= 0x7F800000), 0x7C, near)
+    else:
+        small = (tl.abs(x) + 128.0).to(tl.int32, bitcast=True) - 0x43000000
+        near = ((a + 0xFFFFF + ((a >> 21) & 1)) >> 21) - (112 << 2)
+        near = tl.where(a < 0x38800000, small, near)
+        near = tl.where(a >= 0x47800000, 0x7C, near)
+        near = tl.where(a > 0x7F800000, 0x7F, near)
+    return (near | ((b >> 24) & 0x80)).to(tl.uint8)
+""",
     "_horner": """
 @triton.jit
 def _horner(p, x, c: tl.constexpr):

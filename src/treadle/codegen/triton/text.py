@@ -21,6 +21,7 @@ from treadle.codegen.printer import launch_of
 from treadle.codegen.triton.body import GridFunction, pointwise
 from treadle.codegen.triton.expr import TYPES, helpers_text
 from treadle.codegen.triton.loops import reducing
+from treadle.loop.expr import FLOAT8
 from treadle.loop.kernel import Kernel, KernelLaunch, LoopForm
 from treadle.loop.nest import arguments_of, dims_of, is_wide, reductions_of
 from treadle.loop.program import Buffer
@@ -111,7 +112,15 @@ def _head(
 
 def _plain(types: Sequence[torch.dtype], sizes: Sequence[str]) -> tuple[list[str], list[str]]:
     """One kernel: its buffers are arguments."""
-    return [*(f"b{i}" for i in range(len(types))), *sizes], ["    program = tl.program_id(0)"]
+    bits = [
+        f"    b{i} = b{i}.to(tl.pointer_type({TYPES[dtype]}), bitcast=True)"
+        for i, dtype in enumerate(types)
+        if dtype in FLOAT8
+    ]
+    return [*(f"b{i}" for i in range(len(types))), *sizes], [
+        "    program = tl.program_id(0)",
+        *bits,
+    ]
 
 
 def _table(types: Sequence[torch.dtype], sizes: Sequence[str]) -> tuple[list[str], list[str]]:

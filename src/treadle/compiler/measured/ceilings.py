@@ -14,7 +14,7 @@ from treadle.targets.record import DeviceTarget
 def ceilings(target: DeviceTarget, device: str, cache: Cache, here: Machine) -> DeviceModel:
     """What ``device`` reaches, as part of ``here``. Another GPU, PyTorch, or way to compute (TF32)
     is measured anew. Without memory to measure: what the target says of such devices."""
-    key = content_key("ceilings", target.name, here.speed)
+    key = content_key("ceilings 2", target.name, here.speed)
     known = cache.get(key)
     if known is not None:
         return from_words(json.loads(known), target.model)

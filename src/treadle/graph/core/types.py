@@ -23,6 +23,8 @@ _SHORT = {
     torch.bool: "b1",
     torch.complex64: "c64",
     torch.complex128: "c128",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e5m2: "f8e5m2",
 }
 
 

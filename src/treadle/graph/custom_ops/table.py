@@ -4,6 +4,7 @@ from treadle.graph.custom_ops import (
     branches,
     ctc,
     expect,
+    float8,
     full_products,
     grouped,
     host_copies,
@@ -28,5 +29,6 @@ CUSTOM_OPS = (
     full_products.FULL_BMM_INTO,
     masks.COUNTED_MASK,
     expect.EXPECT,
+    float8.TO_FLOAT8,
     incoming.INCOMING_GRADIENT,
 )

@@ -11,7 +11,8 @@ import torch
 
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.custom_ops.branches import taken
-from treadle.loop.expr import Array
+from treadle.graph.custom_ops.float8 import TO_FLOAT8
+from treadle.loop.expr import Apply, Array
 from treadle.lower.context import LoweringContext, broadcast, element
 from treadle.lower.registry import Unsupported, Value, aten_op, lowers
 from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, number, promoted_dtype
@@ -137,6 +138,16 @@ def to_copy(context: LoweringContext, x: Value, *_args: object, **_kwargs: objec
     """``out[i] = cast(x[i])``."""
     axes = context.axes()
     return Array(axes, cast(broadcast(x, axes), context.dtype))
+
+
+@lowers(TO_FLOAT8.op)
+def to_float8(context: LoweringContext, x: Value, scale: Value, dtype: torch.dtype) -> Array:
+    """``out[i] = cast(clamp(x[i] / scale))``."""
+    axes, wide, most = context.axes(), torch.float32, torch.finfo(dtype).max
+    times = ScalarExpr(cast(broadcast(scale, axes), wide)).fn("reciprocal")
+    value = ScalarExpr(cast(broadcast(x, axes), wide)) * times
+    value = at_most(at_least(value, -most), most)
+    return Array(axes, Apply("cast", (value.expr,), dtype))
 
 
 @lowers(aten.copy.default)

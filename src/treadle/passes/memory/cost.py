@@ -113,6 +113,8 @@ def work_of(node: fx.Node) -> tuple[float, int, torch.dtype | None]:
     """Of a kernel of PyTorch's: flops of products, bytes with each operand and result once, and
     the dtype that it computes in: of its first result, or of its factors where it gives another."""
     like = node.all_input_nodes[-1] if "out_dtype" in node.kwargs else node
+    if node.target is torch.ops.aten._scaled_mm.default:
+        like = node.all_input_nodes[0]  # of float8; the last one is a scale
     tensors = tensors_in(value_of(like))
     moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
     return flops_of(node), moved, tensors[0].dtype if tensors else None
