@@ -10,6 +10,7 @@ A group is a set of computes in one nest. Two groups may merge when
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from treadle.algebra.extents import sample_of
 from treadle.algebra.index import Index
@@ -43,11 +44,8 @@ class Group:
     buffers: frozenset[str] = field(default_factory=frozenset[str])
     flow: "_Flow | None" = None  # of ``placed``, once it was looked at
     again: frozenset[str] = frozenset()
-    pointwise: bool = field(init=False)
+    pointwise: bool = True
     """Whether nothing in it reduces."""
-
-    def __post_init__(self) -> None:
-        self.pointwise = not any(op.reduces for op in self.placed)
 
     @property
     def loaded(self) -> frozenset[str]:
@@ -65,34 +63,33 @@ class _Flow:
     where another had read."""
 
     written: dict[str, ScheduledOp] = field(default_factory=dict[str, ScheduledOp])
-    read: dict[str, list[tuple[Level, Index | None]]] = field(
-        default_factory=dict[str, list[tuple[Level, Index | None]]]
+    read: dict[str, tuple[tuple[Level, Index | None], ...]] = field(
+        default_factory=dict[str, tuple[tuple[Level, Index | None], ...]]
     )
     overwrites: bool = False
 
     def copy(self) -> "_Flow":
-        read = {name: list(places) for name, places in self.read.items()}
-        return _Flow(dict(self.written), read, self.overwrites)
+        return _Flow(dict(self.written), dict(self.read), self.overwrites)
 
     def takes(self, op: ScheduledOp, facts: Dependencies, *, pointwise: bool) -> bool:
         """Whether ``each`` can be the next: it finds the values of earlier members at its own
         place of the nest, and overwrites nothing that another element still reads."""
-        available = Level.FULL if op.reduces else op.level
+        available, buffer = Level.FULL if op.reduces else op.level, op.buffer
         for name, index in op.reads:
             source = self.written.get(name)
             if source is None:
-                self.read.setdefault(name, []).append((available, index))
+                self.read[name] = (*self.read.get(name, ()), (available, index))
             elif not _flows(source, op, index, facts):
                 return False
-        if op.buffer in self.written:
+        if buffer in self.written:
             return False
-        if op.buffer in self.read:
-            same = all(place == (op.level, op.index) for place in self.read[op.buffer])
+        if buffer in self.read:
+            same = all(place == (op.level, op.index) for place in self.read[buffer])
             is_narrow = op.level is not Level.FULL
             if not same or is_narrow is pointwise:  # a row or column is stored after its loops
                 return False
             self.overwrites = True
-        self.written[op.buffer] = op
+        self.written[buffer] = op
         return True
 
 
@@ -110,6 +107,8 @@ def _flows(
     only = len(writers) == 1 or sum(1 for w in writers if w < reader.step) == 1
     return only and index == source.index
 
+
+_step_of = attrgetter("step")
 
 Sweeps = Callable[[int, int, int], bool]
 """Whether one kernel may reduce so many rows and columns, with that many sums over the rows."""
@@ -140,7 +139,19 @@ class Fuser:
         self._home = {m: self._either(nest) for m, nest in home.items()}
         self._group_of: list[Group] = []
         self._sizes = {name: sample_of(buffer.nbytes) for name, buffer in buffers.items()}
-        self._touched = [(*step.reads, *step.writes) for step in steps]
+        reads = [step.reads for step in steps]
+        self._touched = [(*names, *step.writes) for names, step in zip(reads, steps, strict=True)]
+        self._phase = [step.origin.phase for step in steps]
+        self._chunk = [step.origin.chunk for step in steps]
+        self._computes = [isinstance(step, Compute) for step in steps]
+        large = frozenset(name for name, size in self._sizes.items() if size >= _LITTLE)
+        self._large = [[name for name in names if name in large] for names in reads]
+        self._readers_of_small = [self._follow(step, large) for step in steps]
+
+    def _follow(self, step: Step, large: frozenset[str]) -> list[int]:
+        """The formulas that read what ``step`` makes, but for ``large`` values."""
+        readers, names = self._facts.readers, [name for name in step.writes if name not in large]
+        return [at for name in names for at in readers.get(name, ()) if self._computes[at]]
 
     def run(self, *, fuse: bool) -> list[Group]:
         """The groups; without ``fuse`` each step is one."""
@@ -169,7 +180,8 @@ class Fuser:
         placed = self._nests.place(i, step, nest)
         assert placed is not None, step
         names = frozenset((step.output.buffer, *(name for name, _ in placed.reads)))
-        return Group(1 << i, (i,), nest, (placed,), above, waits, names)
+        alone = not placed.reduces
+        return Group(1 << i, (i,), nest, (placed,), above, waits, names, pointwise=alone)
 
     def _grow(self, i: int, recent: dict[str, list[int]]) -> None:
         """Merge step ``i`` with the groups it shares most bytes with, best first."""
@@ -191,7 +203,7 @@ class Fuser:
         for name in {name for name, _ in placed.reads}:
             size = self._sizes[name]
             for w in self._facts.writers.get(name, ()):
-                if w < i and isinstance(self._steps[w], Compute):
+                if w < i and self._computes[w]:
                     score[w] = score.get(w, 0) + 2 * size + 1
             for sibling in recent.get(name, ())[-_SIBLINGS:]:
                 if i - sibling <= _WINDOW and size >= step.output.dtype.itemsize * 64:
@@ -205,14 +217,14 @@ class Fuser:
         A backward step that needs forward values alone would otherwise run in the forward, and
         its result wait for the backward.
         """
-        chunks = {self._steps[m].origin.chunk for m in (earlier.members[0], later)}
-        if len(chunks) > 1:
+        if self._chunk[earlier.members[0]] != self._chunk[later]:
             return False
-        distance = later - earlier.members[-1]
-        phases = {self._steps[m].origin.phase for m in (earlier.members[-1], later)}
-        if phases == {"optimizer"}:
+        last = earlier.members[-1]
+        phases = self._phase[last], self._phase[later]
+        if phases == ("optimizer", "optimizer"):
             return True
-        return distance <= (_TURN if len(phases) > 1 and "forward" in phases else _WINDOW)
+        turns = phases[0] != phases[1] and "forward" in phases
+        return later - last <= (_TURN if turns else _WINDOW)
 
     # -- merging -----------------------------------------------------------------------------
 
@@ -220,10 +232,10 @@ class Fuser:
         """The union of two groups, or ``None`` where they must stay apart."""
         if a.nest is None or b.nest is None:
             return None
-        if self._is_too_large(a, b) or self._between(a, b) or self._between(b, a):
-            return None
         nest = _common_nest(a, b)
-        if nest is None or not self._at_home(a, b, nest):
+        if nest is None or self._is_too_large(a, b):
+            return None
+        if self._between(a, b) or self._between(b, a) or not self._at_home(a, b, nest):
             return None
         placed = self._place_all(nest, a, b)
         flow = None if placed is None else self._flow(placed, nest, a)
@@ -247,13 +259,15 @@ class Fuser:
 
     def _phases(self, a: Group, b: Group) -> set[str]:
         """The phases of two groups."""
-        return {self._steps[group.members[0]].origin.phase for group in (a, b)}
+        return {self._phase[group.members[0]] for group in (a, b)}
 
     def _is_too_large(self, a: Group, b: Group) -> bool:
         """Whether one kernel of both would have too many members, or buffers. Of an update those in
         memory count: the values that its members alone read stay in registers."""
         if len(a.members) + len(b.members) > _MAX_MEMBERS:
             return True
+        if len(a.buffers) + len(b.buffers) <= MAX_BUFFERS:
+            return False
         names, mask = a.buffers | b.buffers, a.mask | b.mask
         if len(names) <= MAX_BUFFERS or "optimizer" not in self._phases(a, b):
             return len(names) > MAX_BUFFERS
@@ -275,32 +289,34 @@ class Fuser:
             n + s:   p;  s, n;  g(p, n)        p is stored and read again
             apart:   n;  p, g(p, n);  s
         """
-        shared = sum(self._sizes[name] for name in a.buffers & b.buffers)
+        shared = sum([self._sizes[name] for name in a.buffers & b.buffers])
         if shared >= _LITTLE:
             return False
         for early, late in ((a, b), (b, a)):
-            above = late.above & ~(early.above | early.mask)
-            if above and any(self._meets(between, above) for between in self._waiting(early, late)):
+            waiting = self._waiting(early, late)
+            above = late.above & ~(early.above | early.mask) if waiting else 0
+            if above and any(self._meets(between, above) for between in waiting):
                 return True
         return False
 
-    def _waiting(self, group: Group, other: Group) -> Iterator[int]:
+    def _waiting(self, group: Group, other: Group) -> list[int]:
         """The steps that read what ``group`` makes, or what is made of that and is small; but for
-        those of both groups."""
+        those of both groups, and for those that read nothing large."""
         seen: set[int] = set()
+        found: list[int] = []
         pending = list(group.members)
+        count = len(self._group_of)
         while pending and len(seen) < _FOLLOWED:
-            for name in self._steps[pending.pop()].writes:
-                small = self._sizes[name] < _LITTLE
-                for reader in self._facts.readers.get(name, ()) if small else ():
-                    ours = (group.mask | other.mask) >> reader & 1
-                    if reader not in seen and not ours and self._is_compute(reader):
-                        seen.add(reader)
-                        pending.append(reader)
-                        yield reader
-
-    def _is_compute(self, i: int) -> bool:
-        return isinstance(self._steps[i], Compute)
+            for reader in self._readers_of_small[pending.pop()]:
+                if reader in seen:
+                    continue
+                if reader < count and self._group_of[reader] in (group, other):
+                    continue
+                seen.add(reader)
+                pending.append(reader)
+                if self._large[reader]:
+                    found.append(reader)
+        return found
 
     def _meets(self, reader: int, above: int) -> bool:
         """Whether a step could be in one kernel with one of ``above``, itself or through steps that
@@ -308,11 +324,10 @@ class Fuser:
         seen: set[int] = set()
         pending = [reader]
         while pending and len(seen) < _FOLLOWED:
-            names = self._steps[pending.pop()].reads
-            large = [name for name in names if self._sizes[name] >= _LITTLE]
+            large = self._large[pending.pop()]
             for step in {w for name in large for w in self._facts.writers.get(name, ())} - seen:
                 seen.add(step)
-                if not self._is_compute(step):
+                if not self._computes[step]:
                     continue
                 if step >= len(self._group_of):
                     pending.append(step)
@@ -352,13 +367,10 @@ class Fuser:
 
     def _between(self, first: Group, last: Group) -> bool:
         """Whether a third group waits for ``first`` and is waited for by ``last``."""
-        both = first.mask | last.mask
-        for w in last.waits:
-            if both >> w & 1:
-                continue
-            if self._group_of[w].above & first.mask:
-                return True
-        return False
+        if not last.above & first.mask:
+            return False
+        sources = {self._group_of[w] for w in last.waits} - {first, last}
+        return any(source.above & first.mask for source in sources)
 
     def _place_all(self, nest: LoopNest, a: Group, b: Group) -> tuple[ScheduledOp, ...] | None:
         """The members of both in that nest, in order; ``None`` where one does not fit."""
@@ -390,7 +402,7 @@ class Fuser:
     def _merge_of(self, a: Group, b: Group) -> Merge:
         """What runs where once the two are one kernel, and what then waits for it."""
         names = a.buffers | b.buffers
-        at, of_b = (self._pressure.place(group.members[0]) for group in (a, b))
+        at, of_b = (self._pressure.places[group.members[0]] for group in (a, b))
         early, late = (a, of_b) if at <= of_b else (b, at)
         steps = frozenset([m for group in self._ahead_of(late, early) for m in group.members])
         if steps:
@@ -399,13 +411,15 @@ class Fuser:
 
     def _ahead_of(self, place: int, group: Group) -> set[Group]:
         """The groups that wait for ``group``, directly or not, and run before ``place``."""
-        found: set[Group] = set()
+        found: set[Group] = {group}
         pending = [group]
+        after, count, places = self._facts.after, len(self._group_of), self._pressure.places
         while pending:
-            for waiting in self._next(pending.pop()) - found:
-                if self._pressure.place(waiting.members[0]) < place:
-                    found.add(waiting)
-                    pending.append(waiting)
+            for m in pending.pop().members:
+                for i in after[m]:
+                    if i < count and places[i] < place and self._group_of[i] not in found:
+                        found.add(self._group_of[i])
+                        pending.append(self._group_of[i])
         return found - {group}
 
     def _replace(self, merged: Group) -> None:
@@ -438,9 +452,10 @@ def _union(
     a: Group, b: Group, nest: LoopNest, placed: tuple[ScheduledOp, ...], flow: _Flow
 ) -> Group:
     mask = a.mask | b.mask
-    members = tuple(op.step for op in placed)
+    members = tuple([op.step for op in placed])
     above = (a.above | b.above) & ~mask
-    return Group(mask, members, nest, placed, above, a.waits | b.waits, a.buffers | b.buffers, flow)
+    waits, names, pointwise = a.waits | b.waits, a.buffers | b.buffers, a.pointwise and b.pointwise
+    return Group(mask, members, nest, placed, above, waits, names, flow, pointwise=pointwise)
 
 
 def _columns_are_last(placed: tuple[ScheduledOp, ...], nest: LoopNest) -> bool:
@@ -453,10 +468,6 @@ def _columns_are_last(placed: tuple[ScheduledOp, ...], nest: LoopNest) -> bool:
         if reads or (op.reduces and op.over(nest.rows)):
             late.add(op.buffer)
     return True
-
-
-def _step_of(op: ScheduledOp) -> int:
-    return op.step
 
 
 def _common_nest(a: Group, b: Group) -> LoopNest | None:

@@ -28,6 +28,7 @@ _COUNTED = LITTLE >> 6
 
 _Span = tuple[int, int]
 _Change = tuple[str, _Span | None, _Span | None]  # a value, and where it lives before and after
+_Piece = tuple[int, int, int]  # the first and the last of some steps, and bytes more at each
 Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
@@ -41,9 +42,10 @@ class Merge:
     place: int
     names: frozenset[str]
 
-    def moved(self, places: Sequence[int]) -> dict[int, int]:
-        """Where each step of it runs then; others stay at ``places``."""
-        return {step: max(self.place, places[step]) for step in (*self.members, *self.delayed)}
+    @property
+    def moving(self) -> frozenset[int]:
+        """The steps that run no earlier than at ``place`` then; others stay where they are."""
+        return self.members | self.delayed if self.delayed else self.members
 
 
 _NOTHING = Merge(frozenset(), frozenset(), 0, frozenset())
@@ -69,7 +71,8 @@ class MemoryPressure:
         self._facts = facts
         self._kept = kept
         self._end = len(steps)
-        self._place = list(range(len(steps)))
+        self.places = list(range(len(steps)))
+        """Where the kernel of each step runs."""
         self._sizes = {
             name: sample_of(buffers[name].nbytes)
             for name in facts.writers
@@ -79,69 +82,71 @@ class MemoryPressure:
         self._touching = {
             name: (*facts.writers[name], *facts.readers.get(name, ())) for name in self._sizes
         }
-        self._spans = {name: self._span(name, _NOTHING, {}) for name in self._sizes}
+        self._spans = {name: self._span(name, _NOTHING, _NOTHING.moving) for name in self._sizes}
         self._alive = np.zeros(len(steps) + 1, np.int64)
         for i, step in enumerate(steps):
             self._alive[i] += step.workspace if isinstance(step, Call) else 0
-        for name, span in self._spans.items():
-            _add(self._alive, span, self._sizes[name])
+        spans = [(span, self._sizes[name]) for name, span in self._spans.items()]
+        _add_all(self._alive, [(*span, size) for span, size in spans if span is not None])
         self._peak = int(self._alive.max(initial=0))
-        self._allowed: tuple[Merge, list[_Change]] = _NOTHING, []
-
-    def place(self, step: int) -> int:
-        """Where the kernel of ``step`` runs."""
-        return self._place[step]
+        self._allowed: tuple[Merge, list[_Change], list[_Piece]] = _NOTHING, [], []
 
     def allows(self, merge: Merge, *, spare: int = LITTLE) -> bool:
         """Whether that keeps the peak. ``spare``: bytes above it that the merge is worth."""
         changes = self._changes(merge)
-        if not self._keeps(changes, self._peak + spare):
-            return False
-        self._allowed = merge, changes
-        return True
-
-    def make(self) -> None:
-        """Note that what was allowed last is so from now on."""
-        merge, changes = self._allowed
-        for name, before, after in changes:
-            for first, last, sign in _pieces(before, after):
-                self._alive[first : last + 1] += sign * self._sizes[name]
-            self._spans[name] = after
-        for step, place in merge.moved(self._place).items():
-            self._place[step] = place
-
-    def _keeps(self, changes: list[_Change], most: int) -> bool:
         pieces = [
             (first, last, sign * self._sizes[name])
             for name, before, after in changes
             for first, last, sign in _pieces(before, after)
         ]
+        if not self._keeps(pieces, self._peak + spare):
+            return False
+        self._allowed = merge, changes, pieces
+        return True
+
+    def make(self) -> None:
+        """Note that what was allowed last is so from now on."""
+        merge, changes, pieces = self._allowed
+        _add_all(self._alive, pieces)
+        for name, _, after in changes:
+            self._spans[name] = after
+        for step in merge.moving:
+            self.places[step] = max(merge.place, self.places[step])
+
+    def _keeps(self, pieces: list[_Piece], most: int) -> bool:
         longer = [piece for piece in pieces if piece[2] > 0]
         if not longer:
             return True
-        low, high = min(piece[0] for piece in longer), max(piece[1] for piece in longer)
-        alive = self._alive[low : high + 1].copy()
-        for first, last, size in pieces:
-            alive[max(first - low, 0) : max(last + 1 - low, 0)] += size
+        low, high = min([piece[0] for piece in longer]), max([piece[1] for piece in longer])
+        alive = self._alive[low : high + 1]
+        if int(alive.max()) + sum([piece[2] for piece in longer]) <= most:
+            return True
+        alive = alive.copy()
+        _add_all(alive, [(first - low, last - low, size) for first, last, size in pieces])
         return int(alive.max()) <= most
 
     def _changes(self, merge: Merge) -> list[_Change]:
         """The values that live otherwise then."""
-        names = [name for name in merge.names if name in self._sizes]
-        if not names:
-            return []
-        moved = merge.moved(self._place)
-        spans = [(name, self._spans[name], self._span(name, merge, moved)) for name in names]
-        return [span for span in spans if span[1] != span[2]]
+        spans, moving = self._spans, merge.moving
+        changes: list[_Change] = []
+        for name in merge.names:
+            if name in spans:
+                before, after = spans[name], self._span(name, merge, moving)
+                if before != after:
+                    changes.append((name, before, after))
+        return changes
 
-    def _span(self, name: str, merge: Merge, moved: Mapping[int, int]) -> _Span | None:
+    def _span(self, name: str, merge: Merge, moving: frozenset[int]) -> _Span | None:
         """From where to where a value lives; ``None`` for one that stays within a kernel."""
         touching = self._touching[name]
         if name not in self._kept and merge.members.issuperset(touching):
             return None
-        places = [moved[step] if step in moved else self._place[step] for step in touching]
-        first = min(places[: len(self._facts.writers[name])])
-        return first, self._end if name in self._kept else max(places)
+        at, places = merge.place, self.places
+        then = [
+            at if step in moving and places[step] < at else places[step] for step in touching
+        ]
+        first = min(then[: len(self._facts.writers[name])])
+        return first, self._end if name in self._kept else max(then)
 
 
 def _pieces(before: _Span | None, after: _Span | None) -> list[tuple[int, int, int]]:
@@ -163,6 +168,10 @@ def _pieces(before: _Span | None, after: _Span | None) -> list[tuple[int, int, i
     return pieces
 
 
-def _add(alive: Bytes, span: _Span | None, size: int) -> None:
-    if span is not None:
-        alive[span[0] : span[1] + 1] += size
+def _add_all(alive: Bytes, pieces: Sequence[_Piece]) -> None:
+    """Change what is alive by all pieces; equal stretches of steps at once."""
+    sizes: dict[_Span, int] = {}
+    for first, last, size in pieces:
+        sizes[first, last] = sizes.get((first, last), 0) + size
+    for (first, last), size in sizes.items():
+        alive[max(first, 0) : max(last + 1, 0)] += size
