@@ -192,7 +192,8 @@ class Reduce(Inner):
 
 
 def _remember_hash(node: object, parts: tuple[object, ...]) -> None:
-    """Formulas share nodes: a hash taken anew at each use would cost exponential time."""
+    """Formulas share nodes: a hash taken anew at each use would cost exponential time. Arrays are
+    keys of most of what is known of steps."""
     object.__setattr__(node, "_hash", hash(parts))
 
 
@@ -232,6 +233,13 @@ class Array:
 
     axes: tuple[Axis, ...]
     body: Expr
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _remember_hash(self, (self.axes, self.body))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def shape(self) -> tuple[int, ...]:

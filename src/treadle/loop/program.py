@@ -58,7 +58,10 @@ class Buffer:
         """Elements of storage, gaps between strides included."""
         if 0 in self.shape:
             return 0
-        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        last = 0
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            last += (size - 1) * stride
+        return 1 + last
 
     @property
     def nbytes(self) -> int:

@@ -34,7 +34,8 @@ from treadle.util.nested import leaves, map_leaves
 @final
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """What a node called ``name`` became, whose operands are in ``operands``."""
+    """What a node called ``name`` became, whose operands are in ``operands``. ``alike``: what its
+    like became, by their names and operands; candidates of a plan share most of them."""
 
     name: str
     operands: tuple[str, ...]
@@ -42,6 +43,9 @@ class _Lowered:
     value: Lowered
     steps: tuple[Step, ...]
     buffers: tuple[Buffer, ...]
+    alike: "dict[tuple[str, tuple[str, ...]], _Lowered]" = field(
+        default_factory=dict["tuple[str, tuple[str, ...]]", "_Lowered"], compare=False
+    )
 
     def is_closed(self, taken: Container[str]) -> bool:
         """Whether its buffers are those of the operands and those named after the node alone.
@@ -73,12 +77,13 @@ class LoweredNodes:
     """The nodes of graphs that were lowered; all of one step, for one device."""
 
     _known: dict[Hashable, _Lowered] = field(default_factory=dict[Hashable, _Lowered])
+    _types: "_Types" = field(default_factory=lambda: _Types())
 
     def lower(self, builder: Builder, node: fx.Node, env: Environment) -> Lowered:
         """``lower_node``, or what it gave for a node like this one."""
         operands: dict[str, int] = {}
         try:
-            key = _key_of(builder, node, env, operands)
+            key = _key_of(builder, node, env, operands, self._types)
         except NoKey:
             return lower_node(builder, node, env)
         found = self._known.get(key)
@@ -95,6 +100,35 @@ class LoweredNodes:
         return value
 
 
+class _Types:
+    """Numbers of types, equal for equal ones. Each value is looked at once, and kept: another one
+    would have its identity."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._values: dict[int, tuple[object, int]] = {}
+        self._refs: dict[int, tuple[TensorRef, Buffer, int]] = {}
+
+    def of_value(self, value: object) -> int:
+        """Of a value of the trace; ``NoKey`` where its type does not say all of it."""
+        known = self._values.get(id(value))
+        if known is None:
+            known = self._values[id(value)] = value, self._number(value_key(value))
+        return known[1]
+
+    def of_ref(self, ref: TensorRef, buffer: Buffer) -> int:
+        """Of a view and of the buffer that it shows, but for their names."""
+        known = self._refs.get(id(ref))
+        if known is None or known[1] is not buffer:
+            layout = ref.dtype, ref.shape, ref.strides, ref.offset
+            kind = buffer.dtype, buffer.shape, buffer.strides, buffer.kind, buffer.unsized
+            known = self._refs[id(ref)] = ref, buffer, self._number((layout, kind))
+        return known[2]
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
 def _fits(builder: Builder, node: fx.Node, found: _Lowered) -> bool:
     """Whether the names that ``node`` would take are free."""
     start = len(found.name)
@@ -103,17 +137,30 @@ def _fits(builder: Builder, node: fx.Node, found: _Lowered) -> bool:
 
 def _again(builder: Builder, node: fx.Node, found: _Lowered, operands: tuple[str, ...]) -> Lowered:
     """The value of ``node``, whose steps are those of ``found`` on other buffers."""
-    names = dict(zip(found.operands, operands, strict=True))
-    for buffer in found.buffers:
-        name = node.name + buffer.name[len(found.name) :]
-        names[buffer.name] = name
-        builder.buffers[name] = buffer if name == buffer.name else replace(buffer, name=name)
     origin = origin_of(node)
-    if origin == found.origin and all(name == new for name, new in names.items()):
-        builder.steps.extend(found.steps)
-        return found.value
-    builder.steps.extend([step.renamed(names, origin) for step in found.steps])
-    return _renamed(found.value, names)
+    same = found.alike.get((node.name, operands))
+    if same is None or same.origin != origin:
+        same = found.alike[node.name, operands] = _on_others(found, node.name, operands, origin)
+    builder.buffers.update([(buffer.name, buffer) for buffer in same.buffers])
+    builder.steps.extend(same.steps)
+    return same.value
+
+
+def _on_others(found: _Lowered, name: str, operands: tuple[str, ...], origin: Origin) -> _Lowered:
+    """What ``found`` is for a node of another name and other operands."""
+    names = dict(zip(found.operands, operands, strict=True))
+    own = {buffer.name: name + buffer.name[len(found.name) :] for buffer in found.buffers}
+    names |= own
+    if origin == found.origin and all(old == new for old, new in names.items()):
+        return found
+    buffers = tuple(
+        [
+            buffer if own[buffer.name] == buffer.name else replace(buffer, name=own[buffer.name])
+            for buffer in found.buffers
+        ]
+    )
+    steps = tuple([step.renamed(names, origin) for step in found.steps])
+    return _Lowered(name, operands, origin, _renamed(found.value, names), steps, buffers)
 
 
 def _renamed(value: Lowered, names: dict[str, str]) -> Lowered:
@@ -129,7 +176,7 @@ def _is_numbered(buffer: str, node: str, taken: Container[str]) -> bool:
 
 
 def _key_of(
-    builder: Builder, node: fx.Node, env: Environment, operands: dict[str, int]
+    builder: Builder, node: fx.Node, env: Environment, operands: dict[str, int], types: _Types
 ) -> Hashable:
     """All that decides what a node becomes but names; ``NoKey`` where that is more than is
     known. ``operands``: gets the number of each buffer that is an operand."""
@@ -138,44 +185,39 @@ def _key_of(
     layouts = builder.layouts
 
     def fixed(leaf: object) -> Hashable:
-        return _fixed(builder, leaf, env, operands)
+        """An argument by value, with the operands that it names as they were lowered."""
+        if isinstance(leaf, fx.Node):
+            operand = _operand(builder, env.get(leaf), operands, types)
+            return operand, types.of_value(known_value(leaf))
+        return plain_key(leaf)
 
     return (
         node.target,
         tuple([map_leaves(fixed, value) for value in node.args]),
         tuple([(name, map_leaves(fixed, value)) for name, value in node.kwargs.items()]),
-        _results(node),
+        _results(node, types),
         layouts.buffers.get(node),
         layouts.factors.get(node),
     )
 
 
-def _results(node: fx.Node) -> Hashable:
+def _results(node: fx.Node, types: _Types) -> Hashable:
     """The types of the results, and of several those that are read."""
     val = known_value(node)
     if isinstance(val, torch.Tensor):
-        return value_key(val)
+        return types.of_value(val)
     if not isinstance(val, tuple | list):
         raise NoKey
     items = [user.args[1] for user in node.users if user.target is operator.getitem]
-    return tuple(map(value_key, val)), frozenset(map(str, items)), len(items) == len(node.users)
+    read = frozenset(map(str, items)), len(items) == len(node.users)
+    return tuple(map(types.of_value, val)), *read
 
 
-def _fixed(builder: Builder, leaf: object, env: Environment, operands: dict[str, int]) -> Hashable:
-    """An argument by value, with the operands that it names as they were lowered."""
-    if isinstance(leaf, fx.Node):
-        return _operand(builder, env.get(leaf), operands), value_key(known_value(leaf))
-    return plain_key(leaf)
-
-
-def _operand(builder: Builder, value: object, operands: dict[str, int]) -> Hashable:
+def _operand(builder: Builder, value: object, operands: dict[str, int], types: _Types) -> Hashable:
     match value:
         case TensorRef() if builder.buffers[value.buffer].device == builder.device:
             number = operands.setdefault(value.buffer, len(operands))
-            buffer = builder.buffers[value.buffer]
-            layout = value.dtype, value.shape, value.strides, value.offset
-            kind = buffer.dtype, buffer.shape, buffer.strides, buffer.kind, buffer.unsized
-            return number, layout, kind
+            return number, types.of_ref(value, builder.buffers[value.buffer])
         case Array() if not buffers_in(value.body):
             return value
         case _:

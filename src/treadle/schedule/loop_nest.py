@@ -11,8 +11,8 @@ fits any such nest::
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from treadle.algebra.extents import same, sample_of
 from treadle.algebra.index import Axis, Index, linear, unflatten
@@ -39,6 +39,14 @@ class LoopNest:
     rows: Axis
     cols: Axis
     order: Index
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        key = self.kind, self.rows, self.cols, self.order
+        object.__setattr__(self, "_hash", hash(key))  # each step asks for its place in a few
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def elements(self) -> int:
@@ -115,7 +123,7 @@ class LoopNests:
         self._cols: dict[int, Axis] = {}
         self._plain: dict[tuple[int, int, KernelKind], LoopNest] = {}
         self._reducing: dict[tuple[Layout, Array], LoopNest] = {}
-        self._placed: dict[tuple[Layout, Array, LoopNest], Placement | None] = {}
+        self._placed: dict[Hashable, Placement | None] = {}
 
     def rows(self, extent: int) -> Axis:
         """The outer axis of this extent."""
@@ -170,12 +178,17 @@ class LoopNests:
             **dict(zip(cols, by_cols, strict=True)),
         }
 
-    def place(self, step: int, compute: Compute, nest: LoopNest) -> ScheduledOp | None:
-        """The step in that nest, or ``None`` where it does not fit."""
-        key = _layout(compute.output), compute.template, nest
+    def placement(self, compute: Compute, nest: LoopNest) -> Placement | None:
+        """Where the template of a step stands in that nest, or ``None`` where it does not fit."""
+        output = compute.output
+        key = output.shape, output.strides, output.offset, compute.template, nest
         if key not in self._placed:
             self._placed[key] = self._place(compute, nest)
-        found = self._placed[key]
+        return self._placed[key]
+
+    def place(self, step: int, compute: Compute, nest: LoopNest) -> ScheduledOp | None:
+        """The step in that nest, or ``None`` where it does not fit."""
+        found = self.placement(compute, nest)
         if found is None:
             return None
         names = compute.reads

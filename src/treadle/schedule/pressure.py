@@ -142,9 +142,7 @@ class MemoryPressure:
         if name not in self._kept and merge.members.issuperset(touching):
             return None
         at, places = merge.place, self.places
-        then = [
-            at if step in moving and places[step] < at else places[step] for step in touching
-        ]
+        then = [at if step in moving and places[step] < at else places[step] for step in touching]
         first = min(then[: len(self._facts.writers[name])])
         return first, self._end if name in self._kept else max(then)
 

@@ -104,12 +104,11 @@ class _Inliner:
         elements = reader.output.numel
         if not same(elements, source.output.numel):
             return sample_of(elements) <= _MOST * sample_of(source.output.numel)
-        nest = self._nests.plain(1, elements)
-        mine, theirs = self._nests.place(i, reader, nest), self._nests.place(0, source, nest)
+        nest, number = self._nests.plain(1, elements), reader.reads.index(name)
+        mine, theirs = (self._nests.placement(step, nest) for step in (reader, source))
         assert mine is not None
         assert theirs is not None
-        places = [index for read, index in mine.reads if read == name]
-        return any(index != theirs.index for index in places)
+        return any(read == number and index != theirs.index for read, index in mine.reads)
 
     def _is_cheap(self, step: Compute) -> bool:
         """Whether to compute the step's value where it is read costs no more than to read it, and

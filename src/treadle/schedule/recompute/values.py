@@ -57,6 +57,7 @@ class Values:
         self._steps = steps
         self._buffers = buffers
         self._work: dict[Array, tuple[int, bool, bool]] = {}
+        self._sizes: dict[str, int] = {}
         self.pinned = set(results)
         self.writers: dict[str, list[int]] = {}
         self.readers: dict[str, list[int]] = {}
@@ -123,7 +124,13 @@ class Values:
 
     def nbytes(self, names: Iterable[str]) -> int:
         """Bytes of buffers, at the sample of sizes that vary."""
-        return sum(sample_of(self._buffers[name].nbytes) for name in names)
+        return sum([self._size(name) for name in names])
+
+    def _size(self, name: str) -> int:
+        size = self._sizes.get(name)
+        if size is None:
+            size = self._sizes[name] = sample_of(self._buffers[name].nbytes)
+        return size
 
     def is_small(self, size: int, beside: int) -> bool:
         """Whether ``size`` is next to nothing beside another number."""
