@@ -21,8 +21,9 @@ from treadle.lower.graph import lower
 from treadle.lower.reuse import LoweredNodes
 from treadle.passes.memory.order import facts_of
 from treadle.passes.memory.rematerialise import build, recompute
-from treadle.schedule.loop_nest import LoopNests
+from treadle.schedule.build import KnownKernels
 from treadle.schedule.plan import schedule
+from treadle.schedule.workers import PROGRAMS, THREADS
 
 
 def program(x, w, v, b):
@@ -52,14 +53,14 @@ def candidates() -> list[StepGraph]:
 
 @pytest.mark.parametrize("library", [False, True])
 def test_programs_and_plans_are_those_of_each_alone(library):
-    known, small, nests = LoweredNodes(), {}, LoopNests()
+    known, small, kernels = LoweredNodes(), {}, KnownKernels()
     for step in candidates():
         alone = simplify_program(lower(step, library=library))
         shared = simplify_program(lower(step, library=library, known=known), small)
         assert show_program(shared) == show_program(alone)
-        plan = schedule(shared, nests=nests)
-        assert plan.peak_bytes == schedule(alone).peak_bytes
-        assert plan.offsets == schedule(alone).offsets
+        for workers in (THREADS, PROGRAMS):
+            plan = schedule(shared, known=kernels, workers=workers)
+            assert text_of(plan) == text_of(schedule(alone, workers=workers))
 
 
 def test_a_node_of_two_graphs_is_lowered_once():

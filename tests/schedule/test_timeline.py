@@ -12,7 +12,7 @@ from treadle import Options
 from treadle.compiler.cleaning import clean
 from treadle.compiler.memory import planned
 from treadle.compiler.request import Target
-from treadle.schedule.plan import lifetimes
+from treadle.schedule.plan import lifetimes, touched_by
 from treadle.schedule.timeline import timeline, timeline_from
 
 
@@ -36,7 +36,7 @@ def plan(tmp_path_factory):
 
 
 def alive_in_arena(plan, i):
-    lives = lifetimes(plan.steps, plan.buffers, frozenset())
+    lives = lifetimes(touched_by(plan.steps), plan.buffers, frozenset())
     return [each for n, each in lives.items() if n in plan.offsets and each.first <= i <= each.last]
 
 

@@ -28,7 +28,7 @@ from treadle.passes.memory.choose import MemoryPlan, Plans, fastest_plan, plan_m
 from treadle.passes.taken_branches import RunTakenBranches
 from treadle.report.stages import Watcher
 from treadle.runtime.store.cache import Cache
-from treadle.schedule.loop_nest import LoopNests
+from treadle.schedule.build import KnownKernels
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import workers_for
 from treadle.util.sizes import FRONTIER_POINTS
@@ -60,7 +60,7 @@ class LoweringCache:
 
     nodes: LoweredNodes = field(default_factory=LoweredNodes)
     formulas: dict[Array, Array] = field(default_factory=dict[Array, Array])
-    nests: LoopNests = field(default_factory=LoopNests)
+    kernels: KnownKernels = field(default_factory=KnownKernels)
     bodies: dict[LoopBody, ScheduledBody] = field(default_factory=dict[LoopBody, ScheduledBody])
 
 
@@ -86,7 +86,7 @@ def planned(step: StepGraph, target: Target, known: LoweringCache | None = None)
         fuse=target.options.fuse,
         allocator=allocator,
         workers=workers_for(target.record.workers, rounds_once=target.rounds_once),
-        nests=known.nests if known else None,
+        known=known.kernels if known else None,
     )
     return Scheduled(program, plan, bodies)
 

@@ -88,7 +88,7 @@ def lower(
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")
     results, writes = _outputs(builder, step, env)
     writes = write_in_place(builder, writes, results)
-    place_write_backs(builder, writes)
+    place_write_backs(builder, writes, {} if known is None else known.copies)
     drop_dead_steps(builder, inputs, results)
     if pad:
         pad_unaligned_products(builder)

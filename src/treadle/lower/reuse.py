@@ -23,7 +23,7 @@ from torch import fx
 from treadle.graph.core.node_info import known_value
 from treadle.graph.core.node_keys import NoKey, plain_key, value_key
 from treadle.loop.expr import Array
-from treadle.loop.program import Buffer, Origin, Step, TensorRef, renamed_ref
+from treadle.loop.program import Buffer, Compute, Origin, Step, TensorRef, renamed_ref
 from treadle.loop.traverse import buffers_in
 from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
@@ -78,6 +78,8 @@ class LoweredNodes:
 
     _known: dict[Hashable, _Lowered] = field(default_factory=dict[Hashable, _Lowered])
     _types: "_Types" = field(default_factory=lambda: _Types())
+    copies: dict[Hashable, Compute] = field(default_factory=dict[Hashable, Compute])
+    """Into inputs, by what is copied into what."""
 
     def lower(self, builder: Builder, node: fx.Node, env: Environment) -> Lowered:
         """``lower_node``, or what it gave for a node like this one."""

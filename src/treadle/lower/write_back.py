@@ -119,18 +119,18 @@ def _written_by_call(
     return [*before, call.renamed(names), *after]
 
 
-def place_write_backs(builder: Builder, writes: Writes) -> None:
+def place_write_backs(builder: Builder, writes: Writes, alike: dict[Hashable, Compute]) -> None:
     """Append a copy into each input of ``writes`` right after its value and its last reader, and
     not before every condition of the step is known to hold and all collectives are over: a call
     that a dead rank ends is undone by having written nothing.
 
-    A value that aliases an input about to be overwritten goes through a temporary first.
+    A value that aliases an input about to be overwritten goes through a temporary first. ``alike``:
+    the copies so far, by what is copied into what, also for other graphs of the step.
     """
     sources = {
         target: (_detached(builder, target, value, origin, writes), origin)
         for target, (value, origin) in writes.items()
     }
-    alike: dict[Hashable, Compute] = {}
     copies = {
         target: _copy_into(builder, target, value, origin, alike)
         for target, (value, origin) in sources.items()
@@ -186,7 +186,7 @@ def _copy_into(
     builder: Builder, target: str, value: Value, origin: Origin, alike: dict[Hashable, Compute]
 ) -> Step:
     """The step that writes ``value`` into the input; another device takes a library call.
-    ``alike``: the steps so far, by what is copied into what."""
+    ``alike``: gets the first step of each kind."""
     whole = builder.whole(target)
     formulas = builder.has_formulas(whole.dtype, value.dtype)
     if not formulas or builder.buffers[target].device != builder.device:

@@ -7,26 +7,90 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import final
 
 from treadle.algebra.extents import sample_of
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod
 from treadle.loop.expr import Apply, Expr, Load, Local, ReduceKind, identity
 from treadle.loop.kernel import Definition, Kernel, Store
-from treadle.loop.program import Step
+from treadle.loop.nest import kernel_loads, live, stored
+from treadle.loop.program import Origin, Step
 from treadle.loop.traverse import map_expr
 from treadle.schedule.fuse import Group
 from treadle.schedule.loop_nest import LoopNest, LoopNests, ScheduledOp, storage_order
+from treadle.schedule.normalize import Split
+from treadle.schedule.workers import Workers
+
+_NAME = "kernel"
+"""Of a kernel until it is known at which number it stands."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GroupKernels:
+    """What a group becomes: the kernels that run, with their schedules, and the buffers that it
+    reads and writes, also for values that nobody stores."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+    kernels: tuple[Kernel, ...]
+
+    def at(self, number: int, origins: tuple[Origin, ...]) -> tuple[Kernel, ...]:
+        """The kernels of the group at a position, of steps with these origins."""
+        start, name = len(_NAME), f"{_NAME}_{number}"
+        return tuple(
+            [
+                replace(
+                    kernel,
+                    name=name + kernel.name[start:],
+                    origins=origins,
+                    scratch=tuple([name + part[start:] for part in kernel.scratch]),
+                )
+                for kernel in self.kernels
+            ]
+        )
+
+
+@final
+class KnownKernels:
+    """Nests, and what groups become, for all programs of one step: candidates for its plan have
+    most of their groups in common."""
+
+    def __init__(self) -> None:
+        self.nests = LoopNests()
+        self.split: dict[Hashable, Split] = {}
+        """Steps in their two forms."""
+        self._made: dict[Hashable, GroupKernels] = {}
+
+    def of(
+        self, group: Group, leaving: frozenset[int], steps: tuple[Step, ...], workers: Workers
+    ) -> GroupKernels:
+        """What ``group`` becomes; ``leaving``: the members whose value leaves it. A placement says
+        what a step computes, but for the names of its buffers."""
+        ops = [(op.place, op.buffer, op.compute.reads, op.step in leaving) for op in group.placed]
+        key = workers, group.nest, tuple(ops)
+        if key not in self._made:
+            self._made[key] = self._kernels(group, leaving, steps, workers)
+        return self._made[key]
+
+    def _kernels(
+        self, group: Group, leaving: frozenset[int], steps: tuple[Step, ...], workers: Workers
+    ) -> GroupKernels:
+        kernel = build_kernel(group, leaving, steps, self.nests)
+        reads = frozenset(load.buffer for load in kernel_loads(kernel))
+        body = live(kernel.body)
+        parts = workers.prepared(replace(kernel, body=body)) if body else ()
+        return GroupKernels(
+            reads, frozenset(stored(kernel.body)), tuple(map(workers.scheduled, parts))
+        )
 
 
 def build_kernel(
-    number: int,
-    group: Group,
-    stored: frozenset[int],
-    steps: tuple[Step, ...],
-    nests: LoopNests,
+    group: Group, leaving: frozenset[int], steps: tuple[Step, ...], nests: LoopNests
 ) -> Kernel:
-    """The kernel of ``group``; ``stored`` are the members whose value leaves it."""
+    """The kernel of ``group``; ``leaving`` are the members whose value leaves it."""
     assert group.nest is not None
     nest, placed = group.nest, group.placed
     if group.pointwise:
@@ -38,12 +102,15 @@ def build_kernel(
         local = Local(f"v{n}", expr.dtype)
         axes = nest.axes(op.level)
         body.append(Definition(local.name, expr, axes))
-        if op.step in stored:
+        if op.step in leaving:
             body.append(Store(op.buffer, op.index, local, axes))
         values[op.buffer] = local
-    origins = tuple(steps[op.step].origin for op in placed)
-    name = f"kernel_{number}"
-    return Kernel(name, nest.kind, nest.rows, nest.cols, tuple(body), origins)
+    return Kernel(_NAME, nest.kind, nest.rows, nest.cols, tuple(body), origins_of(group, steps))
+
+
+def origins_of(group: Group, steps: tuple[Step, ...]) -> tuple[Origin, ...]:
+    """Where each member came from."""
+    return tuple([steps[op.step].origin for op in group.placed])
 
 
 def localise(expr: Expr, names: Mapping[str, str], values: Mapping[str, Local]) -> Expr:

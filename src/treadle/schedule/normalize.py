@@ -10,7 +10,8 @@ The new temporaries cost nothing: fusion keeps them inside the kernel where they
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 
@@ -23,9 +24,22 @@ from treadle.loop.traverse import axes_of
 from treadle.util.errors import LoweringError, require
 
 
-def normalize(program: Program) -> tuple[tuple[Step, ...], Mapping[str, Buffer]]:
-    """The steps, each compute in one of the two forms, and the buffers they need."""
-    splitter = _Splitter(program)
+@final
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What a step became, and the buffers of its parts."""
+
+    compute: Compute
+    made: tuple[Compute, ...]
+    parts: tuple[Buffer, ...]
+
+
+def normalize(
+    program: Program, known: dict[Hashable, Split] | None = None
+) -> tuple[tuple[Step, ...], Mapping[str, Buffer]]:
+    """The steps, each compute in one of the two forms, and the buffers they need. ``known``: of
+    programs of the same step."""
+    splitter = _Splitter(program, {} if known is None else known)
     for step in program.steps:
         if isinstance(step, Call):
             splitter.steps.append(step)
@@ -37,10 +51,10 @@ def normalize(program: Program) -> tuple[tuple[Step, ...], Mapping[str, Buffer]]
 class _Splitter:
     """Splits steps; those of one template once, and for the others the names are changed."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, known: dict[Hashable, Split]) -> None:
         self.buffers: dict[str, Buffer] = dict(program.buffers)
         self.steps: list[Step] = []
-        self._known: dict[Hashable, tuple[Compute, tuple[Compute, ...]]] = {}
+        self._known = known
 
     def split(self, compute: Compute) -> None:
         """Append ``compute`` in the two forms."""
@@ -48,29 +62,29 @@ class _Splitter:
         device = self.buffers[output.buffer].device
         place = compute.reads.index(output.buffer) if output.buffer in compute.reads else None
         key = compute.template, output.shape, output.strides, output.offset, device, place
-        if key in self._known and self._again(compute, *self._known[key]):
+        if key in self._known and self._again(compute, self._known[key]):
             return
         before = len(self.steps)
         self._split(compute)
         made = tuple(step for step in self.steps[before:] if isinstance(step, Compute))
-        expected = _part_names(output.buffer, len(made) - 1)
-        if [step.output.buffer for step in made] == [*expected, output.buffer]:
-            self._known[key] = compute, made
+        names = _part_names(output.buffer, len(made) - 1)
+        if [step.output.buffer for step in made] == [*names, output.buffer]:
+            self._known[key] = Split(compute, made, tuple([self.buffers[name] for name in names]))
 
-    def _again(self, compute: Compute, like: Compute, made: tuple[Compute, ...]) -> bool:
+    def _again(self, compute: Compute, like: Split) -> bool:
         """Append what ``like`` became, on the buffers of ``compute``; not if a name is taken."""
-        if made == (like,):
+        if like.made == (like.compute,):
             self.steps.append(compute)
             return True
-        old, new = like.output.buffer, compute.output.buffer
-        parts = _part_names(new, len(made) - 1)
+        old, new = like.compute.output.buffer, compute.output.buffer
+        parts = _part_names(new, len(like.parts))
         if any(name in self.buffers for name in parts):
             return False
-        names = dict(zip((*like.reads, old), (*compute.reads, new), strict=True))
-        for was, name in zip(_part_names(old, len(parts)), parts, strict=True):
-            names[was] = name
-            self.buffers[name] = replace(self.buffers[was], name=name)
-        self.steps.extend(step.renamed(names, compute.origin) for step in made)
+        names = dict(zip((*like.compute.reads, old), (*compute.reads, new), strict=True))
+        for part, name in zip(like.parts, parts, strict=True):
+            names[part.name] = name
+            self.buffers[name] = replace(part, name=name)
+        self.steps.extend([step.renamed(names, compute.origin) for step in like.made])
         return True
 
     def _split(self, compute: Compute) -> None:

@@ -5,7 +5,7 @@ order, the schedule of each kernel, arena.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from treadle.algebra.extents import largest, same, same_sizes, surely_less
@@ -14,16 +14,16 @@ from treadle.algebra.strides import is_dense
 from treadle.loop.access import AccessSet
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
-from treadle.loop.nest import kernel_loads, live, locals_of, stored, updates
+from treadle.loop.nest import kernel_loads, locals_of, stored, updates
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads
 from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.beside import blocks_beside, lives_beside
-from treadle.schedule.build import build_kernel
+from treadle.schedule.build import KnownKernels, origins_of
 from treadle.schedule.depend import facts
 from treadle.schedule.fuse import Fuser, loaders_of, stored_buffers
 from treadle.schedule.joined import write_where_joined
-from treadle.schedule.loop_nest import LoopNest, LoopNests
+from treadle.schedule.loop_nest import LoopNest
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.pressure import MemoryPressure
@@ -45,27 +45,28 @@ def schedule(
     fuse: bool = True,
     allocator: Allocator = PLAIN,
     workers: Workers = THREADS,
-    nests: LoopNests | None = None,
+    known: KnownKernels | None = None,
 ) -> KernelPlan:
     """The plan of ``program`` for ``workers``; without ``fuse`` every compute is a kernel of its
-    own. ``allocator``: how bytes are counted in its peak. ``nests``: of programs of the same step.
+    own. ``allocator``: how bytes are counted in its peak. ``known``: of programs of the same step.
 
     Products are written where they are joined unless the peak grows by that: a joined buffer is
     there from the first of them on.
     """
-    nests = nests or LoopNests()
+    known = known or KnownKernels()
     joined = write_where_joined(program, workers.joins) if fuse and workers.joins else program
-    plan = _scheduled(joined, fuse, allocator, workers, nests)
+    plan = _scheduled(joined, fuse, allocator, workers, known)
     if joined is program:
         return plan
-    apart = _scheduled(program, fuse, allocator, workers, nests)
+    apart = _scheduled(program, fuse, allocator, workers, known)
     return plan if plan.peak_bytes <= apart.peak_bytes else apart
 
 
 def _scheduled(
-    program: Program, fuse: bool, allocator: Allocator, workers: Workers, nests: LoopNests
+    program: Program, fuse: bool, allocator: Allocator, workers: Workers, known: KnownKernels
 ) -> KernelPlan:
-    steps, buffers = normalize(program)
+    nests = known.nests
+    steps, buffers = normalize(program, known.split)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
     home: Mapping[int, LoopNest] = {}
     if fuse:
@@ -73,44 +74,39 @@ def _scheduled(
         steps = inline_reordered(steps, buffers, nests, kept)
         copied = duplicate_producers(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
-    known = facts(steps, program.inputs)
+    waiting = facts(steps, program.inputs)
     elsewhere = frozenset(name for name, each in buffers.items() if program.is_elsewhere(each))
-    pressure = MemoryPressure(steps, buffers, known, kept, elsewhere)
+    pressure = MemoryPressure(steps, buffers, waiting, kept, elsewhere)
     asked = workers.sweeps, workers.descends
-    fuser = Fuser(steps, buffers, known, nests, home, *asked, pressure)
+    fuser = Fuser(steps, buffers, waiting, nests, home, *asked, pressure)
     groups = fuser.run(fuse=fuse)
     if fuse:
         groups = reduce_both_ways(fuser, buffers, workers.sweeps)
     if fuse and workers.computes_again:
-        groups = KernelRecompute(groups, steps, known, buffers, kept, nests).run()
+        groups = KernelRecompute(groups, steps, waiting, buffers, kept, nests).run()
     loaders = loaders_of(groups, steps)
-    made: list[PlanStep] = []
+    made: list[tuple[PlanStep, ...]] = []
+    reads: list[frozenset[str]] = []
+    writes: list[frozenset[str]] = []
     for number, group in enumerate(groups):
         step = steps[group.members[0]]
         if isinstance(step, Call):
-            made.append(step)
+            made.append((step,))
+            reads.append(plan_reads(step))
+            writes.append(plan_writes(step))
             continue
-        leaving = stored_buffers(number, group, loaders, known, buffers, kept)
-        stored = frozenset(op.step for op in leaving)
-        made.append(build_kernel(number, group, stored, steps, nests))
-    reads = [plan_reads(step) for step in made]
-    writes = [plan_writes(step) for step in made]
-    first = frozenset(g for g, step in enumerate(made) if is_import(step, buffers))
-    waits = frozenset(g for g, step in enumerate(made) if isinstance(step, Call) and step.is_wait)
+        leaving = stored_buffers(number, group, loaders, waiting, buffers, kept)
+        becomes = known.of(group, frozenset([op.step for op in leaving]), steps, workers)
+        made.append(becomes.at(number, origins_of(group, steps)))
+        reads.append(becomes.reads)
+        writes.append(becomes.writes)
+    calls = [(g, step) for g, parts in enumerate(made) for step in parts if isinstance(step, Call)]
+    first = frozenset(g for g, step in calls if is_import(step, buffers))
+    waits = frozenset(g for g, step in calls if step.is_wait)
     order = ordered(groups, reads, writes, buffers, kept | elsewhere, first, waits)
-    ready = tuple(kernel for g in order for kernel in _prepared(made[g], workers))
+    ready = tuple(step for g in order for step in made[g])
     scratch = scratch_buffers(ready, workers, device=program.device)
     return _finish(program, ready, {**buffers, **scratch}, kept, allocator)
-
-
-def _prepared(step: PlanStep, workers: Workers) -> tuple[PlanStep, ...]:
-    """A step as what runs: kernels without what nobody stores, and with their schedules."""
-    if isinstance(step, Call):
-        return (step,)
-    body = live(step.body)
-    if not body:
-        return ()
-    return tuple(workers.scheduled(kernel) for kernel in workers.prepared(replace(step, body=body)))
 
 
 def is_import(step: PlanStep, buffers: Mapping[str, Buffer]) -> bool:
@@ -139,6 +135,11 @@ def plan_writes(step: PlanStep) -> frozenset[str]:
     return frozenset((*stored(step.body), *step.scratch))
 
 
+def touched_by(steps: Sequence[PlanStep]) -> list[tuple[str, ...]]:
+    """What each step reads, and what it writes."""
+    return [(*plan_reads(step), *plan_writes(step)) for step in steps]
+
+
 def _finish(
     program: Program,
     steps: tuple[PlanStep, ...],
@@ -146,7 +147,8 @@ def _finish(
     kept: frozenset[str],
     allocator: Allocator,
 ) -> KernelPlan:
-    lives = lifetimes(steps, buffers, kept)
+    touched = touched_by(steps)
+    lives = lifetimes(touched, buffers, kept)
     by_call = {name for step in steps if isinstance(step, Call) for name in step.allocated}
     apart = by_call | kept
     placed = {name: interval for name, interval in lives.items() if name not in apart}
@@ -163,7 +165,7 @@ def _finish(
     on_host, host_bytes = _packed(steps, hosted, buffers)
     offsets = {**offsets, **on_host}
     steps = tuple(noting_overlap(step, buffers, offsets) for step in steps)
-    used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
+    used = {name for names in touched for name in names}
     used |= {*program.inputs, *program.constants, *kept}
     surviving = {name: buffer for name, buffer in buffers.items() if name in used}
     near = {name: buffer for name, buffer in surviving.items() if not program.is_elsewhere(buffer)}
@@ -234,16 +236,17 @@ def noting_overlap(
 
 
 def lifetimes(
-    steps: Sequence[PlanStep], buffers: Mapping[str, Buffer], kept: frozenset[str]
+    touched: Sequence[Iterable[str]], buffers: Mapping[str, Buffer], kept: frozenset[str]
 ) -> dict[str, Interval]:
-    """First write to last touch of each temporary; what is returned lives to the end."""
+    """First write to last touch of each temporary; what is returned lives to the end. ``touched``:
+    by each step."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for i, step in enumerate(steps):
-        for name in (*plan_reads(step), *plan_writes(step)):
+    for i, names in enumerate(touched):
+        for name in names:
             if buffers[name].kind is BufferKind.TEMPORARY:
                 first.setdefault(name, i)
-                last[name] = len(steps) if name in kept else i
+                last[name] = len(touched) if name in kept else i
     return {
         name: Interval(name, largest(buffers[name].nbytes), first[name], last[name])
         for name in first

@@ -10,7 +10,13 @@ from treadle.loop.printing import dtype_name
 from treadle.loop.program import Buffer, BufferKind, Call, Origin
 from treadle.schedule.arena import Interval
 from treadle.schedule.beside import lives_beside
-from treadle.schedule.plan import PlanStep, held_by_calls, lifetimes, plan_writes
+from treadle.schedule.plan import (
+    PlanStep,
+    held_by_calls,
+    lifetimes,
+    plan_writes,
+    touched_by,
+)
 
 _SHOWN = 64
 
@@ -57,7 +63,7 @@ class Timeline:
 def timeline(plan: KernelPlan) -> Timeline:
     """What ``plan`` holds, step by step."""
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
-    spans = lifetimes(plan.steps, plan.buffers, kept)
+    spans = lifetimes(touched_by(plan.steps), plan.buffers, kept)
     lives = {
         name: interval
         for name, interval in spans.items()

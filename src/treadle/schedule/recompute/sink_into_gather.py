@@ -8,7 +8,7 @@
 The cross-entropy of a language model picks one log-probability of each row of the vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -50,6 +50,7 @@ class _GatherSinker:
     def __init__(self, values: Values) -> None:
         self._values = values
         self._known_places: dict[Array, int] = {}
+        self._stay_sums: set[Hashable] = set()
 
     def sunk(self, step: Compute) -> Compute:
         """``step`` with its sparse loads resolved, and those that appear by that as well."""
@@ -69,18 +70,23 @@ class _GatherSinker:
     def _of_one_term(self, step: Compute) -> Compute:
         """A sum over a value of which one element at most is not zero: its formula at that."""
         match step.template.body:
-            case Reduce(kind=ReduceKind.SUM, body=Load(mask=None)):
-                body = step.array.body
+            case Reduce(kind=ReduceKind.SUM, body=Load(buffer=name, mask=None)):
+                source = self._cheap_source(step.names[name])
             case _:
                 return step
-        assert isinstance(body, Reduce)
-        assert isinstance(body.body, Load)
-        source = self._cheap_source(body.body.buffer)
         if source is None:
             return step
+        output = source.output
+        key = step.template, source.template, output.shape, output.strides, output.offset
+        if key in self._stay_sums:
+            return step
+        body = step.array.body
+        assert isinstance(body, Reduce)
+        assert isinstance(body.body, Load)
         formula = formula_at(source, body.body.index)
         found = simplify(Reduce(body.kind, body.axes, formula))
         if any(isinstance(part, Reduce) for part in walk(found)):
+            self._stay_sums.add(key)  # so do those of equal steps
             return step
         return Compute(step.output, Array(step.array.axes, found), step.origin)
 
