@@ -70,6 +70,40 @@ class Facts:
         return next(late, len(self.phases))
 
     @functools.cached_property
+    def placeholders(self) -> tuple[bool, ...]:
+        """Whether each node is an input of the graph."""
+        return tuple(node.op == "placeholder" for node in self.nodes)
+
+    @functools.cached_property
+    def updates(self) -> tuple[bool, ...]:
+        """Whether each node is of the optimizer and may run at another time."""
+        pairs = zip(self.phases, self.keep, strict=True)
+        return tuple(phase == PHASES["optimizer"] and not kept for phase, kept in pairs)
+
+    @functools.cached_property
+    def last_forward_readers(self) -> tuple[int, ...]:
+        """The last operation of the forward pass that reads each value or a view of it; -1 if
+        none."""
+        last = [-1] * len(self.operands)
+        for i in range(len(last) - 1, -1, -1):
+            if self.phases[i] == 0:
+                reader = max(last[i], i) if self.views[i] else i
+                for operand in self.operands[i]:
+                    last[operand] = max(last[operand], reader)
+        return tuple(last)
+
+    @functools.cached_property
+    def lasting(self) -> tuple[bool, ...]:
+        """Whether the later phases find each value whatever is kept, itself: inputs, results,
+        random numbers, and what they make."""
+        results = {i for i in self.returned if i is not None}
+        triples = enumerate(zip(self.kinds, self.phases, self.keep, strict=True))
+        return tuple(
+            phase > 0 or keep or kind is Kind.INPUT or i in results
+            for i, (kind, phase, keep) in triples
+        )
+
+    @functools.cached_property
     def overwritten(self) -> frozenset[int]:
         """The placeholders that outputs are written back to."""
         return frozenset(self.writes.values())

@@ -47,7 +47,7 @@ class _Writer:
     def __init__(self, facts: Facts, saved: frozenset[int]) -> None:
         self.facts = facts
         self.there = _available(facts, saved)
-        self.kept_until = _last_forward_reader(facts)
+        self.kept_until = facts.last_forward_readers
         self.at = 0
         self.origin: list[int] = []
         self.operands: list[tuple[int, ...]] = []
@@ -115,25 +115,13 @@ class _Writer:
 
 def _available(facts: Facts, saved: frozenset[int]) -> list[bool]:
     """Kept values, inputs, results, random numbers, later phases' values, and their views."""
-    there: list[bool] = []
-    always = saved.union(i for i in facts.returned if i is not None)
-    for i, kind in enumerate(facts.kinds):
-        if facts.phases[i] > 0 or facts.keep[i] or kind is Kind.INPUT or i in always:
-            there.append(True)
-        else:
-            there.append(kind is Kind.VIEW and all(there[operand] for operand in facts.operands[i]))
+    there = list(facts.lasting)
+    for i in saved:
+        there[i] = True
+    for i, is_view in enumerate(facts.views):
+        if is_view and not there[i]:
+            there[i] = all(map(there.__getitem__, facts.operands[i]))
     return there
-
-
-def _last_forward_reader(facts: Facts) -> list[int]:
-    """The last operation of the forward pass that reads each value or a view of it; -1 if none."""
-    last = [-1] * len(facts.operands)
-    for i in range(len(last) - 1, -1, -1):
-        if facts.phases[i] == 0:
-            reader = max(last[i], i) if facts.views[i] else i
-            for operand in facts.operands[i]:
-                last[operand] = max(last[operand], reader)
-    return last
 
 
 def prune(order: Order) -> Order:

@@ -3,9 +3,7 @@ freed."""
 
 import operator
 
-from treadle.passes.memory.order import PHASES, Order
-
-_OPTIMIZER = PHASES["optimizer"]
+from treadle.passes.memory.order import Order
 
 
 def update_early(order: Order) -> Order:
@@ -21,15 +19,11 @@ def update_early(order: Order) -> Order:
     it is the order that was given.
     """
     facts, count = order.facts, len(order.origin)
-    moves = [
-        phase == _OPTIMIZER and not kept
-        for phase, kept in zip(facts.phases, facts.keep, strict=True)
-    ]
-    late = [moves[i] for i in order.origin]
+    late = [facts.updates[i] for i in order.origin]
     if True not in late:
         return order
     first = late.index(True)
-    last_input = sum(facts.nodes[i].op == "placeholder" for i in order.origin) - 1
+    last_input = sum([facts.placeholders[i] for i in order.origin]) - 1
     after = [k if not late[k] else last_input for k in range(count)]
     waits = _old_value_readers(order, late)
     for k in range(first, count):
