@@ -63,6 +63,27 @@ def test_programs_and_plans_are_those_of_each_alone(library):
             assert text_of(plan) == text_of(schedule(alone, workers=workers))
 
 
+def test_a_kernel_of_two_candidates_is_made_once():
+    known, kernels = LoweredNodes(), KnownKernels()
+    plans = [schedule(lower(step, known=known), known=kernels) for step in candidates()[:2]]
+    bodies = [{id(s.body) for s in plan.steps if isinstance(s, Kernel)} for plan in plans]
+    assert bodies[0] & bodies[1]
+    names = [s.name for plan in plans for s in plan.steps if isinstance(s, Kernel)]
+    assert all(name.removeprefix("kernel_").isdecimal() for name in names)
+
+
+def test_a_write_back_of_two_candidates_is_one_template():
+    known = LoweredNodes()
+    copies = [
+        next(s for s in lower(step, known=known).steps if s.writes == ("w",))
+        for step in candidates()[:2]
+    ]
+    one, other = copies
+    assert isinstance(one, Compute)
+    assert isinstance(other, Compute)
+    assert one.template is other.template
+
+
 def test_a_node_of_two_graphs_is_lowered_once():
     known = LoweredNodes()
     first, second = (lower(step, known=known) for step in candidates()[:2])
