@@ -26,7 +26,7 @@ from treadle.runtime.execute.prepare import Preparation
 from treadle.runtime.execute.step_memory import StepMemory
 from treadle.runtime.kernels.loader import Functions
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched
-from treadle.runtime.store.artifact import Artifact, Storage, View
+from treadle.runtime.store.artifact import Artifact, BufferSpec, Storage, View
 from treadle.util.memory import memory_start
 
 FirstLaunches = Callable[[Sequence[Tensor]], None]
@@ -79,9 +79,7 @@ class CallFrame:
         )
         self.actions = preparation.actions()
         self._unfilled = preparation.unfilled()
-        self._given_away = _given_away(artifact)
-        results = enumerate(artifact.results)
-        self._shown = [(at, view) for at, view in results if view is not None]
+        self._shown = _shown(artifact)
 
     def begin(
         self,
@@ -120,9 +118,11 @@ class CallFrame:
         two are of one memory (``loss.detach()``, twice)."""
         results: list[Tensor | None] = [None] * len(self._artifact.results)
         given: set[int] = set()
-        for at, view in self._shown:
+        tensors = self._live.tensors
+        for shown in self._shown:
+            at = shown.at
             if at >= first and (end is None or at < end):
-                result = self._result(view)
+                result = tensors[shown.name] if shown.as_it_is else self._view(shown)
                 results[at] = result.detach() if id(result) in given else result
                 given.add(id(result))
         return results[first:end]
@@ -213,8 +213,9 @@ class CallFrame:
             results = self.results(first, end)
         finally:
             self.inputs.tensors, self._live.tensors = (), {}
-        for at, view in self._shown:
-            if at >= first and (end is None or at < end) and view.buffer in held:
+        for shown in self._shown:
+            at = shown.at
+            if at >= first and (end is None or at < end) and shown.name in held:
                 result = results[at - first]
                 results[at - first] = None if result is None else result.clone()
         return results
@@ -229,36 +230,46 @@ class CallFrame:
             for result in results
         ]
 
-    def _result(self, view: View) -> Tensor:
-        if view.buffer in self._given_away:
-            return self._live.tensors[view.buffer]
-        spec = self._artifact.buffers[view.buffer]
+    def _view(self, shown: "_Shown") -> Tensor:
+        """A result that is no buffer of a call, or not all of one."""
+        spec = shown.spec
         match spec.place:
             case Storage.INPUT:
-                base = self.inputs.tensors[self._artifact.inputs.index(view.buffer)]
+                base = self.inputs.tensors[shown.number]
             case Storage.CONSTANT:
-                base = self.memory.constants[view.buffer]
+                base = self.memory.constants[spec.name]
             case Storage.CALL:
-                base = self._live.tensors[view.buffer]
+                base = self._live.tensors[spec.name]
             case Storage.ARENA:
                 base = self.memory.in_arena(spec)
-        if spec.place is Storage.CALL and shows_all(view, spec):
-            return base
-        shown = view_of(storage_of(base, spec), view)
-        return shown.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else shown
+        view = view_of(storage_of(base, spec), shown.view)
+        return view.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else view
 
 
-def _given_away(artifact: Artifact) -> frozenset[str]:
-    """The buffers that are results as they are, and no views: autograd lets their owner write to
-    them."""
-    views: dict[str, list[View]] = {}
-    for view in artifact.results:
+@final
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The result ``at`` a place, a ``view`` of the buffer ``name``. ``as_it_is``: it is what a call
+    allocated, and no view of that, so autograd lets its owner write to it. ``number``: of the input
+    that it shows, if it shows one."""
+
+    at: int
+    name: str
+    view: View
+    spec: BufferSpec
+    as_it_is: bool
+    number: int
+
+
+def _shown(artifact: Artifact) -> list[_Shown]:
+    """The results but for those that are ``None``."""
+    numbers = {name: number for number, name in enumerate(artifact.inputs)}
+    found: list[_Shown] = []
+    for at, view in enumerate(artifact.results):
         if view is not None:
-            views.setdefault(view.buffer, []).append(view)
-    names: set[str] = set()
-    for name, shown in views.items():
-        spec = artifact.buffers[name]
-        all_of_it = all(shows_all(view, spec) for view in shown)
-        if spec.unsized or (spec.place is Storage.CALL and all_of_it):
-            names.add(name)
-    return frozenset(names)
+            name = view.buffer
+            spec = artifact.buffers[name]
+            whole = spec.place is Storage.CALL and shows_all(view, spec)
+            number = numbers.get(name, -1)
+            found.append(_Shown(at, name, view, spec, spec.unsized or whole, number))
+    return found

@@ -38,6 +38,13 @@ class _JointProgram:
         self._wanted = Returns.of(parts.wanted, places, parts.computed_gradients)
         self._saved = Returns.of(kept, places, self._results.computed)
         self._tensors, self._inputs = parts.tensors, len(parts.inputs)
+        wanted = {plan.place for plan in self._wanted.plan}
+        saved_places = [(at, plan.place) for at, plan in enumerate(self._saved.plan)]
+        self._of_saved = [
+            (at, place) for at, place in saved_places if place is not None and place in wanted
+        ]
+        count = len(parts.gradients)
+        self._of_gradients = [at for at in range(count) if self._inputs + at in wanted]
         step = parts.joined(module)
         self._graph = CompiledGraph.of(
             "forward and backward", "joint", step, options, lambda: self._calls.note
@@ -71,11 +78,10 @@ class _JointProgram:
     def _given(self, saved: Sequence[Tensor], gradients: Sequence[Tensor]) -> Mapping[int, Tensor]:
         """By their places, the inputs and incoming gradients that are results as they are: no
         others are to stay for as long as the backward runs."""
-        places = (plan.place for plan in self._saved.plan)
-        given = {at: tensor for at, tensor in zip(places, saved, strict=True) if at is not None}
-        given |= {self._inputs + at: tensor for at, tensor in enumerate(gradients)}
-        wanted = {plan.place for plan in self._wanted.plan}
-        return {at: tensor for at, tensor in given.items() if at in wanted}
+        given = {place: saved[at] for at, place in self._of_saved}
+        for at in self._of_gradients:
+            given[self._inputs + at] = gradients[at]
+        return given
 
 
 class JointFunction:
