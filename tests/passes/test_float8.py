@@ -215,6 +215,7 @@ def test_a_step_is_the_one_with_layers_of_float8(on_cpu, memory):
     found = sum("_scaled_mm" in call for call in calls)
     assert found == 16 if memory is None else found >= 16  # the input has no gradient
     assert sum(".mm." in call for call in calls) == 3  # of the head
+    assert f"products: {found} of {found + 3} in float8" in compiled.explain()
 
 
 def test_logits_in_chunks_keep_half_precision(on_cpu):

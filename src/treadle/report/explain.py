@@ -11,6 +11,7 @@ from treadle.report.communication import communication_text
 from treadle.report.host_steps import Use
 from treadle.report.stages import ORDER
 from treadle.report.step_report import StepReport, VariantMemory
+from treadle.runtime.store.artifact import CallStep
 from treadle.schedule.timeline import AliveAtPeak
 from treadle.util.sizes import format_bytes
 from treadle.util.wording import counted, layer_of
@@ -26,6 +27,7 @@ def explain(report: StepReport) -> str:
     parts = [
         "next\n" + "\n".join(f"  {line}" for line in advice(report)),
         _captured(report),
+        _float8(report),
         _phases(report),
         _uses(report),
         report.observed.launching and f"launches: {report.observed.launching}",
@@ -57,6 +59,25 @@ def _captured(report: StepReport) -> str:
         + looked * bool(report.observed.conditions)
         + decided * bool(path)
     )
+
+
+_FLOAT8 = "aten._scaled_mm.default"
+_MATRICES = frozenset(
+    {"aten.mm.default", "aten.addmm.default", "aten.mm.dtype", "aten.addmm.dtype"}
+)
+
+
+def _float8(report: StepReport) -> str:
+    """With ``numerics="fp8"`` how many products it concerns."""
+    if report.build.facts["numerics"].strip("'") != "fp8":
+        return ""
+    calls = [step.op for step in report.build.artifact.steps if isinstance(step, CallStep)]
+    found, others = calls.count(_FLOAT8), sum(op in _MATRICES for op in calls)
+    why = (
+        "\n  the others are of logits, have a size that is no multiple of 16, add to a sum, or are "
+        "estimated to be no faster"
+    )
+    return f"products: {found} of {found + others} in float8" + why * bool(others)
 
 
 def _phases(report: StepReport) -> str:
