@@ -56,3 +56,28 @@ def in_float8(model: nn.Module) -> nn.Module:
         else:
             in_float8(child)
     return model
+
+
+def training(model: nn.Module, device: str, *, exact: bool = False):
+    """A step of SGD under autocast, unless it is to be ``exact``: the loss and the gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(x, y):
+        with torch.autocast(device, torch.bfloat16, enabled=not exact):
+            loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        grads = [p.grad for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach(), grads
+
+    return step, optimizer
+
+
+def no_further_from_exact(ours, theirs, exact, most: float = 1.3) -> None:
+    """Gradients of layers of float8 beside those of others. A scale that is one place off rounds
+    all numbers of a matrix elsewhere, so the two are as far from each other as from the exact ones.
+    """
+    for mine, other, right in zip(ours, theirs, exact, strict=True):
+        allowed = most * (other - right).norm() + 1e-3 * right.norm()
+        assert (mine - right).norm() < allowed

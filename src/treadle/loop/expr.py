@@ -20,6 +20,7 @@ trees: every traversal is memoised.
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast, final
 
@@ -33,9 +34,10 @@ DTYPES = frozenset({
     torch.int16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
 })  # fmt: skip
 """Dtypes that formulas have. Complex numbers and rare dtypes are for PyTorch's kernels."""
-FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
-"""Dtypes of numbers that are moved and converted, and that nothing computes with: PyTorch has no
-arithmetic of theirs. A cast to e4m3 gives its largest number for what is larger."""
+FLOAT8: Mapping[torch.dtype, str] = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+"""Dtypes of numbers that are moved and converted, and that nothing computes with, by the names of
+their formats: PyTorch has no arithmetic of theirs. A cast to e4m3 gives its largest number for what
+is larger."""
 
 SAME = frozenset(
     "neg abs exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf erfc sigmoid floor "

@@ -170,7 +170,7 @@ def _without_rule(op: OpOverload) -> str:
 def _without_formulas(op: object, *values: object) -> str:
     """The first dtype among tensors and their operands that formulas of ``op`` do not have; or
     none."""
-    known = DTYPES if op in _FLOAT8_OPERATIONS else DTYPES - FLOAT8
+    known = DTYPES if op in _FLOAT8_OPERATIONS else DTYPES - FLOAT8.keys()
     for value in leaves(values):
         match value:
             case torch.Tensor() | TensorRef() | Array() if value.dtype not in known:

@@ -105,7 +105,7 @@ def _in_one_graph(call: _Call) -> object:
             flush_all()  # its own as well: what looks at values, or runs eagerly, reads them all
             if ends or not dispatcher.takes_other_path(call.args, call.kwargs):
                 break
-        else:
+        else:  # nothing was tried
             flush_all()
         try:
             result = call.step.run_eagerly(call.args, call.kwargs)  # raises what there is to raise

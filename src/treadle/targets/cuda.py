@@ -91,7 +91,8 @@ H100 = _gpu("h100", _rates(5e13, 6.5e14, 5e13, 1.2e15), 2.8e12, _HOPPER, reserve
 A100 = _gpu("a100", _rates(1.6e13, 2.3e14, 1.6e13), 1.7e12, _AMPERE, reserve=9, memory=79)
 RTX4090 = _gpu("rtx4090", _rates(6e13, 1.4e14, 1.1e12, 2.6e14), 8.8e11, _ADA, reserve=9, memory=23)
 """About 75 to 85 % of what the data sheets give for dense products and memory (the H200
-measured), and what PyTorch can allocate of the memory."""
+measured), and what PyTorch can allocate of the memory. Of float8 they are estimates, two thirds of
+what the data sheets give on Hopper: the present GPU is measured."""
 
 CUDA = DeviceTarget(
     name="cuda",

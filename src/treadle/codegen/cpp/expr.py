@@ -16,7 +16,17 @@ import torch
 from treadle.algebra.extents import Size, is_zero, same, surely_less
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.contraction import CONTRACTED
-from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, formula_of, values_of
+from treadle.loop.expr import (
+    FLOAT8,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Position,
+    formula_of,
+    values_of,
+)
 from treadle.loop.functions import shift_of
 from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, require
@@ -63,7 +73,6 @@ _HALF = {
     torch.float8_e4m3fn: "to_e4m3",
     torch.float8_e5m2: "to_e5m2",
 }
-_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
@@ -263,8 +272,8 @@ def _loaded(text: str, dtype: torch.dtype) -> str:
         return f"bf16_up({text})"
     if dtype is torch.float16:
         return f"(float){text}"
-    if dtype in _FLOAT8:
-        return f"{_FLOAT8[dtype]}_up({text})"
+    if dtype in FLOAT8:
+        return f"{FLOAT8[dtype]}_up({text})"
     return f"({text} != 0)" if dtype is torch.bool else text
 
 
@@ -274,8 +283,8 @@ def stored(text: str, dtype: torch.dtype) -> str:
         return f"bf16_down({text})"
     if dtype is torch.float16:
         return f"(f16){text}"
-    if dtype in _FLOAT8:
-        return f"{_FLOAT8[dtype]}_down({text})"
+    if dtype in FLOAT8:
+        return f"{FLOAT8[dtype]}_down({text})"
     return f"(uint8_t){text}" if dtype is torch.bool else text
 
 

@@ -18,7 +18,7 @@ from treadle.algebra.extents import same, surely_less
 from treadle.algebra.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.contraction import CONTRACTED
 from treadle.codegen.triton.prelude import HELPERS
-from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.expr import FLOAT8, Apply, Const, Expr, Load, Local, Position, Reduce
 from treadle.loop.functions import shift_of
 from treadle.loop.traverse import axes_of, operands_of
 from treadle.util.errors import LoweringError, VerifyError, require
@@ -121,7 +121,6 @@ _INTEGER = {
 }
 _BOOL = {"minimum": "{0} & {1}", "maximum": "{0} | {1}", "mul": "{0} & {1}", "add": "{0} | {1}"}
 _HALF = (torch.float16, torch.bfloat16)
-_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +263,11 @@ class TritonWriter:
     def _cast(self, text: str, source: torch.dtype, target: torch.dtype) -> str:
         if source is target:
             return text
-        if source in _FLOAT8:
-            text, source = self.name(f"_from_{_FLOAT8[source]}({text})"), torch.float32
+        if source in FLOAT8:
+            text, source = self.name(f"_from_{FLOAT8[source]}({text})"), torch.float32
             return self._cast(text, source, target)
-        if target in _FLOAT8:
-            return self.name(f"_to_{_FLOAT8[target]}({self._cast(text, source, torch.float32)})")
+        if target in FLOAT8:
+            return self.name(f"_to_{FLOAT8[target]}({self._cast(text, source, torch.float32)})")
         if target is torch.bool:
             return self.name(f"{text} != 0")
         return self.name(f"{text}.to({TYPES[target]})")
@@ -349,7 +348,7 @@ def number(size: int) -> str:
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """The number alone, as Triton reads it."""
-    if dtype in _FLOAT8:
+    if dtype in FLOAT8:
         return str(torch.tensor(value).to(dtype).view(torch.uint8).item())
     if dtype is torch.uint8:
         return str(int(value) % 256)  # Triton takes no other one
@@ -361,7 +360,8 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 
 def constant(value: float | int | bool, dtype: torch.dtype) -> str:
     """``tl.full((), 0.5, tl.float32)``: a literal that keeps its dtype."""
-    if TYPES[dtype] != "tl.uint8" and value == 0 and math.copysign(1.0, value) < 0:
+    is_float = dtype.is_floating_point and dtype not in FLOAT8
+    if is_float and value == 0 and math.copysign(1.0, value) < 0:
         return f"tl.full((), 0.0, {TYPES[dtype]}) * -1.0"  # Triton fills with 0.0 for -0.0
     return f"tl.full((), {literal(value, dtype)}, {TYPES[dtype]})"
 

@@ -4,9 +4,9 @@ A factor is divided by the scale that makes its largest number the largest of fl
 
     s = max(abs(x)) / 448        q = float8(x / s)        x @ y  ~  (q_x @ q_y) * (s_x * s_y)
 
-One scale for a whole matrix, from its numbers in this very step, is the dynamic tensor-wise scaling
-of Micikevicius et al., "FP8 Formats for Deep Learning" (2022), section 4. Activations and weights
-are e4m3, with more digits; gradients are e5m2, with a wider range.
+A scale for each matrix, e4m3 for activations and weights, which has more digits, and e5m2 for
+gradients, which has a wider range: Micikevicius et al., "FP8 Formats for Deep Learning" (2022),
+sections 2 and 3. The scale is found from the numbers of the matrix in this very step.
 
 Hopper multiplies rows of the left factor by columns of the right one that both lie in memory one
 number after another. What a forward product reads so, its gradients read the other way: such a
@@ -62,10 +62,11 @@ class MultiplyInFloat8(GraphPass):
     after:   a = amax(abs(x)) / 448; q = to_float8(x, a, f8e4m3); b = ..., p = ... of w
              y = _scaled_mm(q, t(p), a, b, out_dtype=bf16)
 
-    Each number of a factor is off by up to 1/16 of itself, and by more where it is a 10,000th of
-    the largest. A factor that is not finite gives NaN. All sizes are multiples of 16. Products of
-    logits, and their gradients, keep half precision: the loss takes their exponentials. ``device``:
-    for which times are estimated; without one all products that can be are in float8.
+    Each number of a factor is off by up to 1/16 of itself (gradients 1/8), and by more where it is
+    less than 1/28,000 of the largest. A factor that is not finite gives NaN. All sizes are
+    multiples of 16. Products of logits, and their gradients, keep half precision: the loss takes
+    their exponentials. ``device``: for which times are estimated; without one all products that can
+    be are in float8.
     """
 
     contract = Contract()
@@ -170,7 +171,7 @@ class _Writer:
         """Put a product of float8 in the place of ``node``."""
         build, (left, right) = ReplacementBuilder(node), _factors(node)
         dtypes = [_dtype_of(_matrix(each)) for each in (left, right)]
-        if dtypes == [E5M2, E5M2]:  # which the library has not
+        if dtypes == [E5M2, E5M2]:  # the library has no product of two such factors
             dtypes = [E4M3, E5M2]
         q, a = self._quantised(build, left, dtypes[0], by_rows=True)
         p, b = self._quantised(build, right, dtypes[1], by_rows=False)
