@@ -10,6 +10,7 @@ import torch
 
 import treadle
 from testing import small_demo
+from treadle.lower import registry
 from treadle.tools.cli import _memory, main
 from treadle.tools.exit_status import Exit
 
@@ -116,6 +117,26 @@ def too_many():
     step, model, optimizer, batch = make()
     return step, model, optimizer, (*batch, 1, 2)
 
+def takes(width):
+    raise AssertionError
+
+def noisy():
+    # the gradient of a shift of all logits is zero, and Adam divides by its size
+    model = torch.nn.Linear(4, 3)
+    model.shift = torch.nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    def step(x, y):
+        loss = torch.nn.functional.cross_entropy(model(x) + model.shift, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    return step, model, optimizer, (torch.randn(64, 4), torch.randint(3, (64,)))
+
+def curved():
+    model = torch.nn.Linear(4, 3)
+    return lambda x: model(x).sin().sum(), model, (), torch.randn(5, 4)
+
 def stops():
     raise SystemExit("bye")
 
@@ -171,7 +192,27 @@ def test_plan_says_no(script, capsys):
 
 def test_verify_compares_with_eager(script, capsys):
     assert main(["verify", f"{script}:make", "--steps", "2"]) == 0
-    assert "2 steps: every result" in capsys.readouterr().out
+    assert "2 steps: every result, parameter, buffer and state agrees" in capsys.readouterr().out
+
+
+def test_verify_says_where_a_difference_starts(script, capsys, monkeypatch):
+    monkeypatch.setitem(
+        registry._RULES, torch.ops.aten.sin.default, registry._RULES[torch.ops.aten.cos.default]
+    )
+    assert main(["verify", f"{script}:curved"]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 0: result 0 differs from eager by ")
+    assert "starts at sin" in second
+    assert "mine.py" in second
+
+
+def test_verify_has_tolerances(script, capsys):
+    assert main(["verify", f"{script}:noisy", "--steps", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "step 0: shift differs from eager by " in out
+    assert "optimizer.step()" in out  # where rounding is divided by its own size
+    assert main(["verify", f"{script}:noisy", "--steps", "1", "--atol", "0.5"]) == 0
+    assert main(["verify", f"{script}:noisy", "--steps", "1", "--rtol", "1e-9"]) == 1
 
 
 def test_explain_measures(script, capsys):
@@ -189,7 +230,7 @@ def test_explain_shows_the_stages(script, capsys):
 
 
 @pytest.mark.parametrize("command", ["plan", "verify", "explain"])
-@pytest.mark.parametrize("name", ["nothing", "number", "three"])
+@pytest.mark.parametrize("name", ["nothing", "number", "three", "takes"])
 def test_a_function_that_is_none_is_refused(script, capsys, command, name):
     assert main([command, f"{script}:{name}"]) == Exit.USAGE
     assert "TR-203" in capsys.readouterr().err
@@ -214,7 +255,9 @@ def test_a_file_that_is_none_is_refused_and_named(target, words, command, capsys
 
 def test_a_function_that_is_not_named_is_refused_with_those_there_are(script, capsys):
     assert main(["plan", f"{script}"]) == Exit.USAGE
-    assert "names no function of" in capsys.readouterr().err
+    assert "it has make, three, fails" in capsys.readouterr().err
+    assert main(["plan", f"{script}:takes"]) == Exit.USAGE
+    assert "takes needs arguments: 'width'" in capsys.readouterr().err
     assert main(["plan", f"{script}:mak"]) == Exit.USAGE
     assert "it has make, three, fails" in capsys.readouterr().err
 
@@ -338,13 +381,14 @@ def test_the_cache_can_be_seen_and_cleared(script, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["verify", "--atol", "-1", "x.py:make"], "not a number from 0 to below 1"),
         (["demo", "--steps", "0"], "not a whole number of at least 1"),
         (["demo", "--steps", "1e3"], "not a whole number of at least 1"),
         (["plan", "--points", "1", "x.py:make"], "not a whole number of at least 2"),
         (["plan", "x.py:make", "--memory", "1.5"], "not a ratio between 0.0 and 1.0"),
         (["plan", "x.py:make", "--memory", "12 bananas"], "is not a size in bytes"),
         (["explain", "x.py:make", "--memory", "0"], "is not a size in bytes"),
-        (["plan", "x.py:make", "--device", "abacus"], "no model of a device"),
+        (["plan", "x.py:make", "--device", "abacus"], "no device named 'abacus'"),
         (["cache", "burn"], "invalid choice"),
         (["fly"], "invalid choice"),
         ([], "required"),

@@ -190,7 +190,14 @@ def test_autocast_of_a_gpu_is_planned_as_such():
 def test_unknown_hardware_is_refused():
     with pytest.raises(treadle.PlanError, match="TR-204") as caught:
         planned(make(), batch(), device="abacus")
-    assert "h200" in caught.value.remedy
+    assert caught.value.remedy == "use one of cpu, h200, h100, a100, rtx4090"
+
+
+def test_a_function_without_an_optimizer_can_be_planned():
+    model = nn.Linear(8, 3)
+    found = treadle.plan(lambda x: model(x).sum(), torch.randn(4, 8), model=model)
+    assert found.fits
+    assert "< 0.001 ms" in found.table()
 
 
 @pytest.mark.parametrize("build", [on_meta, on_fake])

@@ -118,14 +118,19 @@ def test_nothing_can_be_saved_before_the_first_call(tmp_path):
 )
 def test_a_file_that_holds_no_step_is_refused(tmp_path, bundle):
     write_bundle(tmp_path / "step", bundle)
-    with pytest.raises(treadle.RuntimeFailure, match="TR-405"):
+    with pytest.raises(treadle.RuntimeFailure, match="TR-405") as caught:
         loaded(tmp_path)
+    assert caught.value.remedy
     assert not (tmp_path / "second").exists()
 
 
 def test_a_missing_file_is_an_error_with_a_code(tmp_path):
-    with pytest.raises(treadle.RuntimeFailure, match="TR-405"):
+    with pytest.raises(treadle.RuntimeFailure, match="TR-405") as caught:
         loaded(tmp_path, "nothing")
+    assert (
+        caught.value.message == f"{tmp_path / 'nothing'} cannot be read: No such file or directory"
+    )
+    assert "Step.save" in caught.value.remedy
 
 
 def test_a_saved_payload_of_another_version_is_compiled_again(tmp_path):

@@ -72,6 +72,8 @@ def test_a_step_tells_what_it_is():
     trained.step(*batch())
     peak = trained.step.summary().peak_of_any_call_bytes
     assert repr(trained.step) == f"<treadle step train_step, 1 variant, peak {size(peak)}>"
+    variant = trained.step.prepare(*batch())
+    assert repr(variant) == f"<treadle variant {variant.key[:8]}, peak {size(peak)}>"
 
 
 def size(nbytes):

@@ -90,3 +90,18 @@ def test_nothing_is_named_where_nothing_is_off(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         assert step_of(tmp_path).verify([(torch.randn(3, 4),)]) is None
+
+
+def test_a_difference_that_no_region_has_alone_may_be_rounding():
+    text = str(treadle.Difference(0, "bias", 2e-5, 1e-4))
+    assert text.startswith("bias differs from eager by 2e-05 (0.0001 of its largest value)")
+    assert "rounding" in text
+
+
+def test_a_batch_of_one_argument_needs_no_tuple():
+    model = nn.Linear(4, 3)
+    step = treadle.compile(lambda x: model(x).sum(), model=model)
+    of_entries = treadle.compile(lambda batch: model(batch["x"]).sum(), model=model)
+    x = torch.randn(5, 4)
+    assert step.verify([x, (x,), [x]]) is None
+    assert of_entries.verify([{"x": x}, ({"x": x},)]) is None

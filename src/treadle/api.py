@@ -27,7 +27,7 @@ from treadle.session.data_parallel import rank_group
 from treadle.session.logs import show_logs
 from treadle.session.serve import Measuring, Serving, profiled, run, serve
 from treadle.session.tracebacks import hide_own_frames
-from treadle.session.user_step import UserStep
+from treadle.session.user_step import UserStep, arguments_of
 from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.dispatch import Dispatcher
 from treadle.session.variants.history import History
@@ -365,10 +365,10 @@ class Step(Generic[P, R]):
         return last
 
     def verify(
-        self, batches: Iterable[Sequence[object]], *, rtol: float = 1e-4, atol: float = 1e-5
+        self, batches: Iterable[object], *, rtol: float = 1e-4, atol: float = 1e-5
     ) -> "Difference | None":
         """Run each batch compiled and in eager, from the same state and random numbers. Changes
-        nothing.
+        nothing. A batch is a tuple or list of arguments; anything else is the only argument.
 
         Returns the first value (result, parameter, buffer, state) that differs by more than
         ``atol + rtol * |eager|``, or ``None``. It includes the region and the operation where the
@@ -380,7 +380,7 @@ class Step(Generic[P, R]):
         with self._lock:
             self._dispatcher.carrier.catch_up()
             for number, values in enumerate(batches):
-                batch = tuple(values)
+                batch = arguments_of(values)
                 compiled = self._dispatcher.variant(batch, {})
                 difference = first_difference(
                     self._step, compiled, self._flushed, batch, number, within

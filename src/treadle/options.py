@@ -359,7 +359,11 @@ class Options:
         _require_flags(measure=self.measure, overlap=self.overlap)
         _require_flags(async_tensor_parallel=self.async_tensor_parallel, dynamic=self.dynamic)
         if self.max_cached < 1:
-            raise TreadleError("max_cached must be at least 1", code="TR-001")
+            raise TreadleError(
+                f"max_cached={self.max_cached!r} is less than 1",
+                code="TR-001",
+                remedy="pass the number of variants to keep",
+            )
         _require_rows(self.micro_batch)
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)

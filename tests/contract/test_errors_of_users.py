@@ -322,6 +322,20 @@ def test_a_step_without_a_model_is_refused():
         treadle.compile(lambda x: x)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda model: {"model": list(model.parameters())}, "model=.* not a list of Parameter"),
+        (lambda model: {"model": model.parameters()}, "model=.* not a generator"),
+        (lambda model: {"model": model, "optimizer": {"a": 3}}, "optimizer=.* not a dict of int"),
+    ],
+)
+def test_what_is_neither_a_model_nor_an_optimizer_is_named_by_its_kind(given, words):
+    with pytest.raises(treadle.CaptureError, match=words) as caught:
+        treadle.compile(lambda x: x, **given(nn.Linear(2, 2)))
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize("result", [
     lambda x: (each for each in [x]), lambda x: iter([x]), lambda x: {"a": map(abs, [x])},
 ], ids=["generator", "iterator", "map"])  # fmt: skip

@@ -386,3 +386,12 @@ def test_phases_add_up_and_the_optimizer_has_its_line(tmp_path):
     assert all(each.floor_seconds > 0 for each in products)
     inner = products[0]
     assert inner.where.endswith('loss = model(x).square().sum()  # <b>x</b> & "y"')
+
+
+def test_one_of_a_kind_is_singular():
+    model = nn.Linear(8, 3)
+    step = treadle.compile(lambda x: model(x).relu().sum(), model=model)
+    step(torch.randn(4, 8))
+    text = step.explain()
+    assert "kernels: 1 launch of 1 generated function (1 loop); 1 library call\n" in text
+    assert "forward    1 launch, 1 library call\n" in text

@@ -200,11 +200,23 @@ def _named(value: object, kind: type[T], word: str) -> dict[str, T]:
     none = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and not value
     if not (named or none) or not all(isinstance(item, kind) for item in named.values()):
         raise CaptureError(
-            f"{word}= takes a torch {kind.__name__}, or a list or dict of them, not {value!r}",
+            f"{word}= takes a torch {kind.__name__}, or a list or dict of them, not {_kind(value)}",
             code="TR-108",
             remedy=f"pass the {word} that the step uses",
         )
     return named
+
+
+def _kind(value: object) -> str:
+    """``"a list of Parameter"``, ``"an int"``."""
+    name = with_article(type(value).__name__)
+    items: Iterable[object] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    kinds = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
+    return f"{name} of {kinds}" if kinds else name
 
 
 def check_models(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:

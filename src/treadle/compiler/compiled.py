@@ -17,13 +17,14 @@ from treadle.runtime.execute.executable import Executable
 from treadle.runtime.ranks.votes import VariantText
 from treadle.runtime.store.artifact import Artifact, CallStep
 from treadle.targets.model import DeviceModel
+from treadle.util.sizes import format_bytes
 
 if TYPE_CHECKING:  # a start from the cache has none of them
     from treadle.passes.comm.cost import CommunicationModel
     from treadle.report.log import CompileLog
 
 
-@dataclass
+@dataclass(repr=False)
 class Built:
     """What the stages make of a step.
 
@@ -122,7 +123,7 @@ class Carrying:
     flushed: tuple[int, ...]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Compiled(Built):
     """One compiled variant of a step, and how it came about."""
 
@@ -139,6 +140,10 @@ class Compiled(Built):
     common: VariantText | None = None  # what their ranks must have in common
     carrying: Carrying | None = None  # then what is built is its steady part
     kept: KeptResults | None = None
+
+    def __repr__(self) -> str:
+        peak = format_bytes(self.executable.promised_bytes)
+        return f"<treadle variant {self.key[:8]}, peak {peak}>"
 
     def views(self) -> list[Tensor]:
         """The tensors through which its programs read and write the user's memory."""

@@ -23,7 +23,7 @@ from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for
 from treadle.util.collector import without_collector
 from treadle.util.errors import TreadleError
-from treadle.util.sizes import FRONTIER_POINTS, Budget, format_bytes
+from treadle.util.sizes import FRONTIER_POINTS, Budget, format_bytes, milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,18 @@ class Plan:
         within = "" if self.limit is None else f" {format_bytes(self.limit)}"
         verdict = f"fits{within}" if self.fits else f"does not fit{within}"
         peak = f"predicted peak {format_bytes(self.peak_bytes)}"
+        time = milliseconds(self.step_ms / 1e3)
         lines = [
-            f"{verdict} on {self.device}: {peak}, estimated {self.step_ms:.2f} ms per step",
+            f"{verdict} on {self.device}: {peak}, estimated {time} per step",
             *([f"micro-batches: {self.micro_batches}"] if self.micro_batches else []),
             f"{'peak':>12}  {'estimate':>13}  {'at least':>12}" + f"  {'optimum':>12}" * exact,
         ]
         for point in self.points:
             fits = "" if self.limit is None or point.peak_bytes > self.limit else "  fits"
             bound = format_bytes(point.bound_bytes)
-            figures = f"{format_bytes(point.peak_bytes):>12}  {point.step_ms:10.2f} ms"
+            figures = (
+                f"{format_bytes(point.peak_bytes):>12}  {milliseconds(point.step_ms / 1e3):>13}"
+            )
             best = point.optimum_bytes
             optimum = "" if best is None else f"  {format_bytes(best):>12}"
             lines.append(f"{figures}  {bound:>12}{optimum}{fits}")
@@ -83,8 +86,8 @@ class Plan:
 def plan(
     function: Callable[..., object],
     *batch: object,
-    model: object,
-    optimizer: object,
+    model: object = None,
+    optimizer: object = (),
     memory: str | int | float | None = None,
     device: str | None = None,
     points: int = FRONTIER_POINTS,

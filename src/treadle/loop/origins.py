@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from treadle.loop.program import Origin
-from treadle.util.wording import counted, layer_of
+from treadle.util.wording import layer_of, operation_counts
 
 _OPERATIONS, _LAYERS = 6, 3
 """The most that a name of a launch lists."""
@@ -42,7 +42,7 @@ def profile_name(function: str, kernels: Sequence[Sequence[Origin]]) -> str:
     shown = ", ".join([*layers[:_LAYERS], *(["..."] if len(layers) > _LAYERS else [])])
     phase = next((each.phase for each in found if each.phase), "")
     head = " ".join(part for part in (function, phase, shown) if part)
-    operations = counted(found[0].operations, _OPERATIONS) if found else ""
+    operations = operation_counts(found[0].operations, _OPERATIONS) if found else ""
     return f"{head}: {operations}" if operations else head
 
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from html import escape
 
 from treadle.passes.memory.decisions import Row
-from treadle.report.explain import milliseconds
 from treadle.report.host_steps import Use
 from treadle.report.step_report import StepReport
 from treadle.report.summary import Summary, summary_of
-from treadle.util.sizes import format_bytes
+from treadle.util.sizes import format_bytes, milliseconds
 
 _DIFFERENCES = 8
 """Decisions of the memory plan, and kernels, that are listed."""

@@ -13,8 +13,9 @@ from treadle.report.stages import ORDER
 from treadle.report.step_report import StepReport, VariantMemory
 from treadle.runtime.store.artifact import CallStep
 from treadle.schedule.timeline import AliveAtPeak
-from treadle.util.sizes import format_bytes
-from treadle.util.wording import counted, layer_of
+from treadle.util.errors import counted
+from treadle.util.sizes import format_bytes, milliseconds
+from treadle.util.wording import layer_of, operation_counts
 
 _USES = 16
 _OPERATIONS = 6
@@ -49,12 +50,12 @@ def _captured(report: StepReport) -> str:
     phases = ", ".join(f"{count} {phase}" for phase, count in report.operations.items())
     total = sum(report.operations.values())
     left = f"\n  left outside: {', '.join(report.observed.left)}" if report.observed.left else ""
-    checks = f"{report.observed.conditions} check{'s' * (report.observed.conditions > 1)}"
+    checks = counted(report.observed.conditions, "check")
     looked = f"\n  {checks} evaluated in each call, before anything is written"
     path = "".join(f"\n    {answer}: {where}" for answer, where in report.observed.decisions)
     decided = f"\n  a variant for the path that these tensor values select{path}"
     return (
-        f"captured: one graph of {total} operations ({phases})\n"
+        f"captured: one graph of {counted(total, 'operation')} ({phases})\n"
         f"  inputs: {counts}; {report.written_back} written back in place{left}"
         + looked * bool(report.observed.conditions)
         + decided * bool(path)
@@ -97,9 +98,9 @@ def _phases(report: StepReport) -> str:
     ]
     for phase in report.phases:
         parts = [
-            f"{phase.launches} launches",
-            f"{phase.library_calls} library calls",
-            f"{phase.fallbacks} fallback{'s' * (phase.fallbacks > 1)}" if phase.fallbacks else "",
+            counted(phase.launches, "launch", "launches"),
+            counted(phase.library_calls, "library call"),
+            counted(phase.fallbacks, "fallback") if phase.fallbacks else "",
         ]
         times = _share_and_times(report, phase.seconds, phase.floor_seconds)
         lines.append(f"  {times}  {phase.name:10} {', '.join(part for part in parts if part)}")
@@ -116,17 +117,13 @@ def _share_and_times(report: StepReport, seconds: float | None, floor: float) ->
     return f"{share:5.1f} % {milliseconds(seconds or 0.0):>11}  estimate {milliseconds(floor):>11}"
 
 
-def milliseconds(seconds: float) -> str:
-    """``0.00153`` -> ``"1.530 ms"``; ``"< 0.001 ms"`` below a microsecond."""
-    return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-6 or not seconds else "< 0.001 ms"
-
-
 def _uses(report: StepReport) -> str:
     kernels = report.kernels
     lines = [
-        f"kernels: {report.launches} launches of {len(kernels)} generated functions "
-        f"({sum(kernel.loops for kernel in kernels)} loops); "
-        f"{sum(call.launches for call in report.calls)} library calls"
+        f"kernels: {counted(report.launches, 'launch', 'launches')} of "
+        f"{counted(len(kernels), 'generated function')} "
+        f"({counted(sum(kernel.loops for kernel in kernels), 'loop')}); "
+        f"{counted(sum(call.launches for call in report.calls), 'library call')}"
     ]
     if report.build.library:
         lines.append(
@@ -157,7 +154,7 @@ def _inside(head: str, uses: Sequence[Use]) -> list[str]:
     """What functions of loops and branches run, without times: how often is not known."""
     lines = [f"  {head}"] if uses else []
     for use in uses[:_USES]:
-        operations = counted(use.operations, _OPERATIONS) if use.source else ""
+        operations = operation_counts(use.operations, _OPERATIONS) if use.source else ""
         count = max(use.loops, use.launches)
         tail = f": {operations}" if operations else ""
         lines.append(f"    {use.name} x{count}  {use.phase}{tail}  {short_line(use.where)}")
@@ -169,7 +166,7 @@ def _use(report: StepReport, use: Use) -> list[str]:
     """Its costs and its operations; in the next line their place in the source."""
     times = _share_and_times(report, use.seconds, use.floor_seconds)
     rate = f" {use.bytes_moved / use.seconds / 1e9:.1f} GB/s" if use.seconds else ""
-    operations = counted(use.operations, _OPERATIONS) if use.source else ""
+    operations = operation_counts(use.operations, _OPERATIONS) if use.source else ""
     head = f"  {times}  {use.name} x{max(use.loops, use.launches)}{rate}"
     where = ", ".join(part for part in (use.module, short_line(use.where)) if part)
     return [f"{head}  {use.phase}{': ' if operations else ''}{operations}", f"{'':10}{where}"]
@@ -263,7 +260,7 @@ def during(report: StepReport) -> str:
     step = report.at_peak
     if step is None:
         return "not known"
-    operations = f": {counted(step.info.operations, _OPERATIONS)}" if step.function else ""
+    operations = f": {operation_counts(step.info.operations, _OPERATIONS)}" if step.function else ""
     where = f", {short_line(step.where)}" if step.where else ""
     return f"{step.name} ({step.phase}{operations}){where}"
 

@@ -5,11 +5,11 @@ from importlib.resources import files
 
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
-from treadle.report.explain import counted, during, held_rows, milliseconds
+from treadle.report.explain import during, held_rows
 from treadle.report.host_steps import Use
 from treadle.report.step_report import StepReport
-from treadle.util.sizes import format_bytes
-from treadle.util.wording import layer_of
+from treadle.util.sizes import format_bytes, milliseconds
+from treadle.util.wording import layer_of, operation_counts
 
 
 def page(report: StepReport, frontier: Sequence[tuple[int, float, int]] = ()) -> str:
@@ -21,8 +21,8 @@ def page(report: StepReport, frontier: Sequence[tuple[int, float, int]] = ()) ->
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = {"size": format_bytes, "ms": milliseconds, "counted": counted, "line": short_line}
-    environment.filters.update({**filters, "layer": layer_of})
+    filters = {"size": format_bytes, "ms": milliseconds, "counted": operation_counts}
+    environment.filters.update({**filters, "line": short_line, "layer": layer_of})
     text = files("treadle.report").joinpath("page.html").read_text(encoding="utf-8")
     line = report.memory.timeline
     return environment.from_string(text).render(

@@ -20,7 +20,7 @@ class Difference:
     """The first value in which a compiled step differs from eager; ``name`` is the user's.
     ``region``: the number of the first region whose results differ when it runs alone; ``node`` and
     ``where``: the first such operation in it, and its line. -1 and empty if each region is correct
-    alone."""
+    alone. ``str`` describes all of it."""
 
     batch: int
     name: str
@@ -29,6 +29,16 @@ class Difference:
     region: int = -1
     node: str = ""
     where: str = ""
+
+    def __str__(self) -> str:
+        gap = f"by {self.absolute:.3g} ({self.relative:.3g} of its largest value)"
+        origin = (
+            "each region alone agrees with eager; the step may amplify differences in rounding, as "
+            "Adam does where the exact gradient is zero"
+        )
+        if self.region >= 0:
+            origin = f"starts at {self.node} in region {self.region}, {self.where}"
+        return f"{self.name} differs from eager {gap}\n  {origin}"
 
 
 @dataclass(frozen=True, slots=True)

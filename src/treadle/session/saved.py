@@ -17,7 +17,7 @@ from treadle.compiler.compiled import Compiled
 from treadle.options import Options, deciding
 from treadle.runtime.kernels.build import build
 from treadle.runtime.kernels.compilers import LIBRARY
-from treadle.runtime.store.bundle import Bundle, read_bundle, write_bundle
+from treadle.runtime.store.bundle import SAVE_AGAIN, Bundle, read_bundle, write_bundle
 from treadle.runtime.store.cache import Cache
 from treadle.session.starts import add_records, records_of
 from treadle.util.errors import RuntimeFailure, TreadleError
@@ -112,11 +112,15 @@ def load_saved(path: Path, cache: Cache) -> Saved:
         keys = bundle.manifest.get("starts", ())  # files of earlier versions have none
         starts = {str(key): records_of(bundle.entries[key]) for key in keys}
     except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise RuntimeFailure(f"{path} holds no step: {error!r}", code="TR-405") from error
+        raise RuntimeFailure(
+            f"{path} holds no step: {error!r}", code="TR-405", remedy=SAVE_AGAIN
+        ) from error
     for name, data in bundle.entries.items():
         key = name.removesuffix(LIBRARY)
         if not _KEY.fullmatch(key):
-            raise RuntimeFailure(f"{path}: {name!r} is not a key of a cache", code="TR-405")
+            raise RuntimeFailure(
+                f"{path}: {name!r} is not a key of a cache", code="TR-405", remedy=SAVE_AGAIN
+            )
         if key in starts:  # the cache may have what other processes read
             add_records(cache, key, starts[key])
         elif cache.payload(key, name[len(key) :]) is None:

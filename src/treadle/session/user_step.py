@@ -1,9 +1,10 @@
 """The user's step: a function, and the models and optimizers that it trains."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
+from typing import cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,6 +15,11 @@ from treadle.compat.distributed.fully_sharded import GatheredModules
 from treadle.session.agreement import agree_on_start
 from treadle.session.bind import without_updates
 from treadle.session.data_parallel import averaging, refuse_other_parts, start_together, whole_state
+
+
+def arguments_of(batch: object) -> tuple[object, ...]:
+    """The arguments of a step that a batch stands for: a tuple or list of them, or the only one."""
+    return tuple(cast(Iterable[object], batch)) if type(batch) in (tuple, list) else (batch,)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,11 @@ def add_target(target: DeviceTarget) -> None:
     """Let ``Options.target`` name another target; ``TreadleError`` TR-001 for a name that is
     taken."""
     if target.name in _TARGETS:
-        raise TreadleError(f"there is a target {target.name!r} already", code="TR-001")
+        raise TreadleError(
+            f"there is a target {target.name!r} already",
+            code="TR-001",
+            remedy="give it another name",
+        )
     _TARGETS[target.name] = target
 
 
@@ -59,8 +63,8 @@ def model_for(name: str) -> DeviceModel:
     found = MODELS.get(name.lower().partition(":")[0])
     if found is None:
         raise PlanError(
-            f"there is no model of a device named {name!r}",
+            f"there is no device named {name!r}",
             code="TR-204",
-            remedy=f"use one of {', '.join(MODELS)}",
+            remedy=f"use one of {', '.join(dict.fromkeys(m.name for m in MODELS.values()))}",
         )
     return found

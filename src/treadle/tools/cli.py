@@ -17,6 +17,7 @@ from treadle.util.sizes import FRONTIER_POINTS, parse_bytes
 if TYPE_CHECKING:
     from treadle.util.planning.planner import Planner
 
+WITHOUT_MEMORY = "no budget"
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
@@ -54,20 +55,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_demo(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "demo", help="train a small GPT in eager, compiled, and in less memory"
-    )
+    parser = _command(commands, "demo", "train a small GPT in eager, compiled, and in less memory")
     parser.add_argument(
         "--steps", type=_positive, default=None, help="training steps of each variant (100)"
     )
     parser.add_argument("--quick", action="store_true", help="60 steps")
     _add_json(parser)
-    parser.set_defaults(command="demo")
 
 
 def _add_plan(commands: Commands) -> None:
     parser = _with_target(
-        commands, "plan", "predict whether a step fits in memory, and its frontier; runs nothing"
+        commands,
+        "plan",
+        "predict whether a step fits in memory, and its frontier; runs nothing",
+        without_memory="the memory of the GPU; none on a CPU",
     )
     parser.add_argument(
         "--device",
@@ -86,17 +87,19 @@ def _add_plan(commands: Commands) -> None:
         type=_micro_batch,
         default=None,
         metavar="ROWS",
-        help='most rows of the batch at a time, or "auto": as many as fit',
+        help='plan for micro-batches of at most so many rows, or "auto": as many as fit',
     )
     parser.add_argument(
         "--planner",
         type=_planner,
         default=None,
-        metavar="SOLVER",
-        help="what proposes plans: a solver, or the fields of treadle.Planner as JSON",
+        metavar="PLANNER",
+        help="the name of a solver, or the fields of treadle.Planner as JSON",
     )
     parser.add_argument(
-        "--exact", action="store_true", help="solve for the smallest peak of each; for small steps"
+        "--exact",
+        action="store_true",
+        help="also solve for the smallest peak of plans as fast as each; for small steps",
     )
     parser.add_argument(
         "--fake", action="store_true", help="create the model without allocating memory"
@@ -107,6 +110,12 @@ def _add_plan(commands: Commands) -> None:
 def _add_verify(commands: Commands) -> None:
     parser = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
     parser.add_argument("--steps", type=_positive, default=3, help="steps to train and compare (3)")
+    parser.add_argument(
+        "--rtol", type=_tolerance, default=1e-4, help="tolerance relative to eager's value (1e-4)"
+    )
+    parser.add_argument(
+        "--atol", type=_tolerance, default=1e-5, help="tolerance added to that (1e-5)"
+    )
     _add_json(parser)
 
 
@@ -141,24 +150,24 @@ def _add_bench(commands: Commands) -> None:
 
 
 def _add_why(commands: Commands) -> None:
-    parser = commands.add_parser("why", help="explain an error code, with its remedy")
+    parser = _command(commands, "why", "explain an error code, with its remedy")
     parser.add_argument("code", metavar="CODE", help="such as TR-102")
-    parser.set_defaults(command="why")
 
 
 def _add_doctor(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "doctor", help="show what this machine has and what treadle will use"
-    )
-    _add_json(parser)
-    parser.set_defaults(command="doctor")
+    _add_json(_command(commands, "doctor", "show what this machine has and what treadle will use"))
 
 
 def _add_cache(commands: Commands) -> None:
-    parser = commands.add_parser("cache", help="show where compiled code is stored, and its size")
-    parser.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
+    parser = _command(commands, "cache", "show where compiled code is stored, and its size")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("size", "clear"),
+        default="size",
+        help="size: show it, the default; clear: remove all entries",
+    )
     _add_json(parser)
-    parser.set_defaults(command="cache")
 
 
 def _tell_why(parser: argparse.ArgumentParser, code: str) -> int:
@@ -171,12 +180,11 @@ def _tell_why(parser: argparse.ArgumentParser, code: str) -> int:
 
 
 def _add_reduce(commands: Commands) -> None:
-    words = "reduce a failing graph to the smallest graph that still fails"
-    parser = commands.add_parser(
+    parser = _command(
+        commands,
         "reduce",
-        help=words,
-        description=words[0].upper() + words[1:] + ".",
-        epilog="example: TREADLE_DUMP=dump python train.py; "
+        "reduce a failing graph to the smallest graph that still fails",
+        example="TREADLE_DUMP=dump python train.py; "
         "treadle reduce dump/train_step-1a2b3c4d/captured.txt",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a graph written by TREADLE_DUMP")
@@ -197,24 +205,32 @@ def _add_reduce(commands: Commands) -> None:
         help="a Python file to run first: it registers your operators, passes and lowerings",
     )
     _add_memory(parser)
-    parser.set_defaults(command="reduce")
 
 
-def _with_target(commands: Commands, name: str, words: str) -> argparse.ArgumentParser:
-    """A command that compiles the step of a file."""
+def _command(
+    commands: Commands, name: str, words: str, example: str = ""
+) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=words,
         description=words[0].upper() + words[1:] + ".",
-        epilog=f"example: treadle {name} train.py:make --memory 12GiB",
+        epilog=f"example: {example}" if example else None,
     )
-    parser.add_argument("target", metavar="FILE:FUNCTION", help=TARGET)
-    _add_memory(parser)
     parser.set_defaults(command=name)
     return parser
 
 
-def _add_memory(parser: argparse.ArgumentParser) -> None:
+def _with_target(
+    commands: Commands, name: str, words: str, without_memory: str = WITHOUT_MEMORY
+) -> argparse.ArgumentParser:
+    """A command that compiles the step of a file."""
+    parser = _command(commands, name, words, example=f"treadle {name} train.py:make --memory 12GiB")
+    parser.add_argument("target", metavar="FILE:FUNCTION", help=TARGET)
+    _add_memory(parser, without_memory)
+    return parser
+
+
+def _add_memory(parser: argparse.ArgumentParser, without: str = WITHOUT_MEMORY) -> None:
     parser.add_argument(
         "--memory",
         type=_memory,
@@ -222,7 +238,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help=(
             'budget for the peak of the whole step: "12GiB", bytes, or a ratio from "0.0" (the '
-            'smallest plan) to "1.0" (the fastest); without it, the fastest plan'
+            f'smallest plan) to "1.0" (the fastest); without it, {without}'
         ),
     )
 

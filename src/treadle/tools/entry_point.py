@@ -17,6 +17,7 @@ import torch
 from treadle.api import Models, Optimizers
 from treadle.capture.explain_errors import OURS, show_line
 from treadle.compat.fake import fake_mode_of
+from treadle.session.user_step import arguments_of
 from treadle.util.errors import PlanError, TreadleError
 from treadle.util.package import FOLDER
 
@@ -45,14 +46,15 @@ class EntryPoint:
         if not path.is_file():
             what = "is a directory" if path.is_dir() else "does not exist"
             raise _wrong(f"{text!r} names no function in a file: {path} {what}")
-        if not function or not colon:
-            raise _wrong(f"{text!r} names no function of {path}")
-        self.text = text
         names = vars(load_module(path))
+        if not function or not colon:
+            raise _wrong(f"{text!r} names no function of {path}; it has {_functions(names)}")
+        self.text = text
         self._function = names.get(function)
         if not callable(self._function):
             what = "is not a function" if function in names else "is not there"
             raise _wrong(f"{path}: {function!r} {what}; it has {_functions(names)}")
+        _check_makes(text, self._function)
 
     def make(self, *, seed: int = 0, fake: bool = False) -> TrainingJob:
         """A new one from this seed, each time. ``fake``: nothing is allocated."""
@@ -69,31 +71,47 @@ class EntryPoint:
         step, model, optimizer, batch = function
         if not callable(step):
             raise _wrong(f"the first item that {self.text} returned is not a function: {step!r}")
-        arguments = tuple(batch) if _is_sequence(batch) else (batch,)
+        arguments = arguments_of(batch)
         _check_call(self.text, step, arguments)
         return TrainingJob(step, model, optimizer, arguments)
 
 
+def _check_makes(what: str, function: Callable[..., object]) -> None:
+    """``PlanError`` TR-203 where the function cannot be called without arguments."""
+    wrong = _mismatch(function, ())
+    if wrong:
+        raise _wrong(
+            f"{what} needs arguments: {wrong.removeprefix('missing a required argument: ')}"
+        )
+
+
 def _check_call(what: str, step: Callable[..., object], arguments: tuple[object, ...]) -> None:
     """``PlanError`` TR-203 where the step does not take so many arguments."""
+    wrong = _mismatch(step, arguments)
+    if wrong:
+        count = f"{len(arguments)} arguments" if len(arguments) != 1 else "one argument"
+        raise _wrong(f"the step does not accept the batch of {what} ({count}): {wrong}")
+
+
+def _mismatch(function: Callable[..., object], arguments: tuple[object, ...]) -> str:
+    """Why the function does not take these arguments, in Python's words; empty if it does, or if
+    its signature is unknown."""
     try:
-        signature = inspect.signature(step)
-    except (TypeError, ValueError):  # nothing is known of what it takes
-        return
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        count = f"{len(arguments)} arguments" if len(arguments) != 1 else "one argument"
-        raise _wrong(f"the step does not accept the batch of {what} ({count}): {error}") from None
-
-
-def _is_sequence(batch: object) -> bool:
-    """Whether a batch is a sequence of arguments; anything else is one argument."""
-    return type(batch) in (tuple, list)
+        return str(error)
+    return ""
 
 
 def _wrong(message: str) -> PlanError:
-    remedy = "write FILE:FUNCTION; the function returns (step, model, optimizer, batch)"
+    remedy = (
+        "write FILE:FUNCTION; the function takes no arguments and returns "
+        "(step, model, optimizer, batch)"
+    )
     return PlanError(message, code="TR-203", remedy=remedy)
 
 

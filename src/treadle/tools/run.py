@@ -107,15 +107,14 @@ def _verify(parsed: argparse.Namespace, console: Console) -> int:
     """1 when a value differs."""
     job, step = compiled(EntryPoint(parsed.target), parsed.memory)
     for number in range(parsed.steps):
-        found = step.verify([job.batch])
+        found = step.verify([job.batch], rtol=parsed.rtol, atol=parsed.atol)
         if found is not None:
-            gap = f"by {found.absolute:.3g}, {found.relative:.3g} of its largest value"
-            _say(console, f"step {number}: {found.name} differs from eager, {gap}")
+            _say(console, f"step {number}: {found}")
             _write_json(parsed, {"steps": number, "difference": asdict(found)})
             return 1
         step(*job.batch)
     steps = counted(parsed.steps, "step")
-    _say(console, f"{steps}: every result, parameter, buffer and state equals eager's")
+    _say(console, f"{steps}: every result, parameter, buffer and state agrees with eager")
     _write_json(parsed, {"steps": parsed.steps, "difference": None})
     return 0
 

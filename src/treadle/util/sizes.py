@@ -60,6 +60,11 @@ def at_least(count: int) -> str:
     return f"{count}B"
 
 
+def milliseconds(seconds: float) -> str:
+    """``0.00153`` -> ``"1.530 ms"``; ``"< 0.001 ms"`` below a microsecond."""
+    return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-6 or not seconds else "< 0.001 ms"
+
+
 def format_bytes(count: float) -> str:
     """1610612736 -> ``"1.50 GiB"``."""
     for unit in ("B", "KiB", "MiB"):

@@ -12,7 +12,7 @@ def layer_of(module: str) -> str:
     return _NUMBER.sub("*", module)
 
 
-def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
+def operation_counts(operations: Sequence[str], most: int = 1 << 30) -> str:
     """``mul, add, mul`` -> ``"mul ×2, add"``."""
     counts = Counter(operations)
     words = [name + (f" ×{n}" if n > 1 else "") for name, n in list(counts.items())[:most]]

@@ -72,7 +72,10 @@ def _reads_data(
     covered = {id(code) for code in codes_within(text.codes.values())}
     for code in origin.codes:
         if id(code) not in covered:
-            raise NotStored(f"{code.co_qualname} in {code.co_filename} ran, and nothing names it")
+            raise NotStored(
+                f"{code.co_qualname} in {code.co_filename} ran, and nothing that the step reads "
+                "leads to it, for example because a decorator hides it"
+            )
     encoder, names = Encoder(UserObjects(step)), origin.names
     of_tensors = Encoder(UserObjects(step, graph.nodes, graph.by_identity))
     return {

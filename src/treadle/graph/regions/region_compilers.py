@@ -49,7 +49,8 @@ def region_compiler(name: str) -> RegionCompiler:
         raise LoweringError(
             f"there is no region compiler {name!r}",
             code="TR-318",
-            remedy="native, eager, " + ", ".join(_COMPILERS),
+            remedy=f"use native, eager, {', '.join(_COMPILERS)}, or register it with "
+            "treadle.register_region_compiler",
         )
     return _COMPILERS[name]
 

@@ -41,7 +41,7 @@ from treadle.util.scanner import Scanner
 
 _VALUE = re.compile(r"[^\W\d]\w*(?:\.\d+)?")
 _NOTE = re.compile(r"-?[\w.]+")
-_REMEDY = 'give the text of show(step, exact=True), of step.graph("captured") or of TREADLE_DUMP'
+_REMEDY = 'give the text of step.graph("captured"), or a file that TREADLE_DUMP wrote'
 
 
 def parse(text: str) -> StepGraph:

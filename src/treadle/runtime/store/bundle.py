@@ -19,6 +19,7 @@ from typing import Any
 from treadle.util.errors import RuntimeFailure
 
 _HEAD = "treadle step 1"
+SAVE_AGAIN = "save the step again; without the file it is compiled at its first call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,18 @@ def read_bundle(path: Path) -> Bundle:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RuntimeFailure(f"cannot read {path}: {error}", code="TR-405") from error
+        raise RuntimeFailure(
+            f"{path} cannot be read: {error.strerror}",
+            code="TR-405",
+            remedy="give the path of a file that Step.save wrote",
+        ) from None
     try:
         return _parse(data)
     except (ValueError, KeyError, TypeError) as error:
         raise RuntimeFailure(
             f"{path} is not a saved step, or is damaged: {error}",
             code="TR-405",
-            remedy="save the step again; without the file it is compiled at its first call",
+            remedy=SAVE_AGAIN,
         ) from error
 
 

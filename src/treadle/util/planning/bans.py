@@ -44,5 +44,7 @@ def bound_of(ban: str) -> tuple[str, int]:
 def _unknown(given: object) -> TreadleError:
     names = ", ".join(name if bound is None else f"{name}={bound}" for name, bound in BANS.items())
     return TreadleError(
-        f"Planner(bans=...) knows no {given!r}", code="TR-001", remedy=f"name some of {names}"
+        f"Planner(bans=...): there is no ban {given!r}",
+        code="TR-001",
+        remedy=f"name some of {names}",
     )
