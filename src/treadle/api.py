@@ -169,7 +169,8 @@ class Step(Generic[P, R]):
         return self._served(profiled, args, kwargs)
 
     def prepare(self, *args: object, **kwargs: object) -> Compiled:
-        """Compile for this batch without running the step, and return the variant."""
+        """Compile for this batch without running the step, and return the variant (see
+        ``compiled``)."""
         with self._lock:
             update = self._step.take_update(kwargs)
             compiled = self._dispatcher.variant(args, kwargs, update=update)
@@ -215,8 +216,8 @@ class Step(Generic[P, R]):
         return compared(self._step_report(), other._step_report())
 
     def stages(self) -> str:
-        """The stages of the compile in their order: seconds, input and output, the reason for its
-        place, and what each pass changed in the graph."""
+        """The stages of the compile in their order. Each has its seconds, its input and output, the
+        reason for its place, and what each of its passes changed in the graph."""
         from treadle.report.explain import explain_stages
 
         return explain_stages(self._step_report())
@@ -304,10 +305,9 @@ class Step(Generic[P, R]):
 
     def to_tensorboard(self, target: "str | Path | Writer", global_step: int | None = None) -> None:
         """Write the numbers of ``summary`` and the texts of ``explain`` and ``recompiles`` to a
-        ``SummaryWriter`` of TensorBoard, or into a folder of its own runs.
+        ``SummaryWriter`` of TensorBoard, or to a folder for one (TR-010 without TensorBoard).
 
-        Without TensorBoard a folder is TR-010. ``profile`` and ``measure`` first add times and
-        the measured peak."""
+        Call ``profile`` and ``measure`` first to include times and the measured peak."""
         from treadle.report.tensorboard import write_tensorboard
 
         write_tensorboard(self._step_report(), target, global_step)
@@ -339,7 +339,8 @@ class Step(Generic[P, R]):
             save(Path(path), variants, self._cache)
 
     def measure(self, *args: object, **kwargs: object) -> "PeakReport":
-        """Run one real step and measure the peak of all tensor bytes alive during it.
+        """Run one real step and measure the bytes of all tensors: ``peak_bytes`` during it,
+        ``before_bytes`` and ``after_bytes``.
 
         The copies that a variant's first run keeps for a rollback are not counted."""
         measuring = Measuring()
@@ -354,7 +355,8 @@ class Step(Generic[P, R]):
 
     @property
     def compiled(self) -> Compiled:
-        """The variant that ran last. ``TreadleError`` before the first call."""
+        """The variant that ran last, or was prepared. ``from_cache``: nothing was compiled;
+        ``untraced``: nothing was traced either. ``TreadleError`` TR-003 before the first call."""
         last = self._dispatcher.last
         if last is None:
             raise TreadleError(
@@ -395,7 +397,7 @@ class Step(Generic[P, R]):
         NaN: an infinite value that reaches a result, a parameter or state. ``None`` if there is
         neither. Changes nothing.
 
-        Runs operation by operation with PyTorch's kernels, outside the step's arena, and so needs
+        The operations run one by one with PyTorch's kernels, outside the step's arena, so they need
         eager's memory. With several ranks, all ranks must call it.
         """
         from treadle.session.nonfinite import first_nonfinite
@@ -455,15 +457,16 @@ def compile(
 
     Nothing is compiled until the first call.
 
-    - ``model``, ``optimizer``: the ones that ``function`` uses: one, a list or a dict. A function
-      that only evaluates, or only computes gradients, needs no optimizer.
-    - ``memory``: the most bytes of the whole step, parameters and state included: ``"7GiB"``, bytes
-      as an int, or a ratio from ``0.0`` (the smallest plan) to ``1.0`` (the fastest).
-    - ``micro_batch``: the most rows of the batch that gradients are computed for at a time, or
-      ``"auto"``: as many as fit ``memory`` (``Options``).
+    - ``model``, ``optimizer``: those that ``function`` uses: one, or a list or dict of them. A
+      function that only evaluates, or only computes gradients, needs no optimizer.
+    - ``memory``: the maximum of bytes alive during the step, parameters and state included:
+      ``"7GiB"``, bytes as an int, or a ratio from ``0.0`` (the smallest plan) to ``1.0`` (the
+      fastest).
+    - ``micro_batch``: compute gradients for at most so many rows of the batch at a time; or
+      ``"auto"``: as many as fit ``memory``.
     - ``strict``: a fallback to PyTorch is an error.
     - ``shapes``: the dims that change from call to call, from ``treadle.dynamic``.
-    - ``numerics``, ``rng``: rounding and random numbers (``Options``).
+    - ``numerics``, ``rng``: rounding and random numbers (see ``Options``).
     - ``parallel``: ``DataParallel`` for a plain model on many ranks.
     - ``options``: all other ``Options``. Without them, the environment sets the defaults.
 

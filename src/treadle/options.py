@@ -252,10 +252,11 @@ def _several(name: str, given: object, kind: type[T], remedy: str) -> tuple[T, .
 
 
 class Callback:
-    """Called by steps that have it in ``Options(callbacks=...)``: override what is wanted.
+    """Called by steps that have it in ``Options(callbacks=...)``. Override the methods that you
+    need.
 
-    Each method gets the ``Step``, after the call in which it happened. What it raises comes out of
-    that call, whose step has run.
+    Each method gets the ``Step``, after the call in which it happened. An exception of a method is
+    raised by that call, after its step has run.
     """
 
     def on_recompile(self, step: Any, reason: str) -> None:
@@ -263,10 +264,10 @@ class Callback:
         ``recaptures``."""
 
     def on_compile(self, step: Any) -> None:
-        """Something was compiled, or taken from the cache; ``step.summary()`` says what."""
+        """A variant was compiled, or taken from the cache; ``step.summary()`` describes it."""
 
     def on_call(self, step: Any) -> None:
-        """A call is over. On a GPU its kernels may still run."""
+        """A call has returned. On a GPU its kernels may still run."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,8 @@ class Options:
     """How a step is compiled.
 
     - ``memory``: the maximum of bytes alive during a step: ``"7GiB"``, bytes as an int, or a ratio
-      from ``0.0`` (the smallest plan) to ``1.0`` (the fastest). Default: the fastest plan.
+      from ``0.0`` (the smallest plan) to ``1.0`` (the fastest). Default: no budget, which gives the
+      fastest plan, or one that is almost as fast and much smaller.
     - ``planner``: how plans are made: a ``Planner``, or the name of a solver
       (``docs/howto/budget.md``).
     - ``strict``: an operation or an optimizer that falls back to PyTorch is an error (TR-302).
@@ -288,7 +290,7 @@ class Options:
       Default: treadle chooses.
     - ``micro_batch``: compute gradients for at most so many rows of the batch at a time, and
       accumulate them, then update once (``docs/howto/accumulation.md``). ``"auto"``: as many rows
-      as fit ``memory``. Default: the whole batch.
+      as fit ``memory``. Default: the whole batch at once.
     - ``codegen``: generate kernels. ``False`` uses PyTorch's kernels.
     - ``fuse``: fuse operations into kernels.
     - ``target``: the name of a registered target, instead of the device's own
@@ -296,10 +298,11 @@ class Options:
     - ``tune``: time several schedules of large kernels on this machine and keep the fastest. A
       first compile takes seconds to minutes longer.
     - ``measure``: measure the rates of this GPU once, within a second, and estimate times with
-      them. ``False`` uses the rates of an H200. CPUs use fixed rates for two cores, because two
-      measurements of one CPU differed by a factor of 16, unless ``planner`` asks to measure.
-    - ``skip``: rewrites to skip, by the names in ``OPTIONAL_PASSES``, to find the one that causes a
-      problem.
+      them. ``False`` uses the rates of an H200. CPUs have fixed rates, those of two cores, because
+      measurements of one CPU differed by a factor of 16; the planner's estimator ``"measured"``
+      measures them.
+    - ``skip``: names of rewrites to skip, to find the one that causes a problem. An unknown name is
+      an error that lists all of them.
     - ``replay``: on a GPU, record the launches of a step that is bound by launch overhead as one
       CUDA graph (``docs/howto/gpu.md``).
     - ``cache_dir``: the folder for compiled code (``docs/howto/cache.md``).

@@ -50,7 +50,7 @@ def _entry(name, thing):
         return "\n".join([f"### `{name}`\n\n{inspect.getdoc(thing)}\n", *inside])
     if callable(thing):
         return f"{_heading(name, thing)}\n{_text(thing)}"
-    return f"### `{name}`\n\nA `{type(thing).__name__}`.\n"
+    return f"### `{name}`\n\n`{thing!r}`. {_text(type(thing))}"
 
 
 def _own(module):

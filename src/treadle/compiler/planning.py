@@ -30,8 +30,8 @@ from treadle.util.sizes import FRONTIER_POINTS, Budget, format_bytes, millisecon
 class Point:
     """One plan on the frontier: predicted peak, and estimated time of a step. ``bound_bytes``: a
     proved lower bound of the peak of every plan whose estimated time is no longer.
-    ``optimum_bytes``: with ``exact=True``, what the best of those has at least that keep the order
-    of the later library calls, as simulated; otherwise ``None``."""
+    ``optimum_bytes``: with ``exact=True``, the smallest simulated peak of those plans that run the
+    library calls after the forward pass in the same order; otherwise ``None``."""
 
     peak_bytes: int
     step_ms: float
@@ -42,7 +42,8 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Whether a step fits. ``peak_bytes`` and ``step_ms`` are those of the fastest plan that fits,
-    or of the smallest plan if none fits. ``limit``: the budget, or the memory of the device.
+    or of the smallest plan if none fits. ``limit``: the budget, or the memory of the GPU; ``None``
+    on a CPU without a budget.
     ``micro_batches``: with ``Options.micro_batch``, which ones, and why."""
 
     fits: bool
@@ -99,11 +100,11 @@ def plan(
     - ``device``: the hardware to plan for (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``),
       which need not be present. Default: the device of the model.
     - ``model``, ``optimizer``, ``batch`` may be on the meta device or fake: nothing is allocated.
-    - ``memory``: a budget, as for ``compile``. Default: the memory of the device.
+    - ``memory``: a budget, as for ``compile``. Default: the memory of the GPU; none on a CPU.
     - ``points``: the number of budgets on the frontier, evenly spaced; at least two. Several
       budgets may lead to the same plan.
-    - ``exact``: solve for the smallest peak of plans that are as fast, which takes seconds to
-      minutes for a small step. TR-208 for a large one.
+    - ``exact``: for each plan, also solve for the smallest peak of plans that are as fast. That
+      takes seconds to minutes for a small step; a large one is refused (TR-208).
     - ``options``: those of the compile. Default: those of the environment.
     """
     _require_two(points)

@@ -34,8 +34,9 @@ class Planner:
       PyTorch's runs on this device once, on data that treadle makes, and its time is cached; the
       rates are measured, on CPUs too. ``"constant"``: a microsecond for each, for tests. Or a
       function of a ``treadle.PlannedOperation``, which returns seconds.
-    - ``bans``: what is never recomputed, whatever it costs to keep: names of ``BANS``, of which
-      some take a bound (``"long-chains=50"``). Default: prices decide.
+    - ``bans``: what is never recomputed, whatever it costs to keep: names such as
+      ``"compute-intensive"``, of which some take a bound (``"long-chains=50"``);
+      ``docs/howto/budget.md`` lists them. Default: prices decide.
     - ``offload``: also plan with activations in the memory of the host between their uses, where
       the copies fit beside the step's own work. GPUs only; a budget decides how many.
     """
