@@ -92,7 +92,9 @@ def _options(mode: str | None, user_options: Mapping[str, object]) -> Options:
     if unknown or mode not in (None, "default"):
         what = f"mode={mode!r}" if not unknown else f"option {unknown[0]!r}"
         raise TreadleError(
-            f"the backend has no {what}", code="TR-001", remedy=f"options: {', '.join(_KNOWN)}"
+            f"the backend has no {what}",
+            code="TR-001",
+            remedy=f"its options are {', '.join(_KNOWN)}; treadle.compile has all others",
         )
     return replace(from_environment(), **user_options)
 

@@ -317,6 +317,35 @@ def test_what_is_no_step_is_refused(function):
     assert caught.value.remedy
 
 
+@torch.library.custom_op("errors_of_users::typeless", mutates_args=())
+def typeless(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_an_operation_without_a_fake_is_refused_with_the_way_to_give_it_one():
+    model = nn.Linear(4, 3)
+    x = torch.randn(2, 4)
+    typeless(model(x))  # eager needs none
+    with pytest.raises(treadle.CaptureError, match="TR-133") as caught:
+        treadle.compile(lambda x: typeless(model(x)).sum(), model=model)(x)
+    assert "torch.library.register_fake" in caught.value.remedy
+    assert "without treadle" not in caught.value.remedy
+    assert "typeless" in caught.value.where
+
+
+def test_a_branch_with_declared_shapes_is_refused_with_the_reason():
+    model = nn.Linear(4, 3)
+
+    def step(x):
+        y = model(x).sum()
+        return y * 2 if y.item() > 0 else y
+
+    compiled = treadle.compile(step, model=model, shapes=treadle.dynamic({"x": ("n",)}, n=(1, 8)))
+    with pytest.raises(treadle.CaptureError, match="TR-102") as caught:
+        compiled(torch.randn(5, 4))
+    assert "unless the step declares shapes" in caught.value.remedy
+
+
 def test_a_step_without_a_model_is_refused():
     with pytest.raises(treadle.CaptureError, match=r"TR-108.*model="):
         treadle.compile(lambda x: x)

@@ -36,8 +36,8 @@ def looks_at_value(where: str) -> CaptureError:
         code="TR-102",
         where=where,
         remedy=(
-            "return the tensor and read it outside, or replace the branch by torch.where; a "
-            "check that only raises an error is captured"
+            "return the tensor and read it outside. Checks that only raise are captured. So are "
+            "branches, unless the step declares shapes or communicates: use torch.where there"
         ),
     )
 

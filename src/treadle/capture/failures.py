@@ -31,6 +31,7 @@ from treadle.compat.fake import (
     METADATA_CHANGES,
     NEEDS_MEMORY,
     NESTED,
+    NO_FAKE,
     UNSUPPORTED,
     DataDependentOutputException,
     is_traced,
@@ -152,7 +153,7 @@ def of_torch(error: Exception, where: str) -> CaptureError:
     text, kind = (str(error) or type(error).__name__).strip(), _kind_of(error)
     if any(word in text for word in NESTED):
         return refused_nested("creates or receives a nested tensor", where)
-    if isinstance(error, UNSUPPORTED):
+    if isinstance(error, UNSUPPORTED) or NO_FAKE in text:
         return also(type(error))(
             "PyTorch cannot infer the type of an operation's result without running it, so it "
             f"cannot be captured: {text}",

@@ -31,6 +31,9 @@ aten = torch.ops.aten
 UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError)
 """What fake tensors raise where nobody knows the type of a result."""
 
+NO_FAKE = "no fake impl registered"
+"""Words of the error of a custom operation where it has no fake implementation."""
+
 VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
 """What they raise where values decide the sizes of a result, or a number."""
 
@@ -377,6 +380,7 @@ __all__ = [
     "MISTYPED",
     "NEEDS_MEMORY",
     "NESTED",
+    "NO_FAKE",
     "PLAIN_CLASSES",
     "STAND_INS",
     "UNSUPPORTED",

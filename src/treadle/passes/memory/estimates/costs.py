@@ -34,7 +34,7 @@ def costs_of(
 def _elsewhere(device: DeviceModel) -> PlanError:
     return PlanError(
         f"estimates for {device.name} cannot be measured here: it is another device, the model has "
-        "no memory, or the step meets other ranks, which would measure times of their own",
+        "no memory, or the step communicates with other ranks, which would measure other times",
         code="TR-211",
         remedy='use the estimator "roofline", or a function of yours',
     )

@@ -92,9 +92,10 @@ class _Retention:
         self.count = 1 + 2 * len(self.members) * (len(self.late) + 1)
         if self.count > MOST_VARIABLES:
             raise PlanError(
-                f"the step is too large for an exact answer: {self.count} variables",
+                f"the step is too large for an exact answer: the integer program would have "
+                f"{self.count} variables, more than {MOST_VARIABLES}",
                 code="TR-208",
-                remedy=f"only a step of at most {MOST_VARIABLES} has one; the bound needs none",
+                remedy="leave exact out; the lower bound (bound_bytes) needs no integer program",
             )
         self.unit = float(max(facts.fixed_bytes, *map(facts.held_bytes, self.members), 1))
         self.upper = np.ones(self.count)
