@@ -18,7 +18,8 @@ is the peak that PyTorch's allocator reports over the timed steps. Prints a tabl
 
 ``--dropout``: of embeddings and residuals; attention has none, so that its kernel stays the same.
 ``--only counter`` is treadle with ``rng="counter"``. ``compile`` and ``counter`` draw other masks.
-``--only fp8`` is treadle with ``numerics="fp8"``.
+``--only fp8`` is treadle with ``numerics="fp8"``; ``8bit`` with ``optimizer_state="8bit"``, and
+``8bit-budget`` with that and ``--budget``.
 
 ``--plan h200`` runs nothing: it prints what ``treadle.plan`` says of the step on that device,
 there or not.
@@ -183,6 +184,14 @@ def float8(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
     return _treadle(model, args, result, None, numerics="fp8")
 
 
+def eight_bits(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
+    return _treadle(model, args, result, None, optimizer_state="8bit")
+
+
+def eight_bits_budgeted(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
+    return _treadle(model, args, result, args.budget, optimizer_state="8bit")
+
+
 def counter(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
     return _treadle(model, args, result, None, "counter")
 
@@ -194,6 +203,7 @@ def _treadle(
     budget: str | None,
     rng: str = "eager",
     numerics: str = "default",
+    optimizer_state: str = "default",
 ) -> Step:
     optimizer = make_optimizer(model, fused=False)
     chunks = None
@@ -204,6 +214,7 @@ def _treadle(
         memory=budget,
         rng=rng,
         numerics=numerics,
+        optimizer_state=optimizer_state,
         tune=args.tune,
         cache_dir=Path(args.cache),
         skip=tuple(filter(None, args.skip.split(","))),
@@ -344,7 +355,12 @@ def show(results: list[Result]) -> str:
 
 
 VARIANTS = {"eager": eager, "compile": inductor, "treadle": ours, "budget": budgeted}
-EXTRA = {"counter": counter, "fp8": float8}
+EXTRA = {
+    "counter": counter,
+    "fp8": float8,
+    "8bit": eight_bits,
+    "8bit-budget": eight_bits_budgeted,
+}
 
 
 def parse() -> argparse.Namespace:

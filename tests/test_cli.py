@@ -40,6 +40,7 @@ def test_figures_of_each_command_are_json_on_standard_output(script, capsys):
         return json.loads(capsys.readouterr().out)
 
     assert figures("plan", "--memory", "1GiB")["fits"] is True
+    assert figures("plan", "--optimizer-state", "8bit")["fits"] is True
     assert figures("verify", "--steps", "1") == {"steps": 1, "difference": None}
     assert figures("explain")["launches"] >= 0
     assert figures("explain", "--stages")["stages"]

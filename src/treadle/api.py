@@ -85,7 +85,7 @@ class Step(Generic[P, R]):
         group = None if parallel is None else rank_group(parallel)
         stepped = named_optimizers(optimizers)
         trained = with_loose(named_models(models), stepped)
-        self._step = UserStep.of(function, trained, stepped, group)
+        self._step = UserStep.of(function, trained, stepped, group, eight_bits=options.eight_bits)
         self.__name__ = self.__qualname__ = self._step.name
         functools.update_wrapper(self, function, updated=())
         self._cache = cache or Cache(options.cache_dir)
@@ -446,6 +446,7 @@ def compile(
     optimizer: Optimizers = (),
     memory: str | int | float | None = None,
     micro_batch: int | str | None = None,
+    optimizer_state: str | None = None,
     strict: bool | None = None,
     shapes: Dynamic | None = None,
     numerics: str | None = None,
@@ -464,6 +465,8 @@ def compile(
       fastest).
     - ``micro_batch``: compute gradients for at most so many rows of the batch at a time; or
       ``"auto"``: as many as fit ``memory``.
+    - ``optimizer_state``: ``"8bit"`` keeps averages of gradients in a quarter of their bytes
+      (``Options``).
     - ``strict``: a fallback to PyTorch is an error.
     - ``shapes``: the dims that change from call to call, from ``treadle.dynamic``.
     - ``numerics``, ``rng``: rounding and random numbers (see ``Options``).
@@ -478,6 +481,7 @@ def compile(
         options,
         memory=memory,
         micro_batch=micro_batch,
+        optimizer_state=optimizer_state,
         strict=strict,
         numerics=numerics,
         rng=rng,

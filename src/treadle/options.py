@@ -19,6 +19,7 @@ PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager", "fp8")
 STREAMS = ("eager", "counter")
 SHARDS = (None, "optimizer")
+STATES = ("default", "8bit")
 AUTO = "auto"
 """The ``micro_batch`` that the budget chooses."""
 T = TypeVar("T")
@@ -64,12 +65,14 @@ def _default_cache() -> Path:
     return Path(os.environ.get(PREFIX + "CACHE_DIR") or Path(root) / "treadle")
 
 
-def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+def _require_one_of(
+    name: str, value: str, known: tuple[str, ...], page: str = "docs/howto/numerics.md"
+) -> None:
     if value not in known:
         raise TreadleError(
             f"{name}={value!r} is not one of {', '.join(known)}",
             code="TR-001",
-            remedy="docs/howto/numerics.md describes each of them",
+            remedy=f"{page} describes each of them",
         )
 
 
@@ -291,6 +294,8 @@ class Options:
     - ``micro_batch``: compute gradients for at most so many rows of the batch at a time, and
       accumulate them, then update once (``docs/howto/accumulation.md``). ``"auto"``: as many rows
       as fit ``memory``. Default: the whole batch at once.
+    - ``optimizer_state``: ``"8bit"`` keeps averages of gradients as 8-bit codes, a quarter of their
+      bytes (``docs/howto/optimizer-state.md``). Default: as the optimizer does.
     - ``codegen``: generate kernels. ``False`` uses PyTorch's kernels.
     - ``fuse``: fuse operations into kernels.
     - ``target``: the name of a registered target, instead of the device's own
@@ -335,6 +340,7 @@ class Options:
     rng: str = "eager"
     chunk_logits: str | int | None = None
     micro_batch: int | str | None = None
+    optimizer_state: str = "default"
     codegen: bool = True
     fuse: bool = True
     target: str = ""
@@ -370,6 +376,9 @@ class Options:
         _require_rows(self.micro_batch)
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
+        _require_one_of(
+            "optimizer_state", self.optimizer_state, STATES, "docs/howto/optimizer-state.md"
+        )
         object.__setattr__(self, "planner", Planner.of(self.planner))
         object.__setattr__(self, "skip", _known_passes(self.skip))
         object.__setattr__(self, "logs", _known_logs(self.logs))
@@ -394,6 +403,11 @@ class Options:
     def bucket_bytes(self) -> int | None:
         """``buckets`` as bytes; 0 for no buckets, ``None`` if treadle chooses."""
         return _bytes_or_none(self.buckets)
+
+    @property
+    def eight_bits(self) -> bool:
+        """Whether optimizer state is kept in 8 bits."""
+        return self.optimizer_state == "8bit"
 
     @property
     def told(self) -> tuple[Callback, ...]:

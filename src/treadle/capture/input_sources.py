@@ -1,7 +1,7 @@
 """All inputs of a step that are known before it runs, with the source of each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -14,8 +14,9 @@ from treadle.capture.distributed.communication import refuse_accumulator_hooks
 from treadle.capture.distributed.gradient_sync import RankGroup
 from treadle.capture.distributed.row_shards import Divisions
 from treadle.capture.eager import in_graph
+from treadle.capture.optimizers.eight_bits import SCALE, StateBlocks
 from treadle.capture.optimizers.param_groups import ParamGroups, param_groups_of
-from treadle.capture.optimizers.registry import update_rule
+from treadle.capture.optimizers.registry import Start, update_rule
 from treadle.capture.python_state.call_arguments import parameter_names
 from treadle.capture.python_state.flatten import FlatArguments, flatten, flatten_with_paths
 from treadle.capture.refuse import device_of
@@ -56,6 +57,7 @@ class StepInputs:
         *,
         group: RankGroup | None = None,
         place: torch.device | None = None,
+        eight_bits: bool = False,
     ) -> "StepInputs":
         """``call``: serves these arguments from now on; ``function`` names them. The rest as for
         ``capture``."""
@@ -64,10 +66,10 @@ class StepInputs:
         call.serve(FlatArguments.of(leaves, tree))
         device = place or device_of(models, leaves)
         param_groups = param_groups_of(in_graph(optimizers))
-        divisions = Divisions(group, device)
         paths = [path for path, _ in flatten_with_paths(tree, parameter_names(function))[0]]
         arguments = list(zip(paths, leaves, strict=True))
-        sources = input_sources(models, param_groups, arguments, device, divisions)
+        kept = StateForms(Divisions(group, device), eight_bits)
+        sources = input_sources(models, param_groups, arguments, device, kept)
         return StepInputs(leaves, spec, device, param_groups, sources)
 
     def refuse_hooks(self) -> None:
@@ -82,7 +84,7 @@ def input_sources(
     param_groups: ParamGroups,
     arguments: Sequence[tuple[str, object]],
     device: torch.device,
-    divisions: Divisions,
+    kept: "StateForms",
 ) -> list[SourcedInput]:
     """In the order of the graph's inputs. ``arguments``: their leaves, with paths (``x``,
     ``batch['y']``). Gradients come last, so that other inputs have the same names without them."""
@@ -90,7 +92,7 @@ def input_sources(
     return [
         *_parameters(models, names),
         *_buffers(models),
-        *_of_optimizers(param_groups, names, device, divisions),
+        *_of_optimizers(param_groups, names, device, kept),
         *_batch(arguments, names),
         *_gradients(models, names),
     ]
@@ -125,19 +127,43 @@ def _buffers(models: Mapping[str, nn.Module]) -> Iterator[SourcedInput]:
                     yield Input(Role.BUFFER, name, *_parts(buffer)), BufferSlot(owner, key)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class StateForms:
+    """How a step keeps optimizer state: ``divisions`` of it among ranks, and whether in 8 bits."""
+
+    divisions: Divisions
+    eight_bits: bool
+
+    def inputs(
+        self, optimizer: Optimizer, parameter: nn.Parameter, key: str, start: Start
+    ) -> Iterator[tuple[str, tuple[bool, bool], State]]:
+        """What is added to the name, whether it is in parts, and the source, of each input that a
+        state is."""
+        shards = self.divisions.of(parameter, update_rule(optimizer))
+        if shards is not None:
+            parts = True, not shards.is_even
+            yield "", parts, State(optimizer, parameter, key, start, shards)
+            return
+        blocks = StateBlocks.of(parameter, start) if self.eight_bits else None
+        source = State(optimizer, parameter, key, start, blocks=blocks)
+        yield "", _parts(parameter), source
+        if blocks is not None:
+            yield SCALE, (False, False), replace(source, is_scales=True)
+
+
 def _of_optimizers(
-    param_groups: ParamGroups, names: Names, device: torch.device, divisions: Divisions
+    param_groups: ParamGroups, names: Names, device: torch.device, kept: StateForms
 ) -> Iterator[SourcedInput]:
     """State and scalars."""
     for at, param_group in enumerate(param_groups):
         rule, group = update_rule(param_group.optimizer), param_group.group
         for parameter in param_group.parameters:
             for key, start in rule.states(parameter, group).items():
-                label = f"{param_group.label}.{key}[{names[id(parameter)]}]"
-                shards = divisions.of(parameter, rule)
-                source = State(param_group.optimizer, parameter, key, start, shards)
-                parts = _parts(parameter) if shards is None else (True, not shards.is_even)
-                yield Input(Role.STATE, label, *parts), source
+                inputs = kept.inputs(param_group.optimizer, parameter, key, start)
+                for behind, parts, source in inputs:
+                    label = f"{param_group.label}.{key}{behind}[{names[id(parameter)]}]"
+                    yield Input(Role.STATE, label, *parts), source
         for key in param_group.scalar_names():
             label = f"{param_group.label}.{key}.{at}"
             yield Input(Role.SCALAR, label), Scalar(param_group, key, device)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.distributed.row_shards import RowShards
+from treadle.capture.optimizers.eight_bits import SCALE, EightBitState, StateBlocks
 from treadle.capture.optimizers.optimizer_state import StateLocation
 from treadle.capture.optimizers.param_groups import ParamGroup
 from treadle.capture.optimizers.registry import Start
@@ -63,46 +64,79 @@ class BufferSlot:
 @final
 @dataclass(frozen=True, slots=True)
 class State:
-    """Optimizer state; where there is none, as it starts, kept aside until the step succeeded."""
+    """Optimizer state; where there is none, as it starts, kept aside until the step succeeded.
+    ``blocks``: of state in 8 bits, which is two inputs: codes, and scales if ``is_scales``."""
 
     optimizer: Optimizer
     parameter: nn.Parameter
     key: str
     start: Start
     shards: RowShards | None = None  # where ranks divide it
+    blocks: StateBlocks | None = None
+    is_scales: bool = False
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """What the optimizer has for the parameter; else its start, kept in ``pending``. Of what
-        ranks divide, this rank's rows."""
+        ranks divide, this rank's rows; of what has blocks, codes or scales."""
         value = self.now()
-        if value is not None and (self.shards is None or is_sharded(value)):
-            return local_of(value)
+        if value is not None and self._is_kept(value):
+            return self._part(value)
         if self.place not in pending:
-            pending[self.place] = self._fresh() if value is None else self._divided(value)
-        return local_of(pending[self.place])
+            pending[self.place] = self._fresh() if value is None else self._kept(value)
+        return self._part(pending[self.place])
+
+    def _is_kept(self, value: Tensor) -> bool:
+        """Whether it is there in the way that the step keeps it."""
+        if self.shards is not None:
+            return is_sharded(value)
+        return isinstance(value, EightBitState) == (self.blocks is not None)
+
+    def _part(self, value: Tensor) -> Tensor:
+        """What of it is this input."""
+        if isinstance(value, EightBitState):
+            return value.scales if self.is_scales else value.codes
+        return local_of(value)
 
     @property
     def place(self) -> StateKey:
         """Several optimizers may have state of one parameter."""
         return id(self.optimizer), id(self.parameter), self.key
 
+    @property
+    def slot(self) -> StateKey:
+        """The place of this input: scales are one of their own."""
+        return (*self.place[:2], self.key + SCALE * self.is_scales)
+
     def now(self) -> Tensor | None:
         """What the optimizer has for the parameter."""
         return self.optimizer.state.get(self.parameter, {}).get(self.key)
 
-    def like(self) -> Tensor:
+    def typed(self) -> Tensor:
+        """A tensor of the type that ``read`` gives."""
+        value = self.now()
+        if value is None or self.blocks is not None:
+            return self._like()
+        return value
+
+    def _like(self) -> Tensor:
         """A tensor without memory of the type that it starts with."""
+        if self.blocks is not None:
+            return self.blocks.like(scales=self.is_scales)
         parameter = self.parameter.detach().to("meta")
         if self.start.shape is not None:
             return parameter.new_empty(self.start.shape)
         return torch.empty_like(parameter, memory_format=torch.preserve_format)
 
-    def _divided(self, value: Tensor) -> Tensor:
-        """Of a checkpoint of ranks that did not divide it."""
-        assert self.shards is not None
-        return self.shards.placed(self.shards.own(value).clone(), value)
+    def _kept(self, value: Tensor) -> Tensor:
+        """What a checkpoint, or a step with other options, has left in another way."""
+        whole = value.decoded() if isinstance(value, EightBitState) else value
+        if self.shards is not None:  # ranks did not divide it
+            return self.shards.placed(self.shards.own(whole).clone(), whole)
+        return whole if self.blocks is None else self.blocks.encoded(whole)
 
     def _fresh(self) -> Tensor:
+        if self.blocks is not None:
+            return self.blocks.zeros(self.parameter)
         if self.shards is not None:
             own = self.shards.own(self.parameter.detach())
             return self.shards.placed(torch.full_like(own, self.start.value), self.parameter)

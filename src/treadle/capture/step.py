@@ -64,6 +64,7 @@ class _Capture:
     call: ServedCall
     numbers: Sequence[Location]
     group: RankGroup | None
+    eight_bits: bool
     path: Answers
 
     def request(self, own_steps: OwnSteps) -> TraceRequest:
@@ -77,6 +78,7 @@ class _Capture:
             self.call,
             group=self.group,
             place=self.place,
+            eight_bits=self.eight_bits,
         )
         inputs.refuse_hooks()
         return TraceRequest(
@@ -93,6 +95,7 @@ class _Capture:
             update=self.update,
             plans=self.place is not None,
             group=self.group,
+            eight_bits=self.eight_bits,
             path=self.path if self.group is None and not self.dims else None,
             dims=self.dims,
         )
@@ -113,6 +116,7 @@ def capture(
     call: ServedCall | None = None,
     numbers: Sequence[Location] = (),
     group: RankGroup | None = None,
+    eight_bits: bool = False,
     path: Answers = (),
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
@@ -122,7 +126,8 @@ def capture(
     ``update=False``: gradients are accumulated, and optimizers do not step. ``call``: where the
     arguments of the calls to come are found; ``numbers``: places of Python's whose numbers change
     from call to call, and are to be inputs where the graph allows it. ``group``: over whose ranks
-    the gradients of a plain model are averaged. ``path``: the answers to the first questions of
+    the gradients of a plain model are averaged. ``eight_bits``: optimizer state is kept so where
+    it can be. ``path``: the answers to the first questions of
     the step about values of tensors of which both ways go on; others are guessed. What fails after
     a guess is not raised: it is ``failed`` of a step that is captured up to there.
 
@@ -137,7 +142,7 @@ def capture(
     load_tracer()
     call = call or ServedCall()
     key = function, models, optimizers, args, kwargs, place, dims, update, call, numbers
-    step = _Capture(*key, group, path)
+    step = _Capture(*key, group, eight_bits, path)
     tried: list[Run] = []
     own_steps, first = OwnSteps.of(optimizers), None
     while True:

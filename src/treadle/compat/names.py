@@ -14,6 +14,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.autograd._profiler_enabled": ALL,
     "torch._C._autograd._top_saved_tensors_default_hooks": ALL,
     "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
+    "torch._C._disabled_torch_function_impl": ALL,
     "torch._C._dispatch_keys": ALL,
     "torch._C._distributed_c10d.Logger": ALL,
     "torch._check": ALL,
@@ -124,6 +125,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_is_view",
         "_is_zerotensor",
         "_make_subclass",
+        "_make_wrapper_subclass",
         "_post_accumulate_grad_hooks",
     ),
     "UntypedStorage": ("_cdata",),

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,18 @@ def saturates() -> bool:
     """Whether a number that float8 e4m3 has not becomes its largest one, and not NaN: PyTorch 2.13
     does that, 2.11 does not."""
     return not bool(torch.tensor(1e9).to(torch.float8_e4m3fn).isnan())
+
+
+class WrapperTensor(Tensor):
+    """A base of tensors that have no memory themselves: their ``__torch_dispatch__`` says what they
+    do, and PyTorch's functions give plain tensors."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def wrapping(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Self:
+        """One without attributes yet."""
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

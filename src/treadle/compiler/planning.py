@@ -117,7 +117,13 @@ def plan(
     hardware = model_for(name)
     place = _place(hardware)
     captured = capture(
-        function, models=models, optimizers=optimizers, args=batch, kwargs={}, place=place
+        function,
+        models=models,
+        optimizers=optimizers,
+        args=batch,
+        kwargs={},
+        place=place,
+        eight_bits=options.eight_bits,
     )
     at = _device_of(hardware, captured.device)
     is_here = at == captured.device and here.type == place.type

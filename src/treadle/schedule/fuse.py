@@ -11,6 +11,7 @@ A group is a set of computes in one nest. Two groups may merge when
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import final
 
 from treadle.algebra.extents import sample_of
 from treadle.algebra.index import Index
@@ -57,23 +58,47 @@ class Group:
         return frozenset(found)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a value of every element is made of. ``reductions``: the steps of those that it waits
+    for, as bits: it is there in the pass behind them, and made again in each later one that needs
+    it. ``memory``: what is read for it each time."""
+
+    reductions: int
+    memory: frozenset[str]
+
+
 @dataclass(slots=True)
 class _Flow:
     """What members of a kernel have written and read so far, and whether one of them has stored
-    where another had read."""
+    where another had read. ``needs``: of the values, by their buffers; ``behind``: by a buffer in
+    memory, the reductions that reads of its elements wait for; ``stored``: those that the store of
+    new elements waits for."""
 
     written: dict[str, ScheduledOp] = field(default_factory=dict[str, ScheduledOp])
     read: dict[str, tuple[tuple[Level, Index | None], ...]] = field(
         default_factory=dict[str, tuple[tuple[Level, Index | None], ...]]
     )
     overwrites: bool = False
+    needs: dict[str, _Needs] = field(default_factory=dict[str, _Needs])
+    behind: dict[str, int] = field(default_factory=dict[str, int])
+    stored: dict[str, int] = field(default_factory=dict[str, int])
 
     def copy(self) -> "_Flow":
-        return _Flow(dict(self.written), dict(self.read), self.overwrites)
+        return _Flow(
+            dict(self.written),
+            dict(self.read),
+            self.overwrites,
+            dict(self.needs),
+            dict(self.behind),
+            dict(self.stored),
+        )
 
-    def takes(self, op: ScheduledOp, facts: Dependencies, *, pointwise: bool) -> bool:
-        """Whether ``each`` can be the next: it finds the values of earlier members at its own
-        place of the nest, and overwrites nothing that another element still reads."""
+    def takes(self, op: ScheduledOp, facts: Dependencies, nest: LoopNest, *, reduces: bool) -> bool:
+        """Whether ``op`` can be the next: it finds the values of earlier members at its own
+        place of the nest, and overwrites nothing that another element still reads. ``reduces``:
+        whether the kernel does."""
         available, buffer = Level.FULL if op.reduces else op.level, op.buffer
         for name, index in op.reads:
             source = self.written.get(name)
@@ -84,13 +109,39 @@ class _Flow:
         if buffer in self.written:
             return False
         if buffer in self.read:
-            same = all(place == (op.level, op.index) for place in self.read[buffer])
-            is_narrow = op.level is not Level.FULL
-            if not same or is_narrow is pointwise:  # a row or column is stored after its loops
+            in_rows, reads = nest.kind is KernelKind.ROWS, self.read[buffer]
+            in_turn = reduces is (op.level is not Level.FULL)  # rows are stored after their loops
+            any_level = reduces and in_rows and op.level is Level.ROW
+            if any(index != op.index for _, index in reads) or not (in_turn or in_rows):
+                return False
+            if not any_level and any(level is not op.level for level, _ in reads):
                 return False
             self.overwrites = True
         self.written[buffer] = op
-        return True
+        return not reduces or self._comes_after_reads(op)
+
+    def _comes_after_reads(self, op: ScheduledOp) -> bool:
+        """Whether no pass reads elements of a buffer behind the one that stores new ones there. A
+        value waits for at least the passes of another if it waits for all of its reductions."""
+        sources = [self.needs[name] for name, _ in op.reads if name in self.needs]
+        waits = 0
+        for source in sources:
+            waits |= source.reductions
+        if op.level is not Level.FULL and not op.reduces:
+            self.needs[op.buffer] = _Needs(waits, frozenset())
+            return True
+        memory = frozenset([name for name, _ in op.reads if name not in self.needs])
+        memory = memory.union(*(source.memory for source in sources))
+        for name in memory:
+            self.behind[name] = self.behind.get(name, 0) | waits
+            if name in self.stored and waits & ~self.stored[name]:
+                return False
+        if op.reduces:
+            self.needs[op.buffer] = _Needs(waits | 1 << op.step, frozenset())
+            return True
+        self.needs[op.buffer] = _Needs(waits, memory)
+        self.stored[op.buffer] = waits
+        return not self.behind.get(op.buffer, 0) & ~waits
 
 
 def _flows(
@@ -343,7 +394,7 @@ class Fuser:
         if not near or self._between(a, b) or self._between(b, a):
             return None
         placed = tuple(sorted((*a.placed, *b.placed), key=_step_of))
-        flow = flow_of(placed, self._facts)
+        flow = flow_of(placed, self._facts, nest)
         if flow is None or not _columns_are_last(placed, nest):
             return None
         if not self._pressure.allows(self._merge_of(a, b)):
@@ -391,12 +442,12 @@ class Fuser:
     ) -> "_Flow | None":
         """How values pass between ``placed`` in that nest; ``None`` where they cannot. What is
         known of ``first`` is not looked at again where its members come first, as they are."""
-        pointwise = not any(op.reduces for op in placed)
+        reduces = any(op.reduces for op in placed)
         known = first.flow if placed[: len(first.placed)] == first.placed else None
-        if known is None or (known.overwrites and not pointwise):
-            return flow_of(placed, self._facts)
+        if known is None or (reduces and first.pointwise):
+            return flow_of(placed, self._facts, nest)
         flow, rest = known.copy(), placed[len(first.placed) :]
-        done = all(flow.takes(op, self._facts, pointwise=pointwise) for op in rest)
+        done = all(flow.takes(op, self._facts, nest, reduces=reduces) for op in rest)
         return flow if done else None
 
     def _merge_of(self, a: Group, b: Group) -> Merge:
@@ -441,10 +492,10 @@ class Fuser:
         return {self._group_of[i] for m in group.members for i in after[m] if i < count}
 
 
-def flow_of(placed: tuple[ScheduledOp, ...], facts: Dependencies) -> "_Flow | None":
+def flow_of(placed: tuple[ScheduledOp, ...], facts: Dependencies, nest: LoopNest) -> "_Flow | None":
     """How values pass between ``placed`` in one kernel of a nest; ``None`` if they cannot."""
-    flow, pointwise = _Flow(), not any(op.reduces for op in placed)
-    done = all(flow.takes(op, facts, pointwise=pointwise) for op in placed)
+    flow, reduces = _Flow(), any(op.reduces for op in placed)
+    done = all(flow.takes(op, facts, nest, reduces=reduces) for op in placed)
     return flow if done else None
 
 

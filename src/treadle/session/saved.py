@@ -42,6 +42,7 @@ _WORDS = {
     "codegen": "the option codegen",
     "fuse": "the option fuse",
     "numerics": "the option numerics",
+    "optimizer_state": "the option optimizer_state",
     "rng": "the option rng",
     "skip": "the option skip",
     "passes": "what users registered",

@@ -197,7 +197,7 @@ class Starts:
 
     def _objects(self) -> StepObjects:
         step = self._step
-        return StepObjects(step.function, step.models, step.optimizers, self._call)
+        return StepObjects(step.function, step.models, step.optimizers, self._call, step.eight_bits)
 
     def _record(self, compiled: Compiled) -> Data:
         captured = compiled.captured

@@ -26,14 +26,15 @@ def arguments_of(batch: object) -> tuple[object, ...]:
 class UserStep:
     """``function`` with its models and optimizers by name. ``has_update``: whether it has a
     parameter ``update`` of its own; otherwise calls may be given one. ``group``: the ranks that a
-    plain model is trained on. ``gathered``: what gives the modules of ``fully_shard`` back the
-    parts that the step trains."""
+    plain model is trained on. ``eight_bits``: optimizer state is kept so. ``gathered``: what gives
+    the modules of ``fully_shard`` back the parts that the step trains."""
 
     function: Callable[..., object]
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
     has_update: bool
     group: RankGroup | None = None
+    eight_bits: bool = False
     gathered: GatheredModules = field(default_factory=lambda: GatheredModules([]))
     _started: bool = False
 
@@ -43,13 +44,15 @@ class UserStep:
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
         group: RankGroup | None = None,
+        *,
+        eight_bits: bool = False,
     ) -> "UserStep":
         """A function and what it trains."""
         has_update = "update" in parameter_names(function)
         if group is not None:
             refuse_other_parts(models, group)
         gathered = GatheredModules(models.values())
-        return UserStep(function, models, optimizers, has_update, group, gathered)
+        return UserStep(function, models, optimizers, has_update, group, eight_bits, gathered)
 
     def tensors(self) -> list[Tensor]:
         """Parameters and buffers of its models."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from treadle.options import STATES
 from treadle.tools.exit_status import STANDARD_OUTPUT, Exit
 from treadle.tools.why import meaning_of
 from treadle.util.errors import TreadleError
@@ -88,6 +89,12 @@ def _add_plan(commands: Commands) -> None:
         default=None,
         metavar="ROWS",
         help='plan for micro-batches of at most so many rows, or "auto": as many as fit',
+    )
+    parser.add_argument(
+        "--optimizer-state",
+        choices=STATES,
+        default=None,
+        help="how averages of gradients are kept",
     )
     parser.add_argument(
         "--planner",

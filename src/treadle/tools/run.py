@@ -96,7 +96,12 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
         device=parsed.device,
         points=parsed.points,
         exact=parsed.exact,
-        options=options_with(None, micro_batch=parsed.micro_batch, planner=parsed.planner),
+        options=options_with(
+            None,
+            micro_batch=parsed.micro_batch,
+            optimizer_state=parsed.optimizer_state,
+            planner=parsed.planner,
+        ),
     )
     _say(console, result.table())
     _write_json(parsed, asdict(result))

@@ -15,6 +15,8 @@ from treadle.capture.optimizers.moments import (
     with_either_decay,
 )
 from treadle.capture.optimizers.registry import (
+    AVERAGE,
+    SQUARES,
     ZEROS,
     ElementwiseUpdate,
     Group,
@@ -42,8 +44,8 @@ class AdamUpdate(ElementwiseUpdate):
         return (group["amsgrad"], group["maximize"], decays(group), decay)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        names = {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
-        return names | {"max_exp_avg_sq": ZEROS} if group["amsgrad"] else names
+        names = {"exp_avg": AVERAGE, "exp_avg_sq": SQUARES}
+        return names | {"max_exp_avg_sq": SQUARES} if group["amsgrad"] else names
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "betas", "eps", "weight_decay")

@@ -20,6 +20,8 @@ from treadle.capture.optimizers.moments import (
     with_either_decay,
 )
 from treadle.capture.optimizers.registry import (
+    AVERAGE,
+    SQUARES,
     ZEROS,
     ElementwiseUpdate,
     Group,
@@ -82,9 +84,10 @@ class RMSpropUpdate(ElementwiseUpdate):
         return (decays(group), group["maximize"], group["centered"], group["momentum"] > 0)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        states = {"square_avg": ZEROS}
-        states |= {"momentum_buffer": ZEROS} if group["momentum"] > 0 else {}
-        return states | ({"grad_avg": ZEROS} if group["centered"] else {})
+        names = {"momentum_buffer": AVERAGE} if group["momentum"] > 0 else {}
+        if group["centered"]:  # a difference of the two, which has a root: neither is rounded
+            return names | {"square_avg": ZEROS, "grad_avg": ZEROS}
+        return names | {"square_avg": SQUARES}
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "alpha", "eps", "momentum", "weight_decay")
@@ -151,7 +154,7 @@ class AdamaxUpdate(ElementwiseUpdate):
         return (decays(group), group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"exp_avg": ZEROS, "exp_inf": ZEROS}
+        return {"exp_avg": AVERAGE, "exp_inf": SQUARES}
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "eps", "weight_decay", "betas")
@@ -189,7 +192,7 @@ class NAdamUpdate(ElementwiseUpdate):
         return (decays(group), group["decoupled_weight_decay"], group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
+        return {"exp_avg": AVERAGE, "exp_avg_sq": SQUARES}
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "eps", "weight_decay", "momentum_decay", "betas")
@@ -231,7 +234,7 @@ class RAdamUpdate(ElementwiseUpdate):
         return (decays(group), group["decoupled_weight_decay"], group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
+        return {"exp_avg": AVERAGE, "exp_avg_sq": SQUARES}
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "eps", "weight_decay", "betas")

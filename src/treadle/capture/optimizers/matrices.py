@@ -13,6 +13,7 @@ from torch import Tensor
 
 from treadle.capture.optimizers.moments import as_number, decays, number, read, signed, with_decay
 from treadle.capture.optimizers.registry import (
+    AVERAGE,
     ZEROS,
     ElementwiseUpdate,
     Group,
@@ -93,7 +94,7 @@ class MuonUpdate(OptimizerUpdate):
         return tuple(group[name] for name in names)
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"momentum_buffer": ZEROS}
+        return {"momentum_buffer": AVERAGE}
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "momentum", "weight_decay")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -22,13 +23,19 @@ Values = dict[str, Tensor]
 @dataclass(frozen=True, slots=True)
 class Start:
     """The initial value of a state tensor: filled with ``value``, in ``shape`` or the shape of the
-    parameter."""
+    parameter. ``codes``: the dtype of its codes if it may be kept in 8 bits, as averages may:
+    ``torch.int8``, or ``torch.uint8`` for what is never negative."""
 
     value: float = 0.0
     shape: tuple[int, ...] | None = None
+    codes: torch.dtype | None = None
 
 
 ZEROS = Start()
+AVERAGE = Start(codes=torch.int8)
+"""Of gradients."""
+SQUARES = Start(codes=torch.uint8)
+"""An average of squares or magnitudes."""
 
 
 class OptimizerUpdate(abc.ABC):

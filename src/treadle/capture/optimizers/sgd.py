@@ -8,7 +8,7 @@ from torch import Tensor
 
 from treadle.capture.optimizers.moments import decays, number, read, signed, with_decay
 from treadle.capture.optimizers.registry import (
-    ZEROS,
+    AVERAGE,
     ElementwiseUpdate,
     Group,
     Start,
@@ -40,7 +40,7 @@ class SGDUpdate(ElementwiseUpdate):
         return (decays(group), _moves(group), group["nesterov"], group["maximize"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
-        return {"momentum_buffer": ZEROS} if _moves(group) else {}
+        return {"momentum_buffer": AVERAGE} if _moves(group) else {}
 
     def scalars(self, group: Group) -> dict[str, float]:
         return read(group, "lr", "momentum", "dampening", "weight_decay")

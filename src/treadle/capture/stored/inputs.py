@@ -33,7 +33,15 @@ def input_texts_of(
     later calls change. Raises what ``capture`` raises before it runs anything. State that is not
     there yet has the type that it starts with: it is the same step."""
     check_models(step.models, step.optimizers)
-    inputs = StepInputs.of(step.function, step.models, step.optimizers, args, kwargs, step.call)
+    inputs = StepInputs.of(
+        step.function,
+        step.models,
+        step.optimizers,
+        args,
+        kwargs,
+        step.call,
+        eight_bits=step.eight_bits,
+    )
     inputs.refuse_hooks()
     return input_texts(step, inputs.sources, inputs.leaves, dims)
 
@@ -71,8 +79,7 @@ def _type_text(source: Source, leaves: list[object], dims: Dims) -> str:
         case Scalar():
             return str(source.device)
         case State():
-            value = source.now()
-            return _fact_text(source.like() if value is None else value, source.parameter.device)
+            return _fact_text(source.typed(), source.parameter.device)
         case _:
             value = source.read(leaves, {})
             return _fact_text(value, value.device)

@@ -18,12 +18,14 @@ from treadle.capture.tensors.tensor_effects import read_attributes
 @final
 @dataclass(frozen=True, slots=True)
 class StepObjects:
-    """A step's function, what it trains, and the call that is served."""
+    """A step's function, what it trains, and the call that is served. ``eight_bits``: whether it
+    keeps optimizer state in 8 bits."""
 
     function: Callable[..., object]
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
     call: ServedCall
+    eight_bits: bool = False
 
     @property
     def parameters(self) -> list[Tensor]:

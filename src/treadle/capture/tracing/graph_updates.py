@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.distributed.row_shards import RowShards
 from treadle.capture.integrations.grad_scaler import selected
+from treadle.capture.optimizers.eight_bits import as_numbers, scales_in, turn_of
 from treadle.capture.optimizers.hyper_parameters import HyperParameters
 from treadle.capture.optimizers.param_groups import ParamGroup
 from treadle.capture.optimizers.registry import Group, OptimizerUpdate, Values, update_rule
@@ -152,9 +153,9 @@ class GraphUpdates:
             if changed.set:
                 device = next(iter(scalars.values())).device
                 scalars |= changed.scalars(rule, device, self._recorder.inside)
-            of_group = _GroupUpdate(
-                param_group.optimizer, rule, group, rule.prepare(scalars, group)
-            )
+            turn = turn_of(scalars) if self._request.eight_bits else None
+            shared = rule.prepare(scalars, group)
+            of_group = _GroupUpdate(param_group.optimizer, rule, group, shared, turn)
             some = [p for p in with_grad if taken[p] == nth]
             self._update(
                 of_group, some, means, self._recorder.scaling.skips.get(id(param_group.optimizer))
@@ -175,6 +176,8 @@ class GraphUpdates:
             state = self._bindings.state_of(of_group.optimizer, parameter, names)
             with self._rows_of(parameter, means) as (leaf, grad):
                 update = functools.partial(of_group.update, leaf, grad, state)
+                if scales_in(state):
+                    update = functools.partial(of_group.update_numbers, leaf, grad, state)
                 if skips is not None:
                     update = functools.partial(
                         selected, skips, update, (leaf.detach(), *state.values())
@@ -239,12 +242,14 @@ class GraphUpdates:
 @final
 @dataclass(frozen=True, slots=True)
 class _GroupUpdate:
-    """An update rule with the options of a group, and what all parameters of the group share."""
+    """An update rule with the options of a group, and what all parameters of the group share;
+    ``turn`` of state in 8 bits."""
 
     optimizer: Optimizer
     rule: OptimizerUpdate
     group: Group
     shared: Values
+    turn: Tensor | None
 
     def update(self, leaf: Tensor, grad: Tensor | SparseRows, state: Values) -> None:
         """New values of one parameter and its state, in their places."""
@@ -256,6 +261,16 @@ class _GroupUpdate:
             value, grad = torch.view_as_real(value), torch.view_as_real(grad)
             state = {key: _real_parts(entry) for key, entry in state.items()}
         self.rule.update(value, grad, state, self.shared, self.group)
+
+    def update_numbers(self, leaf: Tensor, grad: Tensor | SparseRows, state: Values) -> None:
+        """Likewise, of state in 8 bits. An update of elements is one of blocks: then their scales
+        are found by the kernel that has the new numbers."""
+        shape = leaf.shape
+        if self.rule.elementwise and isinstance(grad, Tensor):
+            shape = state[next(iter(scales_in(state)))].shape
+            leaf, grad = leaf.detach().view(shape), grad.reshape(shape)
+        with as_numbers(state, shape, leaf.dtype, self.turn) as numbers:
+            self.update(leaf, grad, numbers)
 
 
 def _real_parts(value: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.distributed.gradient_sync import GradientSync
+from treadle.capture.optimizers.eight_bits import SCALE
 from treadle.capture.optimizers.registry import update_rule
 from treadle.capture.python_state.changes import RunPlaces, refused
 from treadle.capture.python_state.parts import MISSING
@@ -64,7 +65,7 @@ class InputBindings:
                 case BufferSlot(owner, key):
                     self.buffers.append((owner, key, _like(owner._buffers[key], value)))
                 case State():
-                    self.states[source.place] = value
+                    self.states[source.slot] = value
                 case Scalar(param_group, key, _):
                     self.scalars[id(param_group), key] = value
                     scalars = update_rule(param_group.optimizer).scalars(param_group.group)
@@ -100,8 +101,11 @@ class InputBindings:
     def state_of(
         self, optimizer: Optimizer, parameter: nn.Parameter, names: Iterable[str]
     ) -> dict[str, Tensor]:
-        """What is traced in the place of an optimizer's state of a parameter."""
-        return {name: self.states[id(optimizer), id(parameter), name] for name in names}
+        """What is traced in the place of an optimizer's state of a parameter; of state in 8 bits
+        codes, and scales by a name of their own."""
+        of = id(optimizer), id(parameter)
+        parts = [part for name in names for part in (name, name + SCALE)]
+        return {part: self.states[*of, part] for part in parts if (*of, part) in self.states}
 
     def by_id(self) -> dict[int, Tensor]:
         """What is traced in the place of parameters and buffers, by the ids of those."""

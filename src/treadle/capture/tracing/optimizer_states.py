@@ -98,7 +98,10 @@ class OptimizerStates:
             kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
             tensors["step"] = (step if taken else step - 1).to(kind)
         names = rule.states(parameter, self._updates.group_of(param_group))
-        return tensors | self._bindings.state_of(optimizer, parameter, names)
+        state = self._bindings.state_of(optimizer, parameter, names)
+        if len(state) > len(names):
+            raise refused_state("reads optimizer.state that is kept in 8 bits")
+        return tensors | state
 
     def changes(self, numbers: ChangingNumbers) -> Iterator[tuple[StateLocation, object]]:
         """What the step left among the user's own entries."""

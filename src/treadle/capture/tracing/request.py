@@ -34,6 +34,7 @@ class TraceRequest:
     ``own_steps``: of optimizers without an update rule those whose own code is captured.
     ``update=False``: gradients only. Optimizers do not step, and what the last backward left in
     ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no values.
+    ``eight_bits``: optimizer state is kept so where it can be.
     ``path``: the answers to its first decisions on values of tensors. ``dims``: the shapes of those
     leaves that have sizes which later calls change; ``symbols``: what stands for these.
     """
@@ -51,6 +52,7 @@ class TraceRequest:
     update: bool = True
     plans: bool = False
     group: RankGroup | None = None
+    eight_bits: bool = False
     path: Answers | None = ()
     dims: Dims | None = None
     symbols: Symbols | None = None
@@ -58,7 +60,7 @@ class TraceRequest:
     @property
     def objects(self) -> StepObjects:
         """What a later call has as well."""
-        return StepObjects(self.function, self.models, self.optimizers, self.call)
+        return StepObjects(self.function, self.models, self.optimizers, self.call, self.eight_bits)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -140,7 +140,7 @@ class UserTensors:
             elif was is not None:
                 self._owned.add(tensor.find, tensor.traced, None)
         for _, source in self._request.sources:
-            if isinstance(source, State) and source.shards is None:
+            if isinstance(source, State) and source.shards is None and source.blocks is None:
                 traced = self._bindings.states[source.place]
                 self._owned.add(functools.partial(source.read, [], self.pending), traced, traced)
 

@@ -3,6 +3,7 @@
 from treadle.graph.custom_ops import (
     branches,
     ctc,
+    eight_bits,
     expect,
     float8,
     full_products,
@@ -30,5 +31,7 @@ CUSTOM_OPS = (
     masks.COUNTED_MASK,
     expect.EXPECT,
     float8.TO_FLOAT8,
+    eight_bits.TO_EIGHT_BITS,
+    eight_bits.FROM_EIGHT_BITS,
     incoming.INCOMING_GRADIENT,
 )

@@ -9,10 +9,20 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
+from treadle.algebra.index import Index
 from treadle.compat.operators.schemas import OpOverload
 from treadle.graph.custom_ops.branches import taken
+from treadle.graph.custom_ops.eight_bits import (
+    BELOW,
+    FROM_EIGHT_BITS,
+    TO_EIGHT_BITS,
+    code_of,
+    dither,
+    last_code,
+    number_of,
+)
 from treadle.graph.custom_ops.float8 import TO_FLOAT8
-from treadle.loop.expr import Apply, Array
+from treadle.loop.expr import Apply, Array, Position
 from treadle.lower.context import LoweringContext, broadcast, element
 from treadle.lower.registry import Unsupported, Value, aten_op, lowers
 from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, number, promoted_dtype
@@ -148,6 +158,45 @@ def to_float8(context: LoweringContext, x: Value, scale: Value, dtype: torch.dty
     value = ScalarExpr(cast(broadcast(x, axes), wide)) * times
     value = at_most(at_least(value, -most), most)
     return Array(axes, Apply("cast", (value.expr,), dtype))
+
+
+@lowers(TO_EIGHT_BITS.op)
+def to_eight_bits(
+    context: LoweringContext,
+    x: Value,
+    scale: Value,
+    dtype: torch.dtype,
+    turn: Value | None = None,
+) -> Array:
+    """``out[i] = code(x[i] / scale)``; 0 where that is NaN."""
+    axes = context.axes()
+    value, scale_ = (ScalarExpr(cast(broadcast(each, axes), torch.float32)) for each in (x, scale))
+    times = scale_.fn("gt", 0).choose(scale_.fn("reciprocal"), 0)
+    magnitude = value.fn("abs") * times
+    code = code_of(magnitude, dtype, at_most)
+    if turn is None:
+        code = code.fn("round")
+    else:
+        column = ScalarExpr(cast(Position(Index.of(axes[-1])), torch.float32))
+        offset = ScalarExpr(cast(broadcast(turn, axes), torch.float32))
+        code = (code + (dither(column, offset, named("floor")) + BELOW)).fn("floor")
+    code = at_most(code, last_code(dtype))
+    if dtype is torch.uint8:
+        code = magnitude.fn("gt", 0).choose(at_least(code, 1), 0)
+    signed = value.fn("lt", 0).choose(-code, code)
+    return Array(axes, cast(code.fn("gt", 0).choose(signed, 0).expr, dtype))
+
+
+@lowers(FROM_EIGHT_BITS.op)
+def from_eight_bits(context: LoweringContext, codes: Value, scale: Value) -> Array:
+    """``out[i] = number(codes[i]) * scale``."""
+    axes, wide = context.axes(), torch.float32
+    code = ScalarExpr(cast(broadcast(codes, axes), wide))
+    magnitude = code.fn("abs")
+    number = number_of(magnitude, codes.dtype, at_least)
+    number = magnitude.fn("lt", last_code(codes.dtype)).choose(number, 1)
+    signed = code.fn("lt", 0).choose(-number, number)
+    return Array(axes, (signed * ScalarExpr(cast(broadcast(scale, axes), wide))).expr)
 
 
 @lowers(aten.copy.default)

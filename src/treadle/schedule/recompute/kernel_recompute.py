@@ -128,7 +128,7 @@ class KernelRecompute:
     def _with(self, group: Group, new: Mapping[int, ScheduledOp]) -> _Again | None:
         assert group.nest is not None
         placed = tuple(sorted((*group.placed, *new.values()), key=lambda op: op.step))
-        if flow_of(placed, self._facts) is None:
+        if flow_of(placed, self._facts, group.nest) is None:
             return None
         again = group.again | {op.buffer for op in new.values()}
         waits = frozenset().union(*(self._facts.before[number] for number in new))

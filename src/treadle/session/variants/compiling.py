@@ -183,6 +183,7 @@ class VariantCompiler:
             call=self.call,
             numbers=tuple(self._numbers),
             group=self.step.group,
+            eight_bits=self.step.eight_bits,
         )
         with _left_to_eager(call.path):
             captured = along(path=call.path)
