@@ -57,7 +57,29 @@ def damped(model, optimizer, key):
     return torch.zeros(())
 
 
-LOOKS = (norms_after, norms_of_all, counts, as_groups_have_them, damped)
+def masked(model, optimizer, key):
+    """The key is set to the very tensor, as Python does after ``*=``."""
+    for p in model.parameters():
+        if key in optimizer.state[p]:
+            optimizer.state[p][key] *= (p > 0).to(p.dtype)
+    return torch.zeros(())
+
+
+def replaced(model, optimizer, key):
+    """By another tensor, twice; the old one keeps its values, as in eager."""
+    found = []
+    for p in model.parameters():
+        state = optimizer.state[p]
+        if key in state:
+            old = state[key]
+            state[key] = torch.zeros_like(p, requires_grad=False)
+            state[key] = old * 0.5 + state[key]
+            state[key].add_(1e-4)
+            found.append(old.norm() - state[key].norm())
+    return found
+
+
+LOOKS = (norms_after, norms_of_all, counts, as_groups_have_them, damped, masked, replaced)
 
 
 def made(make, look, when):
@@ -80,7 +102,8 @@ def made(make, look, when):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("make", "look"),
-    [(adam, look) for look in LOOKS] + [(make, damped) for make in KEYS if make is not adam],
+    [(adam, look) for look in LOOKS]
+    + [(make, look) for make in KEYS if make is not adam for look in (damped, replaced)],
 )
 def test_values_are_those_of_the_call(make, look, when):
     model, optimizer, step = made(make, look, when)
@@ -119,6 +142,11 @@ def test_state_that_comes_back_is_looked_at_again():
     "change",
     [
         lambda optimizer, p: optimizer.state[p].update(exp_avg=p),
+        lambda optimizer, p: optimizer.state[p].update(exp_avg=p.detach()[:1]),
+        lambda optimizer, p: optimizer.state[p].update(exp_avg=p.detach().double()),
+        lambda optimizer, p: optimizer.state[p].update(exp_avg=None),
+        lambda optimizer, p: optimizer.state[p].update(step=optimizer.state[p]["step"] * 2),
+        lambda optimizer, p: optimizer.state[p].pop("exp_avg"),
         lambda optimizer, p: optimizer.state.clear(),
         lambda optimizer, p: optimizer.state[p].clear(),
         lambda optimizer, p: optimizer.state[p].update(mine=[p]),
@@ -127,6 +155,8 @@ def test_state_that_comes_back_is_looked_at_again():
     ],
 )
 def test_the_form_s_entries_stay(change):
+    """Which there are, and that none is another tensor's memory."""
+
     def look(model, optimizer, key):
         change(optimizer, next(model.parameters()))
 

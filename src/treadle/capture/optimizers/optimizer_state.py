@@ -4,6 +4,8 @@
 
     optimizer.state[p]["exp_avg"]   the state before the update, or after it, as it is at that point
     optimizer.state[p]["step"]      a tensor without dims, from the counter of the call
+    optimizer.state[p]["exp_avg"] *= mask   the very tensor, or a new one of its kind: the state
+                                            from then on, in the old one's memory at the end
     p in optimizer.state            whether there is state: part of what the step rests on
     self.state[p]["old"] = p.clone()    an entry of the user's own: put there at every call
     self.state[p]["n"] += 1             a number that is read before the launch, and put after it
@@ -81,12 +83,13 @@ class TracedState(MutableMapping[object, object]):
         parameters: Mapping[int, tuple[nn.Parameter, Tensor]],
         entries: Callable[[nn.Parameter], Mapping[str, object]],
         names: Callable[[nn.Parameter], frozenset[str]],
+        replace: Callable[[nn.Parameter, object, object], None],
         uses: Uses | None,
     ) -> None:
         self._optimizer = optimizer
         self._real: Any = optimizer.state
         self._parameters = parameters
-        self._entries, self._names = entries, names
+        self._entries, self._names, self._replace = entries, names, replace
         self._known: dict[int, tuple[nn.Parameter, Entries, TracedEntries]] = {}
         self._assigned: dict[int, Entries] = {}  # whole ones
         self._got: set[int] = set()  # ids of those that are there from then on
@@ -124,7 +127,8 @@ class TracedState(MutableMapping[object, object]):
                 for name, value in real.items()
                 if name not in names
             }
-            self._known[id(parameter)] = parameter, own, TracedEntries(own, names)
+            replace = functools.partial(self._replace, parameter)
+            self._known[id(parameter)] = parameter, own, TracedEntries(own, names, replace)
         entries = self._known[id(parameter)][2]
         entries.renew(self._entries(parameter))
         return self._assigned.get(id(parameter), entries)
@@ -271,12 +275,14 @@ class SharedNumbers:
 
 @final
 class TracedEntries(Entries):
-    """The state of one parameter. The tensors of what the update rule keeps (``fixed``) may be read
-    and written to, not replaced."""
+    """The state of one parameter. The tensors of what the update rule keeps (``fixed``) may be
+    read, written to, and replaced by others of their kind; which there are stays."""
 
-    def __init__(self, own: Entries, fixed: frozenset[str]) -> None:
+    def __init__(
+        self, own: Entries, fixed: frozenset[str], replace: Callable[[object, object], None]
+    ) -> None:
         super().__init__(own)
-        self._fixed = fixed
+        self._fixed, self._replace = fixed, replace
         self.asked = False  # for an entry that is not the rule's
 
     def renew(self, entries: Mapping[str, object]) -> None:
@@ -294,8 +300,13 @@ class TracedEntries(Entries):
             raise refused_state("changes which entries optimizer.state[p] has")
 
     def __setitem__(self, key: object, value: object) -> None:
-        self._allow((key,))
-        _check(value)
+        if key in self._fixed and super().__contains__(key):
+            if value is super().__getitem__(key):
+                return  # as `state[key] *= 2` sets it
+            self._replace(key, value)
+        else:
+            self._allow((key,))
+            _check(value)
         super().__setitem__(key, value)
 
     def __delitem__(self, key: object) -> None:
@@ -395,7 +406,7 @@ def refused_state(what: str) -> CaptureError:
         code="TR-125",
         where=here(),
         remedy=(
-            "reading its tensors and writing to them in place works; keep your own values under "
-            "other keys"
+            "reading its tensors, writing to them in place and replacing them by new tensors of "
+            "the same shape works; keep your own values under other keys"
         ),
     )

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import TypeGuard, final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from treadle.capture.optimizers.param_groups import ParamGroup
 from treadle.capture.optimizers.registry import update_rule
 from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.python_state.reads.reads_walk import ReadsWalk
+from treadle.capture.sources import StateKey
 from treadle.capture.symbolic.changing_numbers import ChangingNumbers
 from treadle.capture.symbolic.numbers import Uses
 from treadle.capture.tracing.graph_updates import GraphUpdates
@@ -21,6 +22,8 @@ from treadle.capture.tracing.input_bindings import InputBindings
 from treadle.capture.tracing.request import TraceRequest
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.compat.distributed.sharded_tensors import layout_of
+from treadle.compat.fake import is_traced
+from treadle.compat.tensors import are_alike
 
 
 @final
@@ -39,6 +42,7 @@ class OptimizerStates:
         self._updates, self._recorder, self._uses = updates, recorder, uses
         self._traced: list[TracedState] = []
         self._looked_at: dict[int, Optimizer] = {}  # whose state was there, or not, for the step
+        self._before: dict[StateKey, Tensor] = {}  # what the step replaced
 
     def traced(self, optimizer: Optimizer) -> TracedState | None:
         """What the step finds in the place of ``optimizer.state``; nothing in that of an optimizer
@@ -60,7 +64,11 @@ class OptimizerStates:
             param_group = param_groups.get(id(parameter))
             return frozenset() if param_group is None else param_group.state_names(parameter)
 
-        state = TracedState(optimizer, self._pairs(optimizer), entries, names, self._uses)
+        def replace(parameter: nn.Parameter, name: object, value: object) -> None:
+            self._replace((id(optimizer), id(parameter), str(name)), value)
+
+        pairs = self._pairs(optimizer)
+        state = TracedState(optimizer, pairs, entries, names, replace, self._uses)
         self._traced.append(state)
         return state
 
@@ -103,6 +111,22 @@ class OptimizerStates:
             raise refused_state("reads optimizer.state that is kept in 8 bits")
         return tensors | state
 
+    def _replace(self, place: StateKey, value: object) -> None:
+        """From now on ``value`` is that state of an update rule, as in eager: the next update reads
+        it and writes to it."""
+        states = self._bindings.states
+        now = states.get(place)  # counters are none of them
+        if now is None or not are_alike(now, value) or not _is_plain(value):
+            raise refused_state(f"replaces {place[2]!r} in optimizer.state[p]")
+        self._before.setdefault(place, now)
+        states[place] = value
+
+    def replaced(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """State of update rules that was there, and the tensors that took its place."""
+        for place, before in self._before.items():
+            if self._bindings.states[place] is not before:
+                yield before, self._bindings.states[place]
+
     def changes(self, numbers: ChangingNumbers) -> Iterator[tuple[StateLocation, object]]:
         """What the step left among the user's own entries."""
         for state in self._traced:
@@ -128,6 +152,10 @@ class OptimizerStates:
             for key, place in state.places().items():
                 if key in elsewhere:
                     walk.add_computed(label, _compared(place, elsewhere[key]))
+
+
+def _is_plain(value: object) -> TypeGuard[Tensor]:
+    return type(value) is not nn.Parameter and is_traced(value) and not value.requires_grad
 
 
 def _has_state(optimizer: Optimizer) -> tuple[bool, ...]:

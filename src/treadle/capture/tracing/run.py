@@ -247,7 +247,7 @@ class Run:
         kept = effects.note_states(self.states.changes(changing), recorder.inside)
 
         def note_tensors() -> None:
-            self.tensors.refuse_views(kept)
+            self.tensors.replace_states(kept, [*self.states.replaced()])
             self.bindings.refuse_changed_parameters(recorder.tensors)
             effects.note_tensors(self.tensors.changes())
 

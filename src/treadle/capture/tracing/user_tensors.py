@@ -109,20 +109,27 @@ class UserTensors:
                 before.copy_(now)
         return results
 
-    def refuse_views(self, kept: Sequence[Tensor]) -> None:
-        """TR-125 for tensors of which one is in the memory of another, or of one that is there
-        before: what is written to the one at a later call, the other would not have."""
+    def replace_states(
+        self, kept: Sequence[Tensor], replaced: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """State that an update rule keeps is in its memory in the end. ``kept``: entries of the
+        user's own that the step made. TR-125 for tensors of which one is in the memory of another,
+        or of one that is there before: what is written to the one at a later call, the other would
+        not have."""
         parameters = self._bindings.parameters.values()
         grads = [leaf.grad for leaf in parameters if leaf.grad is not None]
-        own = {id(parameter) for parameter in (*parameters, *grads)}
+        own = {id(tensor) for tensor in (*parameters, *grads)}
         own |= {id(tensor.traced) for tensor in self.entries()}
-        owners = {storage_key(grad): id(grad) for grad in grads}
-        owners |= dict.fromkeys(self._bindings.memory, 0)
+        owners = dict.fromkeys((*map(storage_key, grads), *self._bindings.memory), 0)
         for tensor in kept:
             if id(tensor) in own:
                 continue
             if owners.setdefault(storage_key(tensor), id(tensor)) != id(tensor):
                 raise refused_state("keeps a view of another tensor in optimizer.state")
+        for before, now in replaced:
+            if owners.setdefault(storage_key(now), id(before)) != id(before):
+                raise refused_state("keeps another tensor's memory as optimizer.state")
+            self.rebind(before, now)
 
     def settle(self) -> None:
         """The step is over: from now on ``find`` knows where they are found at a call."""
