@@ -50,6 +50,7 @@ from treadle.session.joint.joint_graph import (
 from treadle.session.joint.returns import Returns, resolved
 from treadle.session.joint.sizes import OfSizes
 from treadle.util.errors import TreadleError
+from treadle.util.expected import NotExpected
 
 _KNOWN = ("memory", "strict")
 
@@ -226,7 +227,10 @@ class _Half:
             """Runs the graph, and lets go of its arguments, which belong to it."""
             inputs = list(args)
             args.clear()  # what is not needed any more may go
-            return run(inputs)
+            try:
+                return run(inputs)
+            except NotExpected as error:
+                raise error.__cause__ or error from None  # as eager would raise it
 
         return boxed(call)
 

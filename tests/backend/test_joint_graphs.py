@@ -252,3 +252,67 @@ def test_calls_of_two_threads():
         thread.join()
     for mine, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+CONSTANTS = {
+    "ones_like": lambda x: torch.ones_like(x[:, 0]),
+    "arange": lambda x: torch.arange(4),
+    "mask": lambda x: torch.ones(4, 4).tril().bool(),
+    "tensor": lambda x: torch.tensor([1.0, 2.0]),
+    "number": lambda x: torch.tensor(3.0),
+    "expanded": lambda x: torch.zeros(1, 3).expand(2, 3),
+    "transposed": lambda x: torch.full((2, 3), 7, dtype=torch.int32).t(),
+}
+"""What no step of a program computes, since nothing has to be read for it."""
+
+
+@pytest.mark.parametrize("constant", CONSTANTS.values(), ids=CONSTANTS)
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_result_that_reads_nothing_is_there_after_the_forward(constant, is_read):
+    def function(x):
+        made = constant(x)
+        return (x * w).tanh() * (made.sum() if is_read else 1.0), made
+
+    torch.manual_seed(0)
+    w = torch.randn(4, requires_grad=True)
+    compiled = torch.compile(function, backend="treadle", fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        expected, got = function(x), compiled(x)
+        torch.testing.assert_close(got, expected)
+        (ours,), (theirs,) = (torch.autograd.grad(y.sum(), [w]) for (y, _) in (got, expected))
+        torch.testing.assert_close(ours, theirs)
+
+
+CHECKED = {
+    "inverse": torch.linalg.inv,
+    "cholesky": lambda a: torch.linalg.cholesky(a @ a.mT + torch.eye(3)),
+    "solve": lambda a: torch.linalg.solve(a, torch.ones(3, 2)),
+    "determinant": torch.linalg.det,
+}
+
+
+@pytest.mark.parametrize("operation", CHECKED.values(), ids=CHECKED)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operations_that_check_their_results_have_gradients(operation, dynamic):
+    """AOTAutograd orders their checks by a token, which is an input without a value."""
+
+    def function(x):
+        return operation(x @ w).square().mean()
+
+    torch.manual_seed(0)
+    w = torch.randn(3, 3, requires_grad=True)
+    compiled = torch.compile(function, backend="treadle", dynamic=dynamic)
+    for count in (2, 2, 5):
+        x = torch.randn(count, 3, 3)
+        got, expected = compiled(x), function(x)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        (ours,), (theirs,) = (torch.autograd.grad(y, [w]) for y in (got, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_singular_matrix_is_eager_s_error():
+    w = torch.ones(3, 3, requires_grad=True)
+    compiled = torch.compile(torch.linalg.inv, backend="treadle")
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(w @ torch.ones(3, 3))

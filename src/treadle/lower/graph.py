@@ -78,12 +78,15 @@ def lower(
     builder = Builder(device, _is_placed(step, device), layouts, library, target, symbols)
     env: Environment = {}
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)
+    returned = {node for node, output in step.outputs() if node and output.writes is None}
     for node in step.graph.nodes:
         if node.op == "get_attr":
             env[node] = lower_constant(builder, step.graph.owning_module, node)
         elif node.op == "call_function":
             with internal_errors("lowering", info(node).where, node.target):
                 env[node] = lower_one(builder, node, env)
+                if node in returned and _reads_nothing(builder, env[node]):
+                    env[node] = _returned(builder, node, env[node])
         elif node.op not in ("placeholder", "output"):
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")
     results, writes = _outputs(builder, step, env)
@@ -147,6 +150,14 @@ def _placed(builder: Builder, node: fx.Node, ref: TensorRef) -> TensorRef:
     kwargs = {"device": place, "memory_format": torch.contiguous_format}
     builder.steps.append(Call(IMPORT, (ref,), kwargs, (copy.buffer,), origin_of(node)))
     return copy
+
+
+def _reads_nothing(builder: Builder, value: object) -> bool:
+    """Whether a value is known without a step. As a result it is made where its node stands, so
+    that a forward has it when it is over (``session/joint``), and not as the last of all."""
+    if isinstance(value, TensorRef):
+        return builder.buffers[value.buffer].kind is BufferKind.CONSTANT
+    return isinstance(value, Array)
 
 
 def _returned(builder: Builder, node: fx.Node, value: object) -> TensorRef:

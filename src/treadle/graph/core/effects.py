@@ -9,13 +9,12 @@
 import operator
 from collections.abc import Callable
 
-import torch
 from torch import fx
 
 from treadle.compat.operators.schemas import schema_of
-from treadle.graph.core.arguments import Argument
+from treadle.graph.core.arguments import Argument, map_nodes
 from treadle.graph.core.node_info import copy_notes, set_value, value_of
-from treadle.graph.core.operators import OpOverload
+from treadle.graph.core.operators import WITH_EFFECTS, OpOverload
 
 
 def remove_tokens(graph: fx.Graph) -> None:
@@ -23,13 +22,13 @@ def remove_tokens(graph: fx.Graph) -> None:
     which nobody reads and which have no value."""
     tokens: set[fx.Node] = set()
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is torch.ops.higher_order.with_effects:
+        if node.op == "call_function" and node.target is WITH_EFFECTS:
             token, target, *args = node.args
-            assert isinstance(token, fx.Node), node
+            assert token is None or isinstance(token, fx.Node), node  # none: traced for known sizes
             assert callable(target), node
             called = _called(graph, node, target, tuple(args))
             _replace_results(graph, node, token, target, called)
-            if token.op == "placeholder":
+            if token is not None and token.op == "placeholder":
                 tokens.add(token)
     for token in tokens:
         if all(user.op == "output" for user in token.users):
@@ -51,7 +50,7 @@ def _called(
 def _replace_results(
     graph: fx.Graph,
     node: fx.Node,
-    token: fx.Node,
+    token: fx.Node | None,
     target: Callable[..., object],
     replacement: fx.Node,
 ) -> None:
@@ -61,7 +60,7 @@ def _replace_results(
         at = user.args[1]
         assert isinstance(at, int), user
         if at == 0:
-            user.replace_all_uses_with(token)
+            _replace(user, token)
         elif count == 1:
             user.replace_all_uses_with(replacement)
         else:
@@ -69,6 +68,11 @@ def _replace_results(
             continue
         graph.erase_node(user)
     graph.erase_node(node)
+
+
+def _replace(node: fx.Node, token: fx.Node | None) -> None:
+    for reader in list(node.users):
+        reader.args = map_nodes(lambda read: token if read is node else read, reader.args)
 
 
 def _result_count(target: object, count: int) -> int:

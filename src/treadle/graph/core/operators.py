@@ -5,6 +5,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from treadle.compat.operators.operator_facts import (
@@ -18,6 +19,8 @@ from treadle.compat.operators.operator_facts import (
 from treadle.compat.operators.schemas import OpOverload, schema_of
 from treadle.graph.analysis.data_dependent import DataDependentOp
 
+WITH_EFFECTS = torch.ops.higher_order.with_effects
+
 
 def _operator_of(node: fx.Node) -> OpOverload | None:
     """PyTorch's operator that the node calls, with sizes that are known or not."""
@@ -27,6 +30,12 @@ def _operator_of(node: fx.Node) -> OpOverload | None:
     return target if isinstance(target, OpOverload) else None
 
 
+def _ordered_operator(node: fx.Node) -> OpOverload | None:
+    """The operator that a token orders: ``with_effects(token, op, x)``."""
+    ordered: object = node.args[1] if node.target is WITH_EFFECTS else None
+    return ordered if isinstance(ordered, OpOverload) else None
+
+
 def effects_of(node: fx.Node) -> Effect:
     """What the call of a node does besides its results; nothing for what is not a call.
 
@@ -34,12 +43,14 @@ def effects_of(node: fx.Node) -> Effect:
     """
     if node.op != "call_function":
         return Effect.NONE
-    op = _operator_of(node)
+    op = _ordered_operator(node) or _operator_of(node)
     if op is None:  # a function of Python's: FX knows of those that do something
         return Effect.RAISES if node.is_impure(impure_random=False) else Effect.NONE
     _, certain = _CERTAIN.get(id(op)) or _note_certain(op)
     if certain is not None:
         return certain
+    if node.target is WITH_EFFECTS:
+        return facts_of(op).effects
     return call_effects(op, arguments_of(op, node.args, node.kwargs))
 
 
