@@ -226,3 +226,50 @@ def test_pads_of_rows_that_are_picked_by_value(tmp_path):
 
     batches = [(rows(picked),) for picked in ([0, 2], [1], [0, 1, 2, 3, 4])]
     check(tmp_path, Net, padded, batches)
+
+
+BY_ROWS = {
+    "factor": lambda total, n: total * (1.0 / n),
+    "quotient": lambda total, n: total / (3 * n - 1),
+    "power": lambda total, n: total * 2 ** (1.0 / n),
+    "whole": lambda total, n: total * (12 // n),
+}
+
+
+@pytest.mark.parametrize("scaled", BY_ROWS.values(), ids=BY_ROWS)
+def test_numbers_that_no_rows_do_not_have(tmp_path, scaled):
+    """``1 / n`` of the ``n`` rows that a mask picks: nothing divides by none of them."""
+
+    def loss_of(model, x, mask):
+        picked = model(x)[mask]
+        return scaled(picked.square().sum(), picked.size(0))
+
+    batches = [(torch.randn(5, 6), torch.arange(5) < count) for count in (3, 1, 5)]
+    check(tmp_path, Net, loss_of, batches)
+
+
+def test_gradients_are_scaled_by_the_rows(tmp_path):
+    """As in trainers that sum losses: ``p.grad.mul_(1.0 / sample_size)``."""
+    torch.manual_seed(0)
+    models = [nn.Linear(6, 4)]
+    models.append(copy.deepcopy(models[0]))
+
+    def step_of(model, optimizer):
+        def step(x, mask):
+            optimizer.zero_grad()
+            picked = model(x)[mask]
+            picked.square().sum().backward()
+            for p in model.parameters():
+                p.grad.data.mul_(1.0 / picked.size(0))
+            optimizer.step()
+
+        return step
+
+    chosen = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    ours, theirs = map(step_of, models, chosen)
+    options = Options(cache_dir=tmp_path, codegen=False)
+    step = treadle.compile(ours, model=models[0], optimizer=chosen[0], options=options)
+    for count in (2, 5, 1):
+        batch = torch.randn(5, 6), torch.arange(5) < count
+        step(*batch), theirs(*batch)
+        torch.testing.assert_close(*(list(model.parameters()) for model in models))

@@ -132,4 +132,13 @@ def _number(value: object, bounds: Mapping[object, int]) -> Any:
     if not free or isinstance(value, SymBool) or len(free) > _MOST_SYMBOLS:
         return expression.subs(dict(bounds))
     corners = itertools.product(*((0, bounds[symbol]) for symbol in free))
-    return max(expression.subs(dict(zip(free, corner, strict=True))) for corner in corners)
+    found = (_at(expression, dict(zip(free, corner, strict=True))) for corner in corners)
+    return max(number for number in found if number is not None)
+
+
+def _at(expression: Any, numbers: Mapping[object, int]) -> Any:
+    """``1 / n`` is nothing where there is no ``n``: eager divides by no number of rows either."""
+    try:
+        return expression.subs(numbers)
+    except ZeroDivisionError:
+        return None
