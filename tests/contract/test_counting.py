@@ -392,3 +392,42 @@ def test_numbers_that_a_step_sets_in_a_list_are_numbers_of_the_call(make):
     assert both[1]["pair"] is pairs[1]
     assert both[1]["named"] == both[0]["named"]
     assert step.recompiles + step.recaptures == []
+
+
+def attribute_on_a_parameter(model, momentum):
+    model.weight.kept = model.weight.data.clone()
+
+
+def next_of_a_generator(model, momentum):
+    next(momentum)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [(attribute_on_a_parameter, "attribute kept of a parameter"),
+     (next_of_a_generator, "takes the next value of")],
+)  # fmt: skip
+@pytest.mark.parametrize("logs", [False, True])
+def test_what_is_refused_whatever_stands_in_is_what_the_error_names(refused, words, logs):
+    """And not the number beside it, which is one that a step may count with; nor is it a bug of
+    treadle's that each run meets it again."""
+    model, totals, lines = nn.Linear(4, 3), {"loss": 0.0, "n": 0}, []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    momentum = (0.9 for _ in range(9))
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        totals["loss"] += loss.item() * x.size(0)
+        totals["n"] += x.size(0)
+        refused(model, momentum)
+        optimizer.zero_grad()
+        if logs:
+            lines.append(f"{float(loss):.3f}")
+
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    with pytest.raises(treadle.CaptureError, match="TR-117") as caught:
+        compiled(torch.randn(2, 4))
+    assert words in caught.value.message
+    assert totals == {"loss": 0.0, "n": 0}

@@ -12,7 +12,7 @@
 import contextlib
 from collections.abc import Iterable, Sequence
 from types import CodeType
-from typing import final
+from typing import NoReturn, final
 
 from torch import Tensor, fx
 
@@ -74,6 +74,7 @@ class RepeatedRuns:
         self._counters: list[Location] = []
         self._refusal: Counted | None = None
         self._late: LateError | None = None  # of a run in which containers were stood in for
+        self._failed: Exception | None = None  # in a run in which numbers stood in
         self._inputs: tuple[list[Tensor], bool] | None = None  # of ``last``
         self._whole: set[Key] = set()  # arrays whose numbers may not stand in
         self._sized: set[CodeType] = set()  # code that gets the sizes of this call
@@ -192,13 +193,23 @@ class RepeatedRuns:
             self._containers = None
             self._late = error if isinstance(error, LateError) else None
         elif not self._in_numbers and self._refusal is not None:
-            raise self._refusal from error
-        elif run.numbers.uses.is_used:
-            self._numbers, self._in_numbers = (), False
-        elif self._late is not None and isinstance(error, LateError):
-            raise self._late from None  # this one is about a container: there is no stand-in for it
+            if not _is_again(self._failed, error):
+                raise self._refusal from error
+            self._raise(error)  # whatever stands in
+        elif run.numbers.uses.is_used and (self._in_numbers or self._numbers):
+            self._numbers, self._in_numbers, self._failed = (), False, error
         else:
-            raise error
+            self._raise(error)
+
+    def _raise(self, error: Exception) -> NoReturn:
+        if self._late is not None and isinstance(error, LateError):
+            raise self._late from None  # this one is about a container: there is no stand-in for it
+        raise error
+
+
+def _is_again(before: Exception | None, error: Exception) -> bool:
+    """Whether a run ended for the same reason as another one before it."""
+    return type(before) is type(error) and str(before) == str(error)
 
 
 def _asked(run: Run, error: Exception | None) -> Iterable[tuple[CodeType, ...]]:
