@@ -156,27 +156,37 @@ class ManySizes:
         is_refused = seen.special is not None and seen.special.has_failed
         if is_settled or is_refused or not seen.is_dynamic:
             return None
-        why = known.why_not(key, self._compiler.step.models, self.with_sizes_of)
         if seen.special is None:
             stored = self._compiler.stored(key, call, known)
             if stored is not None:
+                why = self._why_not(key, known)
                 self._compiler.history.recompiled(why, len(self._compiler.history.recompiles))
                 return stored
             stored = self._stored(seen, key, call, known)
             if stored is not None:
-                self._tell(seen, why)
+                self._tell(seen, self._why_not(key, known))
                 return stored
         spec = seen.calls.spec
         if seen.special is None or seen.special.spec.arguments != spec.arguments:  # other names
             seen.special = Specializations(spec, [])
-        self._compiler.note_numbers(known.changed_numbers(key))
         seen.special.spec = spec
+        why = list[str]()
         made = self._maker(replace(call, sizes=sizes.sizes), known)
-        compiled = self._variant(seen.special, key, sizes, made)
+
+        def compiled_for(general: GuardKey, dims: Dims) -> Compiled:
+            """What takes long where many variants are known is asked only before a compile."""
+            why[:] = why or self._why_not(key, known)
+            self._compiler.note_numbers(known.changed_numbers(key))
+            return made(general, dims)
+
+        compiled = self._variant(seen.special, key, sizes, compiled_for)
         if compiled is not None and seen.special.notes:
             self._compiler.keep_sizes(key, spec, compiled)
         self._tell(seen, why if compiled is not None else [])
         return compiled
+
+    def _why_not(self, key: GuardKey, known: Variants) -> list[str]:
+        return known.why_not(key, self._compiler.step.models, self.with_sizes_of)
 
     def stored(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
         """The variant for a call like no other before it, from what another process compiled for
