@@ -205,7 +205,8 @@ def test_state_has_a_quarter_of_the_bytes():
 def test_small_and_odd_tensors_keep_their_state():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 67), nn.Linear(67, 61))
     batches = [(torch.randn(4, 64), torch.randint(61, (4,)))]
-    _, optimizer, _ = trained(OPTIMIZERS["adamw"], batches, model, optimizer_state="8bit")
+    _, optimizer, step = trained(OPTIMIZERS["adamw"], batches, model, optimizer_state="8bit")
+    assert "optimizer state: 4 of 12 tensors in 8 bits" in step.explain()
     kept = {p: type(optimizer.state[p]["exp_avg"]) for p in model.parameters()}
     assert [kept[layer.weight] for layer in model] == [EightBitState, EightBitState, torch.Tensor]
     assert all(kept[layer.bias] is torch.Tensor for layer in model)

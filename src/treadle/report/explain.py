@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from treadle.capture.optimizers.eight_bits import SCALE
+from treadle.graph.core.signature import Role
 from treadle.graph.rewrite.passes import PassReport
 from treadle.passes.memory.decisions import shown
 from treadle.report.advice import advice, short_line
@@ -29,6 +31,7 @@ def explain(report: StepReport) -> str:
         "next\n" + "\n".join(f"  {line}" for line in advice(report)),
         _captured(report),
         _float8(report),
+        _eight_bits(report),
         _phases(report),
         _uses(report),
         report.observed.launching and f"launches: {report.observed.launching}",
@@ -79,6 +82,22 @@ def _float8(report: StepReport) -> str:
         "estimated to be no faster"
     )
     return f"products: {found} of {found + others} in float8" + why * bool(others)
+
+
+def _eight_bits(report: StepReport) -> str:
+    """With ``optimizer_state="8bit"`` which part of the state is in 8 bits."""
+    if report.build.facts["optimizer_state"].strip("'") != "8bit":
+        return ""
+    names = [
+        entry.name for entry in report.observed.step.signature.inputs if entry.role is Role.STATE
+    ]
+    coded = sum(f"{SCALE}[" in name for name in names)
+    whole = len(names) - 2 * coded
+    why = (
+        "\n  the others are small, have a number of elements that is no multiple of 64, belong to "
+        "parameters that ranks share, or are no averages"
+    )
+    return f"optimizer state: {coded} of {coded + whole} tensors in 8 bits" + why * bool(whole)
 
 
 def _phases(report: StepReport) -> str:
