@@ -2,6 +2,9 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -396,3 +399,52 @@ def test_a_plan_needs_no_state():
         return found.peak_bytes
 
     assert peak("default") - peak("8bit") > 5.8 * 2048 * 2048
+
+
+def test_an_update_that_is_carried_writes_the_same_codes():
+    states = []
+    for options in (None, treadle.Options(carry=treadle.Carry("2.*"))):
+        model, batches = task()
+        _, optimizer, step = trained(
+            OPTIMIZERS["adamw"], batches[:6], model, optimizer_state="8bit", options=options
+        )
+        step.flush()
+        state = optimizer.state[model[2].weight]
+        states.append([state["exp_avg"].decoded(), state["exp_avg_sq"].decoded()])
+    for carried, plain in zip(*states, strict=True):
+        assert torch.equal(carried, plain)
+
+
+SCRIPT = """
+import torch, treadle
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(64, 128)
+optimizer = torch.optim.AdamW(model.parameters())
+
+def train_step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+step = treadle.compile(train_step, model=model, optimizer=optimizer, optimizer_state="8bit")
+losses = [step(torch.randn(8, 64)).item() for _ in range(3)]
+print("capture" in step.compiled.seconds, losses)
+"""
+
+
+def test_a_second_process_traces_nothing(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    place = os.environ | {"TREADLE_CACHE_DIR": str(tmp_path / "cache")}
+    runs = [
+        subprocess.run(
+            [sys.executable, script], env=place, capture_output=True, text=True, check=True
+        ).stdout.split(" ", 1)
+        for _ in range(2)
+    ]
+    assert [traced for traced, _ in runs] == ["True", "False"]
+    assert runs[0][1] == runs[1][1]
