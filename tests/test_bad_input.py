@@ -2,6 +2,8 @@
 
 import copy
 import signal
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
-from treadle.options import Options
+from treadle.options import Options, from_environment
 from treadle.runtime.store.cache import Cache
+from treadle.util.errors import TreadleError
 from treadle.util.sizes import parse_bytes
 
 
@@ -321,3 +324,37 @@ def test_a_deleted_step_returns_its_memory(tmp_path):
     gc.collect()
     assert arena() is None
     assert model(batch()[0]).isfinite().all()
+
+
+VALUES = ["x", "", 3, 0, -1, 1.5, True, False, None, [1], ("x",), {}, object(), Path("x"), 1 << 80]
+
+
+def made(**named):
+    """Options, or the error."""
+    try:
+        return Options(**named), None
+    except TreadleError as error:
+        return None, error
+
+
+@pytest.mark.parametrize("name", [option.name for option in fields(Options)])
+def test_a_value_of_any_option_is_taken_or_refused_by_name(name):
+    default = type(getattr(Options(), name))
+    for value in VALUES:
+        options, error = made(**{name: value})
+        if options is None:
+            assert error.code in ("TR-001", "TR-201"), error
+            assert name in error.message.lower(), error
+            assert error.remedy
+        else:
+            taken = getattr(options, name)
+            assert taken == value or type(taken) is default or not value
+    for flag in (True, False) if default is bool else ():
+        assert getattr(Options(**{name: flag}), name) is flag
+
+
+def test_a_size_names_its_option(monkeypatch):
+    monkeypatch.setenv("TREADLE_BUCKETS", "big")
+    with pytest.raises(TreadleError, match="buckets='big' is not a size") as error:
+        from_environment()
+    assert "ratio" not in error.value.remedy

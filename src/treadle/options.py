@@ -1,14 +1,17 @@
 """All options of treadle, in one frozen dataclass, and the only reader of the environment."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, final, get_args, get_origin, get_type_hints
 
-from treadle.util.errors import TreadleError
+from treadle.util.errors import TreadleError, with_article
 from treadle.util.planning.planner import Planner
 from treadle.util.sizes import Budget, parse_bytes
 
@@ -101,19 +104,44 @@ def _known_logs(logs: object) -> tuple[str, ...]:
     return LOGS if "all" in names else tuple(str(name) for name in names)
 
 
-def _bytes_or_none(nbytes: str | int | None) -> int | None:
+def _bytes_or_none(name: str, nbytes: str | int | None) -> int | None:
     """As ``parse_bytes``, which knows no size of 0."""
     if nbytes is None:
         return None
-    return 0 if str(nbytes) == "0" else parse_bytes(nbytes)
+    return 0 if str(nbytes) == "0" else parse_bytes(nbytes, name)
 
 
-def _require_flags(**flags: object) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TreadleError(
-                f"{name}={value!r} is neither True nor False", code="TR-001", remedy="pass a bool"
-            )
+def _require_types(options: "Options") -> None:
+    """TR-001 for a value of another type than the option declares."""
+    for name, declared in _declared_types().items():
+        value = vars(options)[name]
+        if not _is_of(value, declared):
+            remedy = f"pass {_type_words(declared)}"
+            raise TreadleError(f"{name}={value!r} has another type", code="TR-001", remedy=remedy)
+
+
+@functools.cache
+def _declared_types() -> dict[str, Any]:
+    return get_type_hints(Options)
+
+
+def _is_of(value: object, declared: Any) -> bool:
+    if isinstance(declared, UnionType):
+        return any(_is_of(value, each) for each in get_args(declared))
+    if get_origin(declared) is tuple:
+        kind, _ = get_args(declared)
+        return isinstance(value, tuple) and all(isinstance(each, kind) for each in value)
+    if declared in (int, float):
+        return isinstance(value, declared) and not isinstance(value, bool)
+    return isinstance(value, str | PathLike if declared is Path else declared)
+
+
+def _type_words(declared: Any) -> str:
+    if isinstance(declared, UnionType):
+        return " or ".join(map(_type_words, get_args(declared)))
+    if get_origin(declared) is tuple:
+        return f"a tuple of {get_args(declared)[0].__name__}"
+    return "None" if declared is NoneType else with_article(declared.__name__)
 
 
 def _require_rows(micro_batch: object) -> None:
@@ -364,9 +392,16 @@ class Options:
 
     def __post_init__(self) -> None:
         _ = self.budget, self.chunk_bytes, self.bucket_bytes  # what is not a size is refused here
-        _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
-        _require_flags(measure=self.measure, overlap=self.overlap)
-        _require_flags(async_tensor_parallel=self.async_tensor_parallel, dynamic=self.dynamic)
+        object.__setattr__(self, "planner", Planner.of(self.planner))
+        object.__setattr__(self, "skip", _known_passes(self.skip))
+        object.__setattr__(self, "logs", _known_logs(self.logs))
+        object.__setattr__(
+            self, "carry", _several("carry", self.carry, Carry, 'treadle.Carry("blocks.0.*")')
+        )
+        derived = "an object of a class that is derived from treadle.Callback"
+        told = _several("callbacks", self.callbacks, Callback, derived)
+        object.__setattr__(self, "callbacks", told)
+        _require_types(self)
         if self.max_cached < 1:
             raise TreadleError(
                 f"max_cached={self.max_cached!r} is less than 1",
@@ -379,15 +414,6 @@ class Options:
         _require_one_of(
             "optimizer_state", self.optimizer_state, STATES, "docs/howto/optimizer-state.md"
         )
-        object.__setattr__(self, "planner", Planner.of(self.planner))
-        object.__setattr__(self, "skip", _known_passes(self.skip))
-        object.__setattr__(self, "logs", _known_logs(self.logs))
-        object.__setattr__(
-            self, "carry", _several("carry", self.carry, Carry, 'treadle.Carry("blocks.0.*")')
-        )
-        derived = "an object of a class that is derived from treadle.Callback"
-        told = _several("callbacks", self.callbacks, Callback, derived)
-        object.__setattr__(self, "callbacks", told)
 
     @cached_property
     def budget(self) -> Budget | None:
@@ -397,12 +423,12 @@ class Options:
     @cached_property
     def chunk_bytes(self) -> int | None:
         """``chunk_logits`` as bytes; 0 for no chunks, ``None`` if treadle chooses."""
-        return _bytes_or_none(self.chunk_logits)
+        return _bytes_or_none("chunk_logits", self.chunk_logits)
 
     @cached_property
     def bucket_bytes(self) -> int | None:
         """``buckets`` as bytes; 0 for no buckets, ``None`` if treadle chooses."""
-        return _bytes_or_none(self.buckets)
+        return _bytes_or_none("buckets", self.buckets)
 
     @property
     def eight_bits(self) -> bool:

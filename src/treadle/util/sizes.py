@@ -22,24 +22,31 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_MEMORY = "memory"
 _NAMES = "B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"
 _NUMBER = re.compile(r"\s*(\d*\.?\d+(?:[eE]\d+)?)\s*(%?)\s*")
 _RATIO = "from 0.0, the smallest plan, to 1.0, the fastest"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
-def parse_bytes(text: str | int) -> int:
-    """``"12GiB"`` -> 12884901888. An integer is bytes already; ``PlanError`` otherwise."""
+def parse_bytes(text: str | int, option: str = _MEMORY) -> int:
+    """``"12GiB"`` -> 12884901888. An integer is bytes already; ``PlanError`` TR-201 otherwise, with
+    the name of the ``option``."""
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
-        raise PlanError(f"{text!r} is not a size in bytes", code="TR-201", remedy=_meant(text))
+        unit = f'write a number and a unit ({_NAMES}), such as "12GiB"; or bytes as an int'
+        raise PlanError(
+            f"{option}={text!r} is not a size in bytes",
+            code="TR-201",
+            remedy=(_meant(text) if option == _MEMORY else "") or unit,
+        )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _meant(text: object) -> str:
-    """What to write in the place of a text, or of another value, that is not a size."""
+    """What to write in the place of a budget that is not a size; empty if nobody can tell."""
     number = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     if number is not None and number[2] == "%" and 0 <= float(number[1]) <= 100:
         ratio = float(number[1]) / 100
@@ -48,7 +55,7 @@ def _meant(text: object) -> str:
         return f"write a ratio as a float, memory={float(number[1])}; {_RATIO}"
     if number is not None and not number[2] and float(number[1]) >= 1:
         return f"write bytes as an int, memory={int(float(number[1]))}, or give the text a unit"
-    return f'write a number and a unit ({_NAMES}), such as "12GiB"; or bytes as an int'
+    return ""
 
 
 def at_least(count: int) -> str:

@@ -569,7 +569,7 @@ def test_where_it_is_asked_for_the_timeline_decides_ahead_of_places(asked):
 
 
 def test_the_option_is_a_flag():
-    with pytest.raises(TreadleError, match="async_tensor_parallel=1 is neither True nor False"):
+    with pytest.raises(TreadleError, match="async_tensor_parallel=1 has another type"):
         Options(async_tensor_parallel=1)
 
 
