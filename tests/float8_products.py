@@ -81,3 +81,9 @@ def no_further_from_exact(ours, theirs, exact, most: float = 1.3) -> None:
     for mine, other, right in zip(ours, theirs, exact, strict=True):
         allowed = most * (other - right).norm() + 1e-3 * right.norm()
         assert (mine - right).norm() < allowed
+
+
+def products(compiled) -> tuple[int, int]:
+    """How many products of a compiled step are of float8, and how many others it has."""
+    calls = [getattr(each, "op", "") for each in compiled.compiled.artifact.steps]
+    return sum("_scaled_mm" in call for call in calls), sum(".mm." in call for call in calls)

@@ -1,17 +1,15 @@
 """All options of treadle, in one frozen dataclass, and the only reader of the environment."""
 
-import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, final, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from treadle.util.errors import TreadleError, with_article
+from treadle.util.declared_types import undeclared
+from treadle.util.errors import TreadleError
 from treadle.util.planning.planner import Planner
 from treadle.util.sizes import Budget, parse_bytes
 
@@ -113,35 +111,11 @@ def _bytes_or_none(name: str, nbytes: str | int | None) -> int | None:
 
 def _require_types(options: "Options") -> None:
     """TR-001 for a value of another type than the option declares."""
-    for name, declared in _declared_types().items():
-        value = vars(options)[name]
-        if not _is_of(value, declared):
-            remedy = f"pass {_type_words(declared)}"
-            raise TreadleError(f"{name}={value!r} has another type", code="TR-001", remedy=remedy)
-
-
-@functools.cache
-def _declared_types() -> dict[str, Any]:
-    return get_type_hints(Options)
-
-
-def _is_of(value: object, declared: Any) -> bool:
-    if isinstance(declared, UnionType):
-        return any(_is_of(value, each) for each in get_args(declared))
-    if get_origin(declared) is tuple:
-        kind, _ = get_args(declared)
-        return isinstance(value, tuple) and all(isinstance(each, kind) for each in value)
-    if declared in (int, float):
-        return isinstance(value, declared) and not isinstance(value, bool)
-    return isinstance(value, str | PathLike if declared is Path else declared)
-
-
-def _type_words(declared: Any) -> str:
-    if isinstance(declared, UnionType):
-        return " or ".join(map(_type_words, get_args(declared)))
-    if get_origin(declared) is tuple:
-        return f"a tuple of {get_args(declared)[0].__name__}"
-    return "None" if declared is NoneType else with_article(declared.__name__)
+    found = next(undeclared(options), None)
+    if found is not None:
+        name, words = found
+        text = f"{name}={vars(options)[name]!r} has another type"
+        raise TreadleError(text, code="TR-001", remedy=f"pass {words}")
 
 
 def _require_rows(micro_batch: object) -> None:

@@ -158,6 +158,19 @@ def trainer(model, optimizer):
     return step
 
 
+def regression(model, optimizer, target=torch.zeros_like):
+    """A step that brings results nearer to ``target`` of their batch."""
+
+    def step(x):
+        loss = (model(x).float() - target(x).float()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
 def trained(make, batches, model, **options):
     optimizer = make(model.parameters())
     step = trainer(model, optimizer)
@@ -181,20 +194,46 @@ def test_a_run_learns_as_eagers_does(name):
     assert not step.recompiles
 
 
+@pytest.mark.parametrize(
+    ("make", "coded"),
+    [
+        (lambda p: torch.optim.Muon(p, lr=2e-2), {"momentum_buffer"}),
+        (
+            lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, centered=True),
+            {"momentum_buffer"},
+        ),
+    ],
+    ids=["muon", "centered"],
+)
+def test_matrices_and_differences_learn_as_eagers_do(make, coded):
+    """Muon looks at whole matrices; a centred average is a difference of two, which stay whole."""
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 256, bias=False), nn.GELU(), nn.Linear(256, 64, bias=False)
+    start, truth = nn.Sequential(*layers), torch.randn(64, 64) / 8
+    batches = torch.randn(60, 32, 64)
+    means = []
+    for kept in (None, "8bit"):
+        model = copy.deepcopy(start)
+        optimizer = make(model.parameters())
+        step = regression(model, optimizer, target=lambda x: x @ truth)
+        if kept is not None:
+            step = treadle.compile(step, model=model, optimizer=optimizer, optimizer_state=kept)
+        losses = [step(batch).item() for batch in batches]
+        assert losses[-1] < 0.5 * losses[0]
+        means.append(sum(losses[-10:]))
+    assert means[1] == pytest.approx(means[0], rel=0.02)
+    state = optimizer.state[model[0].weight]
+    assert {name for name, value in state.items() if isinstance(value, EightBitState)} == coded
+
+
 def test_state_has_a_quarter_of_the_bytes():
     torch.manual_seed(0)
     model = nn.Linear(1024, 1024)
 
-    def train_step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
     peaks = {}
     for kept in ("default", "8bit"):
         optimizer = torch.optim.AdamW(model.parameters())
+        train_step = regression(model, optimizer)
         step = treadle.compile(train_step, model=model, optimizer=optimizer, optimizer_state=kept)
         for _ in range(2):
             step(torch.randn(8, 1024))
@@ -221,13 +260,7 @@ def test_parameters_of_half_precision():
     model = nn.Linear(64, 64, dtype=dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def train_step(x):
-        loss = (model(x).float() - x.float()).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    train_step = regression(model, optimizer, target=lambda x: x)
     step = treadle.compile(train_step, model=model, optimizer=optimizer, optimizer_state="8bit")
     losses = [step(torch.randn(32, 64, dtype=dtype)).item() for _ in range(100)]
     assert losses[-1] < 0.9 * losses[0]
@@ -385,11 +418,7 @@ def test_a_plan_needs_no_state():
         model, batch = nn.Linear(2048, 2048), torch.empty(16, 2048)
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def train_step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train_step = regression(model, optimizer)
 
     def peak(kept):
         options = treadle.Options(optimizer_state=kept)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import treadle
-from float8_products import in_float8, no_further_from_exact, training
+from float8_products import in_float8, no_further_from_exact, products, training
 from testing import run_step, show_plain, trace
 from treadle.compiler import chunks
 from treadle.passes.products.float8 import MultiplyInFloat8
@@ -178,12 +178,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.blocks(x))
-
-
-def products(compiled):
-    """Of float8, and others."""
-    calls = [getattr(each, "op", "") for each in compiled.compiled.artifact.steps]
-    return sum("_scaled_mm" in call for call in calls), sum(".mm." in call for call in calls)
 
 
 @pytest.mark.parametrize("memory", [None, 0.3])

@@ -86,7 +86,7 @@ class State:
         return self._part(pending[self.place])
 
     def _is_kept(self, value: Tensor) -> bool:
-        """Whether it is there in the way that the step keeps it."""
+        """Whether it has the form in which the step keeps it."""
         if self.shards is not None:
             return is_sharded(value)
         return isinstance(value, EightBitState) == (self.blocks is not None)
@@ -128,7 +128,8 @@ class State:
         return torch.empty_like(parameter, memory_format=torch.preserve_format)
 
     def _kept(self, value: Tensor) -> Tensor:
-        """What a checkpoint, or a step with other options, has left in another way."""
+        """``value``, which a checkpoint or a step with other options left in another form, in the
+        form in which the step keeps it."""
         whole = value.decoded() if isinstance(value, EightBitState) else value
         if self.shards is not None:  # ranks did not divide it
             return self.shards.placed(self.shards.own(whole).clone(), whole)

@@ -126,10 +126,10 @@ def capture(
     ``update=False``: gradients are accumulated, and optimizers do not step. ``call``: where the
     arguments of the calls to come are found; ``numbers``: places of Python's whose numbers change
     from call to call, and are to be inputs where the graph allows it. ``group``: over whose ranks
-    the gradients of a plain model are averaged. ``eight_bits``: optimizer state is kept so where
-    it can be. ``path``: the answers to the first questions of
-    the step about values of tensors of which both ways go on; others are guessed. What fails after
-    a guess is not raised: it is ``failed`` of a step that is captured up to there.
+    the gradients of a plain model are averaged. ``eight_bits``: keep optimizer state in 8 bits
+    where ``StateBlocks`` allows it. ``path``: the answers to the first questions of the step about
+    values of tensors of which both ways go on; others are guessed. What fails after a guess is not
+    raised: it is ``failed`` of a step that is captured up to there.
 
     Optimizers without an update rule step by their own code, which is captured; where it cannot
     be, after the graph.

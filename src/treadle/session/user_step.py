@@ -26,8 +26,8 @@ def arguments_of(batch: object) -> tuple[object, ...]:
 class UserStep:
     """``function`` with its models and optimizers by name. ``has_update``: whether it has a
     parameter ``update`` of its own; otherwise calls may be given one. ``group``: the ranks that a
-    plain model is trained on. ``eight_bits``: optimizer state is kept so. ``gathered``: what gives
-    the modules of ``fully_shard`` back the parts that the step trains."""
+    plain model is trained on. ``eight_bits``: it keeps optimizer state in 8 bits. ``gathered``:
+    what gives the modules of ``fully_shard`` back the parts that the step trains."""
 
     function: Callable[..., object]
     models: Mapping[str, nn.Module]

@@ -29,8 +29,9 @@ from treadle.util.nested import leaves, map_leaves
 SCALE = " scale"
 """Behind the name of a state, the name of its scales."""
 _LEAST = 4096
-"""Elements; smaller state is kept as it is, as norms' and biases' is."""
+"""Elements. Smaller state, such as that of biases and norms, is few bytes."""
 _SIZES = (256, 128, 64)
+"""Of blocks: a scale has four bytes, one for each 64 codes or fewer; a kernel has a row at once."""
 _aten = torch.ops.aten
 
 
@@ -91,8 +92,8 @@ def scales_in(state: Values) -> dict[str, Tensor]:
 def as_numbers(
     state: Values, shape: Sequence[int], dtype: torch.dtype, turn: Tensor | None
 ) -> Iterator[Values]:
-    """``state`` with numbers, of this shape and dtype, in the place of codes; afterwards it has the
-    codes of what became of them. ``turn``: of ``turn_of``."""
+    """``state`` with numbers of this shape and dtype in the place of codes. Afterwards the codes
+    are those of the numbers as they are then. ``turn``: of ``turn_of``."""
     scales = scales_in(state)
     numbers = {
         name: decoded(state[name], scale, dtype).view(shape) for name, scale in scales.items()
@@ -111,8 +112,7 @@ def as_numbers(
 
 
 def turn_of(scalars: Values) -> Tensor | None:
-    """What decides how averages of squares are rounded in a step; nothing where steps are not
-    counted."""
+    """The ``turn`` of ``to_eight_bits`` in this step; ``None`` if the rule counts no steps."""
     return torch.frac(scalars["step"] * TURN) if "step" in scalars else None
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.eager import why_eager
+from treadle.capture.optimizers.eight_bits import scales_in
 from treadle.capture.optimizers.optimizer_state import StateLocation, TracedState, refused_state
 from treadle.capture.optimizers.param_groups import ParamGroup
 from treadle.capture.optimizers.registry import update_rule
@@ -107,7 +108,7 @@ class OptimizerStates:
             tensors["step"] = (step if taken else step - 1).to(kind)
         names = rule.states(parameter, self._updates.group_of(param_group))
         state = self._bindings.state_of(optimizer, parameter, names)
-        if len(state) > len(names):
+        if scales_in(state):
             raise refused_state("reads optimizer.state that is kept in 8 bits")
         return tensors | state
 

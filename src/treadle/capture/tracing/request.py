@@ -34,7 +34,7 @@ class TraceRequest:
     ``own_steps``: of optimizers without an update rule those whose own code is captured.
     ``update=False``: gradients only. Optimizers do not step, and what the last backward left in
     ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no values.
-    ``eight_bits``: optimizer state is kept so where it can be.
+    ``eight_bits``: keep optimizer state in 8 bits.
     ``path``: the answers to its first decisions on values of tensors. ``dims``: the shapes of those
     leaves that have sizes which later calls change; ``symbols``: what stands for these.
     """

@@ -27,7 +27,7 @@ from torch import Tensor
 from treadle.compat.operators.custom_op import CustomOp
 
 DECADES = {torch.int8: 7, torch.uint8: 8}
-"""Of the numbers that codes of a dtype stand for, with that from 0 to the least of them."""
+"""How many decades of numbers have codes of a dtype; the lowest one reaches from 0."""
 
 
 def last_code(dtype: torch.dtype) -> int:
