@@ -17,7 +17,8 @@ Loss = Callable[[Any, Batch], Tensor]
 Network = tuple[nn.Module, Callable[[], Batch], Loss]
 
 
-def _tokens(model: nn.Module, shape: tuple[int, int]) -> Network:
+def language_model(model: nn.Module, shape: tuple[int, int]) -> Network:
+    """A model of ``transformers`` with tokens of ``shape``."""
     vocabulary = model.config.vocab_size
     return (
         model,
@@ -32,7 +33,7 @@ def _gpt2(small: bool) -> Network:
     sizes = {"n_embd": 64, "n_head": 4, "vocab_size": 257, "n_layer": 2} if small else {}
     rates = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
     model = GPT2LMHeadModel(GPT2Config(use_cache=False, **rates, **sizes))
-    return _tokens(model, (2, 32) if small else (16, 1024))
+    return language_model(model, (2, 32) if small else (16, 1024))
 
 
 def _bert(small: bool) -> Network:
@@ -42,7 +43,7 @@ def _bert(small: bool) -> Network:
     depth = {"num_hidden_layers": 2, "intermediate_size": 128} if small else {}
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     model = BertForMaskedLM(BertConfig(**rates, **sizes, **depth))
-    return _tokens(model, (2, 32) if small else (32, 512))
+    return language_model(model, (2, 32) if small else (32, 512))
 
 
 def _images(model: nn.Module, small: bool) -> Network:
@@ -105,7 +106,7 @@ def _mamba2(small: bool) -> Network:
         head_dim=2 * width // heads, state_size=16 if small else 64, n_groups=1,
         chunk_size=8 if small else 64, use_cache=False,
     )  # fmt: skip
-    return _tokens(Mamba2ForCausalLM(config), (2, 32) if small else (4, 1024))
+    return language_model(Mamba2ForCausalLM(config), (2, 32) if small else (4, 1024))
 
 
 def _experts(small: bool) -> Network:
@@ -120,7 +121,7 @@ def _experts(small: bool) -> Network:
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
         num_experts_per_tok=2, use_cache=False,
     )  # fmt: skip
-    return _tokens(MixtralForCausalLM(config), (2, 32) if small else (8, 1024))
+    return language_model(MixtralForCausalLM(config), (2, 32) if small else (8, 1024))
 
 
 class _Recurrent(nn.Module):
@@ -138,7 +139,11 @@ class _Recurrent(nn.Module):
 
 def _lstm(small: bool) -> Network:
     words, width = (257, 32) if small else (10000, 512)
-    shape = (2, 9) if small else (64, 129)
+    return lstm(words, width, (2, 9) if small else (64, 129))
+
+
+def lstm(words: int, width: int, shape: tuple[int, int]) -> Network:
+    """Each word of rows of ``shape`` from the words before it."""
     return (
         _Recurrent(words, width),
         lambda: (torch.randint(words, shape),),
@@ -242,8 +247,13 @@ class _UNet(nn.Module):
 
 
 def _diffusion(small: bool) -> Network:
+    if small:
+        return noise_prediction(2, 32, (1, 2))
+    return noise_prediction(128, 128, (1, 2, 2, 2))
+
+
+def noise_prediction(rows: int, width: int, factors: tuple[int, ...]) -> Network:
     """Noise prediction on images of 32 x 32, with a cosine schedule."""
-    rows, width = (2, 32) if small else (128, 128)
 
     def loss(model: Any, batch: Batch) -> Tensor:
         images, noise, at = batch
@@ -252,7 +262,7 @@ def _diffusion(small: bool) -> Network:
         return F.mse_loss(model(noisy, at), noise)
 
     return (
-        _UNet(width, (1, 2) if small else (1, 2, 2, 2)),
+        _UNet(width, factors),
         lambda: (
             torch.randn(rows, 3, 32, 32),
             torch.randn(rows, 3, 32, 32),

@@ -70,6 +70,7 @@ BINARY = {
 }  # fmt: skip
 COMPARE = {
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+    "same": lambda x, y: (x == y) | (x.isnan() & y.isnan()),
 }  # fmt: skip
 
 
@@ -146,11 +147,15 @@ def test_binary_functions(dtype):
 
 
 def test_comparisons_and_bits():
-    x = torch.tensor([1.0, 2.0, math.nan, 3.0])
-    y = torch.tensor([1.0, 3.0, 1.0, math.nan])
-    found = apply_all(COMPARE, x, y, dtypes=dict.fromkeys(COMPARE, torch.bool))
-    for fn, mine in zip(COMPARE.values(), found, strict=True):
-        assert torch.equal(mine, fn(x, y))
+    special = torch.tensor([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, -math.nan, 1e-30, 3.0])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        x, y = (part.contiguous().double() for part in torch.cartesian_prod(special, special).T)
+        if dtype is torch.int64:
+            x, y = x.nan_to_num(7.0, 5.0, -5.0), y.nan_to_num(7.0, 5.0, -5.0)
+        x, y = x.to(dtype), y.to(dtype)
+        found = apply_all(COMPARE, x, y, dtypes=dict.fromkeys(COMPARE, torch.bool))
+        for fn, mine in zip(COMPARE.values(), found, strict=True):
+            assert torch.equal(mine, fn(x, y)), dtype
     i, j = torch.randint(-99, 99, (2, 50))
     bits = {"bitand": torch.bitwise_and, "bitor": torch.bitwise_or, "bitxor": torch.bitwise_xor}
     for fn, mine in zip(bits.values(), apply_all(bits, i, j), strict=True):

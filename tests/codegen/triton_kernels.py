@@ -84,6 +84,7 @@ def fn(name: str, *operands: Expr) -> Apply:
         "le",
         "gt",
         "ge",
+        "same",
         "and",
         "or",
         "xor",

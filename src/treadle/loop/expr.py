@@ -45,8 +45,8 @@ SAME = frozenset(
     "bitnot fmod".split()
 )
 """Functions of operands of one dtype that give that dtype (``div`` is true division, on floats)."""
-COMPARE = frozenset("eq ne lt le gt ge".split())
-"""Functions of two operands of one dtype that give a bool."""
+COMPARE = frozenset("eq ne lt le gt ge same".split())
+"""Functions of two operands of one dtype that give a bool; ``same``: equal, or both NaN."""
 BOOLEAN = frozenset("and or xor not isnan isinf".split())
 """Functions that give a bool; all but ``isnan`` and ``isinf`` take bools."""
 # Beside these: ``where(bool, x, x)`` gives x's dtype, ``cast(x)`` gives the dtype it names.

@@ -42,6 +42,10 @@ def _minimum(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x < y) | (x != x), x, y)
 
 
+def _same(x: Tensor, y: Tensor) -> Tensor:
+    return (x == y) | ((x != x) & (y != y))
+
+
 def _maximum(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x > y) | (x != x), x, y)
 
@@ -88,6 +92,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "le": torch.le,
     "gt": torch.gt,
     "ge": torch.ge,
+    "same": _same,
     "and": torch.logical_and,
     "or": torch.logical_or,
     "xor": torch.logical_xor,

@@ -152,10 +152,33 @@ def locals_of(expr: Expr) -> list[str]:
 
 def transposed_loads(kernel: Kernel) -> list[Load]:
     """Reads of a kernel without reductions whose neighbours in memory are neighbours by row."""
-    full = (kernel.rows, kernel.cols)
-    if reductions_of(kernel) or any(item.axes != full for item in kernel.body):
+    if not is_straight(kernel):
         return []
     return [load for load in kernel_loads(kernel) if _is_transposed(load, kernel)]
+
+
+def is_straight(kernel: Kernel) -> bool:
+    """Whether every item of a kernel is there for each element, and nothing is reduced."""
+    full = (kernel.rows, kernel.cols)
+    return not reductions_of(kernel) and all(item.axes == full for item in kernel.body)
+
+
+def apart_loads(kernel: Kernel, cols: Axis) -> list[Load]:
+    """Reads whose neighbours along ``cols`` do not lie side by side, and that depend on nothing
+    that the kernel computes: vector instructions cannot do them, and compilers then leave the whole
+    loop to scalar ones."""
+    written = set(stored(kernel.body))
+    return [
+        load
+        for load in kernel_loads(kernel)
+        if load.buffer not in written and _is_apart(load, cols) and not locals_of(load)
+    ]
+
+
+def _is_apart(load: Load, cols: Axis) -> bool:
+    along = [k for atom, k in load.index.terms if cols in Index(0, ((atom, k),)).axes]
+    step = abs(load.index.coefficient(cols))
+    return bool(along) and not (len(along) == 1 and same(step, 1))
 
 
 def _is_transposed(load: Load, kernel: Kernel) -> bool:
@@ -385,6 +408,23 @@ def split_columns(kernel: Kernel, width: int) -> SplitColumns:
     value = {kernel.cols: outer * width + inner}
     body = tuple(_substituted(item, value) for item in kernel.body)
     return SplitColumns(replace(kernel, body=body), outer, inner)
+
+
+def as_rows(kernel: Kernel, width: int) -> Kernel:
+    """A kernel of one row as rows of ``width`` columns."""
+    split = split_columns(kernel, width)
+    return _over(split.kernel, split.outer, split.inner)
+
+
+def transposed(kernel: Kernel) -> Kernel:
+    """A kernel without reductions that has one column, as one that has one row."""
+    return _over(kernel, Axis(1), kernel.rows)
+
+
+def _over(kernel: Kernel, rows: Axis, cols: Axis) -> Kernel:
+    """Work that is done once for each place, over these axes instead of its own."""
+    body = tuple(replace(item, axes=(rows, cols)) for item in kernel.body)
+    return replace(kernel, rows=rows, cols=cols, body=body)
 
 
 def _substituted(item: Item, mapping: Mapping[Axis, Index]) -> Item:

@@ -275,7 +275,7 @@ def _compare(fn: str, left: Expr, right: Expr) -> Expr | None:
             known = (above, surely_less(high, 1))
         case "ge":
             known = (surely_less(-1, low), below)
-        case "eq":
+        case "eq" | "same":
             known = (same(low, 0) and same(high, 0), above or below)
         case _:
             known = (above or below, same(low, 0) and same(high, 0))

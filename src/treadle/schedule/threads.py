@@ -3,7 +3,8 @@
 ::
 
     flat      threads share the columns, whose number is an argument
-    tiled     some reads run down the rows: blocks of both axes, such reads through a small buffer
+    tiled     some reads do not lie side by side: blocks of both axes, such reads through small
+              buffers
     looped    rows kernel: each thread takes rows; columns kernel: blocks of columns, down the rows
     split     few long rows, or many rows and few columns: the reduced axis in parts
 
@@ -23,25 +24,34 @@ from treadle.algebra.extents import (
     sample_of,
     surely_less,
 )
+from treadle.algebra.index import Axis
 from treadle.loop.expr import Apply, Expr
 from treadle.loop.functions import WORTH_KEEPING
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
 from treadle.loop.nest import (
+    apart_loads,
+    as_rows,
     divisors,
     indices,
     is_position,
+    is_straight,
     levels,
     reductions_of,
+    roots,
     split_columns,
+    transposed,
     transposed_loads,
 )
 from treadle.loop.traverse import walk
+from treadle.loop.unroll import can_unroll, unrolled
 from treadle.schedule.scratch import Scratch
 
 SERIAL = 1 << 14
 """Elements below which one thread is faster."""
 TILE = 32
 """Places of each axis in a tile of a kernel with transposed reads."""
+LANES = 64
+"""Places of a flat kernel for which what lies apart is read at once."""
 BLOCK = 256
 """Columns that a thread runs down together."""
 _LEAST = 16  # columns of the shortest inner loop worth a nest of its own
@@ -53,12 +63,32 @@ _ENOUGH = 16  # blocks of columns, for the threads of most machines
 _LITTLE = 1 << 17  # elements that stay in a core's cache from one pass to the next
 _PIECE_OF_ROW = 256
 _PIECE_OF_COLUMN = 32
+_WINDOW = 16  # columns of the longest row that is written out
+_LONGEST = 512  # nodes of the formulas of such a row, written out
 _STACK = 1 << 16  # longest row of values that are kept between passes
 
 
 def prepared(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The kernels that do the work of one; threads need nothing that the loops do not say."""
-    return (kernel,)
+    """The kernels that do the work of one. Windows of a few columns are written out: then lanes
+    take rows, and not the few columns of each."""
+    return (_rows_in_lanes(unrolled(kernel)) if _has_windows(kernel) else kernel,)
+
+
+def _has_windows(kernel: Kernel) -> bool:
+    """Whether each row reduces a few elements that do not lie side by side, on conditions."""
+    reads = apart_loads(kernel, kernel.cols)
+    if not can_unroll(kernel) or not any(load.mask is not None for load in reads):
+        return False
+    nodes = sum(len(walk(root)) for item in kernel.body for root in roots(item))
+    cols = kernel.cols.extent
+    return bool(reductions_of(kernel)) and cols <= _WINDOW and cols * nodes <= _LONGEST
+
+
+def _rows_in_lanes(kernel: Kernel) -> Kernel:
+    """A kernel of one column as one of one row, or of as many as leave no divisions."""
+    turned = transposed(kernel)
+    width = _width(turned)
+    return as_rows(turned, width) if width else turned
 
 
 def choose(kernel: Kernel) -> KernelSchedule:
@@ -66,11 +96,14 @@ def choose(kernel: Kernel) -> KernelSchedule:
     if kernel.kind is KernelKind.COLUMNS:
         return _columns(kernel)
     if same(kernel.rows.extent, 1) and not reductions_of(kernel):
-        return KernelSchedule(LoopForm.FLAT, serial_below=SERIAL)
+        lanes = LANES if _in_lanes(kernel, kernel.cols) else 0
+        return KernelSchedule(LoopForm.FLAT, cols=lanes, serial_below=SERIAL)
     width = _width(kernel)
     small = min(sample_of(kernel.rows.extent), sample_of(kernel.cols.extent))
     if not width and small >= 8 and transposed_loads(kernel):
         return KernelSchedule(LoopForm.TILED, rows=TILE, cols=TILE, serial_below=SERIAL)
+    if not width and is_straight(kernel) and _in_lanes(kernel, kernel.cols):
+        return KernelSchedule(LoopForm.TILED, rows=TILE, cols=LANES, serial_below=SERIAL)
     if not width and _is_long(kernel):
         return KernelSchedule(
             LoopForm.SPLIT, parts=_CHUNKS, piece=_PIECE_OF_ROW, serial_below=SERIAL
@@ -83,6 +116,12 @@ def choose(kernel: Kernel) -> KernelSchedule:
         kept=_kept(kernel),
         serial_below=SERIAL,
     )
+
+
+def _in_lanes(kernel: Kernel, cols: Axis) -> bool:
+    """Whether reads are worth a loop of their own: those that lie apart and have conditions, which
+    compilers leave to a scalar loop with all that follows."""
+    return any(load.mask is not None for load in apart_loads(kernel, cols))
 
 
 def descends(rows: int, cols: int) -> bool:

@@ -64,6 +64,7 @@ _CALLS = {
     "erf": "t_erf", "erfc": "t_erfc", "sigmoid": "t_sigmoid", "floor": "t_floor", "ceil": "t_ceil",
     "round": "t_round", "trunc": "t_trunc", "sign": "t_sign", "floordiv": "t_floordiv",
     "mod": "t_mod", "pow": "t_pow", "minimum": "t_min", "maximum": "t_max", "fmod": "t_fmod",
+    "same": "t_same",
 }  # fmt: skip
 _UNSIGNED = {torch.int64: "uint64_t", torch.int32: "uint32_t"}
 """Where sums and products may wrap as in PyTorch; signed ones may not in C++."""
@@ -123,7 +124,8 @@ class CppWriter:
     ``depths`` says which loop an axis belongs to, 0 the outermost; ``local`` gives the text of a
     value that the kernel computed before, ``local_depth`` the loop it varies with. ``summed``:
     what is only added to others; a sum takes in such a product before it rounds. One that is used
-    otherwise is rounded for all its users: else ``y - y`` would be its rounding error.
+    otherwise is rounded for all its users: else ``y - y`` would be its rounding error. ``staged``
+    and ``lanes``: what was read before, into small arrays as it lies in memory and as values.
     """
 
     names: Mapping[Axis, str]
@@ -133,6 +135,7 @@ class CppWriter:
     local_depth: Callable[[str], int]
     summed: frozenset[Expr] = frozenset()
     staged: Mapping[tuple[str, Index], str] = field(default_factory=dict[tuple[str, Index], str])
+    lanes: dict[Load, str] = field(default_factory=dict[Load, str])
     numbers: Iterator[int] = field(default_factory=itertools.count)
     scopes: list[Scope] = field(default_factory=list[Scope])
     _known: dict[int, tuple[Expr, int]] = field(default_factory=dict[int, tuple[Expr, int]])
@@ -184,6 +187,8 @@ class CppWriter:
         return found if is_here else None
 
     def _load(self, load: Load) -> str:
+        if load in self.lanes:
+            return self.lanes[load]
         staged = self.staged.get((load.buffer, load.index))
         place = staged or f"{self.buffers[load.buffer]}[{self.index(load.index)}]"
         text = _loaded(place, load.dtype)

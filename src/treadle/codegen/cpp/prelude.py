@@ -240,8 +240,9 @@ template <class T> TR T t_floordiv(T x, T y) {{
   T q = x / y;
   return x % y != 0 && (x < 0) != (y < 0) ? (T)(q - 1) : q;
 }}
-template <class T> TR T t_min(T x, T y) {{ return x < y || x != x ? x : y; }}
-template <class T> TR T t_max(T x, T y) {{ return x > y || x != x ? x : y; }}
+// two choices: of a condition that is two, compilers make branches where maxima are nested
+template <class T> TR T t_min(T x, T y) {{ T m = x < y ? x : y; return x != x ? x : m; }}
+template <class T> TR T t_max(T x, T y) {{ T m = x > y ? x : y; return x != x ? x : m; }}
 // What the processor gives for NaN and beyond the range; to a compiler that is anything, and
 // (float)(int32_t)x then x without its fraction.
 template <class T> TR int32_t t_int32_t(T x) {{
@@ -261,6 +262,14 @@ TR int32_t key_min(float x) {{
   return b ^ ((b >> 31) & 0x7fffffff);
 }}
 TR float key_back(int32_t k) {{ return as_float(k ^ ((k >> 31) & 0x7fffffff)); }}
+// equal, or both NaN: compared as integers, of which no compiler makes branches. -0 + 0 is 0.
+TR int32_t bits_of(float x) {{
+  int32_t b = as_int(x + 0.0f);
+  return (b & 0x7fffffff) > 0x7f800000 ? 0x7fffffff : b;
+}}
+TR bool t_same(float x, float y) {{ return bits_of(x) == bits_of(y); }}
+TR bool t_same(double x, double y) {{ return x == y || (x != x && y != y); }}
+template <class T> TR bool t_same(T x, T y) {{ return x == y; }}
 template <class T> TR bool first_above(T x, T y) {{ return x > y || (x != x && y == y); }}
 template <class T> TR bool first_below(T x, T y) {{ return x < y || (x != x && y == y); }}
 """

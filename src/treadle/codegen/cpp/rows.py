@@ -4,7 +4,7 @@
 
     looped  for r: { for c: pass 0 }  { for c: pass 1 } ...
     split   threads share each pass of a row; their partial results are joined in order
-    tiled   reads run down the rows: blocks of both axes, such reads go through a small buffer
+    tiled   some reads lie apart: blocks of both axes, such reads go through small buffers
     flat    one row, nothing reduced: threads share the columns, whose number is an argument
 """
 
@@ -15,9 +15,9 @@ from treadle.algebra.index import Axis, Index
 from treadle.codegen.cpp.body import CppBody, simd
 from treadle.codegen.cpp.expr import STORED_TYPES, VALUE_TYPES, CppWriter, Scope, stored, wide
 from treadle.codegen.cpp.reduce import Accumulator, fold_of
-from treadle.loop.expr import Expr, Local, Reduce, ReduceKind
+from treadle.loop.expr import Expr, Load, Local, Reduce, ReduceKind
 from treadle.loop.kernel import Definition, LoopForm, Store
-from treadle.loop.nest import is_position, transposed_loads
+from treadle.loop.nest import apart_loads, is_position, transposed_loads
 
 
 class RowLoops(CppBody):
@@ -48,17 +48,51 @@ class RowLoops(CppBody):
     # -- flat ----------------------------------------------------------------------------------
 
     def flat(self) -> list[str]:
-        """One loop over columns, for a kernel of one row."""
+        """One loop over columns, for a kernel of one row; in pieces where reads are apart."""
         writer = self._new_writer()
         writer.names = {**writer.names, self.kernel.rows: "0LL"}
+        lanes = self._read_apart(writer, self.schedule.cols) if self.schedule.cols else []
         self._straight(writer)
+        outside, share = writer.scopes[0].lines, "schedule(static) nowait"
+        if not lanes:
+            loop = ["for (int64_t c = 0; c < n; ++c) {", *writer.inner, "}"]
+            return [*outside, f"#pragma omp for simd {share}", *loop]
         return [
-            *writer.scopes[0].lines,
-            "#pragma omp for simd schedule(static) nowait",
-            "for (int64_t c = 0; c < n; ++c) {",
-            *writer.inner,
+            *outside,
+            f"#pragma omp for {share}",
+            f"for (int64_t cb = 0; cb < n; cb += {self.schedule.cols}) {{",
+            f"const int64_t ce = lesser(cb + {self.schedule.cols}, n);",
+            *lanes,
+            *self._lanes(writer.inner),
             "}",
         ]
+
+    @staticmethod
+    def _lanes(lines: Sequence[str]) -> list[str]:
+        return ["#pragma omp simd", "for (int64_t c = cb; c < ce; ++c) {", *lines, "}"]
+
+    def _read_apart(self, writer: CppWriter, count: int) -> list[str]:
+        """A scalar loop that reads what lies apart, of ``count`` places at most."""
+        found = [
+            load
+            for load in apart_loads(self.kernel, self.kernel.cols)
+            if (load.buffer, load.index) not in writer.staged
+        ]
+        inner, writer.scopes[-1] = writer.scopes[-1], Scope()
+        arrays: list[str] = []
+        lanes: dict[Load, str] = {}
+        places: dict[str, str] = {}
+        for load in found:
+            value = writer.value(load)
+            if value not in places:
+                places[value] = f"lane{len(places)}"
+                writer.inner.append(f"{places[value]}[c - cb] = {value};")
+                arrays.append(f"{VALUE_TYPES[load.dtype]} {places[value]}[{count}];")
+            lanes[load] = f"{places[value]}[c - cb]"
+        lines, writer.scopes[-1] = writer.inner, inner
+        writer.lanes.update(lanes)
+        loop = ["for (int64_t c = cb; c < ce; ++c) {", *lines, "}"]
+        return [*arrays, *loop] if found else []
 
     def _straight(self, writer: CppWriter) -> None:
         """Definitions and stores in the order of the kernel, in one loop."""
@@ -71,38 +105,44 @@ class RowLoops(CppBody):
     # -- tiled ---------------------------------------------------------------------------------
 
     def tiled(self) -> list[str]:
-        """Square tiles, through which transposed reads are staged."""
+        """Tiles of both axes. Transposed reads are staged where they are plain; others that lie
+        apart are read row by row, and find their neighbours in the cache."""
         writer = self._new_writer()
-        tile_r, tile_c = self.schedule.rows, self.schedule.cols
+        rows, cols = self.schedule.rows, self.schedule.cols
+        fill = self._stage(writer)
+        lanes = self._read_apart(writer, cols)
+        self._straight(writer)
+        return [
+            "#pragma omp for collapse(2) schedule(static) nowait",
+            f"for (int64_t rb = 0; rb < {self.rows}; rb += {rows})",
+            f"for (int64_t cb = 0; cb < {self.cols}; cb += {cols}) {{",
+            f"const int64_t re = lesser(rb + {rows}, {self.rows});",
+            f"const int64_t ce = lesser(cb + {cols}, {self.cols});",
+            *fill,
+            "for (int64_t r = rb; r < re; ++r) {",
+            *writer.scopes[0].lines,
+            *lanes,
+            *self._lanes(writer.inner),
+            "}",
+            "}",
+        ]
+
+    def _stage(self, writer: CppWriter) -> list[str]:
+        """Copies what is read down the rows into small arrays, from which the loops read."""
         fill: list[str] = []
         staged: dict[tuple[str, Index], str] = {}
         for n, load in enumerate(transposed_loads(self.kernel)):
             staged[load.buffer, load.index] = f"tile{n}[c - cb][r - rb]"
             fill += [
-                f"{STORED_TYPES[load.dtype]} tile{n}[{tile_c}][{tile_r} + 1];",
+                f"{STORED_TYPES[load.dtype]} tile{n}"
+                f"[{self.schedule.cols}][{self.schedule.rows} + 1];",
                 "for (int64_t c = cb; c < ce; ++c)",
                 "for (int64_t r = rb; r < re; ++r)",
                 f"{staged[load.buffer, load.index]} = "
                 f"{self.names[load.buffer]}[{_plain(load.index, writer)}];",
             ]
         writer.staged = staged
-        self._straight(writer)
-        return [
-            "#pragma omp for collapse(2) schedule(static) nowait",
-            f"for (int64_t rb = 0; rb < {self.rows}; rb += {tile_r})",
-            f"for (int64_t cb = 0; cb < {self.cols}; cb += {tile_c}) {{",
-            f"const int64_t re = rb + {tile_r} < {self.rows} ? rb + {tile_r} : {self.rows};",
-            f"const int64_t ce = cb + {tile_c} < {self.cols} ? cb + {tile_c} : {self.cols};",
-            *fill,
-            "for (int64_t r = rb; r < re; ++r) {",
-            *writer.scopes[0].lines,
-            "#pragma omp simd",
-            "for (int64_t c = cb; c < ce; ++c) {",
-            *writer.inner,
-            "}",
-            "}",
-            "}",
-        ]
+        return fill
 
     # -- passes --------------------------------------------------------------------------------
 

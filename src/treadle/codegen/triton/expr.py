@@ -91,6 +91,7 @@ _FLOAT = {
     "minimum": "_bottom({0}, {1})",
     "maximum": "_top({0}, {1})",
     "isnan": "{0} != {0}",
+    "same": "({0} == {1}) | (({0} != {0}) & ({1} != {1}))",
     "isinf": 'tl.abs({0}) == float("inf")',
 }
 _DOUBLE = {
@@ -117,6 +118,7 @@ _INTEGER = {
     "minimum": "tl.minimum({0}, {1})",
     "maximum": "tl.maximum({0}, {1})",
     "isnan": "{0} != {0}",
+    "same": "{0} == {1}",
     "isinf": "{0} != {0}",
 }
 _BOOL = {"minimum": "{0} & {1}", "maximum": "{0} | {1}", "mul": "{0} & {1}", "add": "{0} | {1}"}

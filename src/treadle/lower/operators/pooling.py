@@ -138,7 +138,8 @@ def _cells(
 def _flat_place(
     context: LoweringContext, x: Value, winner: Value, windows: Sequence[_Window]
 ) -> Array:
-    """The winner of each window as its offset into the plane."""
+    """The winner of each window as its offset into the plane. Where all values of a window are the
+    least there is, padding wins; then the first element inside is taken."""
     axes, rank = context.axes(), len(windows)
     steps = contiguous_strides([window.size for window in windows])
     strides = contiguous_strides(x.shape[-rank:])
@@ -148,8 +149,12 @@ def _flat_place(
         strides,
     )
     flat = ScalarExpr(Position(start))
-    for window, step, stride in zip(windows, steps, strides, strict=True):
+    places = zip(windows, axes[-rank:], steps, strides, strict=True)
+    for window, axis, step, stride in places:
         k = won.fn("floordiv", step).fn("mod", window.size)
+        if window.shift < 0:
+            first = (window.gap - 1 - window.place(axis, Index.of(0))) // window.gap
+            k = k.fn("maximum", ScalarExpr(Position(first)))
         flat = flat + k * (window.gap * stride)
     return Array(axes, flat.expr)
 
