@@ -2,10 +2,13 @@
 draws its own, from the same stream."""
 
 import random
+from random import random as chance
+from random import uniform
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import rand
 from torch import nn
 
 import treadle
@@ -40,7 +43,23 @@ def left(model, x):
     return model(x).mean() * model.last
 
 
-DRAWING = [mixup, several, left, noise_of_classes]
+class Jitter:
+    def __init__(self):
+        self.draw = random.gauss
+
+    def __call__(self, x):
+        return x + self.draw(0.0, 0.1)
+
+
+JITTER = Jitter()
+
+
+def imported(model, x):
+    noise = torch.from_numpy(rand(4, 3).astype("float32"))
+    return (model(JITTER(x) + noise) * uniform(0.5, 2.0)).mean() * chance()
+
+
+DRAWING = [mixup, several, left, noise_of_classes, imported]
 
 
 def losses(make, calls=5):
@@ -119,6 +138,14 @@ def chooses(model, x):
     return model(x) if random.random() < 0.5 else model(2 * x)
 
 
+def by_chance(model, x):
+    hint = None
+    if model.training and chance() < 0.5:
+        with torch.no_grad():
+            hint = model(x)
+    return model(x if hint is None else x + hint) * uniform(1.0, 2.0)
+
+
 def sized(model, x):
     return model(x[: random.randint(1, 3)])
 
@@ -156,7 +183,7 @@ def decides_by_both(model, x):
     return y * 2 if random.random() < 0.5 else y
 
 
-DECIDING = [chooses, sized, branches, selects, teaches, repeats, decides_by_both]
+DECIDING = [chooses, by_chance, sized, branches, selects, teaches, repeats, decides_by_both]
 
 
 @pytest.mark.parametrize("make", DECIDING, ids=lambda make: make.__name__)

@@ -29,6 +29,8 @@ from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.symbolic.changing_numbers import Counted
 from treadle.capture.symbolic.computations import Key
 from treadle.capture.symbolic.deferred import AsksNumber
+from treadle.capture.symbolic.held_functions import HeldFunction
+from treadle.capture.symbolic.host_draws import held_draws
 from treadle.capture.symbolic.number_calls import NumberCalls
 from treadle.capture.symbolic.numbers import SourcePosition
 from treadle.capture.tracing.request import Substitutes, TraceRequest
@@ -78,6 +80,7 @@ class RepeatedRuns:
         self._inputs: tuple[list[Tensor], bool] | None = None  # of ``last``
         self._whole: set[Key] = set()  # arrays whose numbers may not stand in
         self._sized: set[CodeType] = set()  # code that gets the sizes of this call
+        self._draws: list[HeldFunction] = []  # which draw random numbers
 
     def last(self, inputs: list[Tensor], *, symbolic: bool) -> tuple[Run, fx.GraphModule]:
         """The run that meets nothing new, and its trace."""
@@ -129,7 +132,7 @@ class RepeatedRuns:
     def _next(self) -> Run:
         numbers = (*self._numbers, *self._counters, *self._likely)
         parts = numbers, self._in_numbers, self._containers, self._calls.originals, self._sized
-        run = Run(self._request, Substitutes(*parts))
+        run = Run(self._request, Substitutes(*parts, self._draws))
         run.numbers.uses.whole |= self._whole
         self._tried.append(run)
         return run
@@ -151,8 +154,16 @@ class RepeatedRuns:
         return False
 
     def _covers_more(self, run: Run, error: Exception | None = None) -> bool:
-        """Whether code that asked for real numbers is rewritten in the next run."""
-        return self._calls.cover(_asked(run, error), run.met(), _places(run))
+        """Whether code that asked for real numbers is rewritten in the next run, or functions that
+        draw are found in other places than their modules."""
+        more = self._calls.cover(_asked(run, error), run.met(), _places(run))
+        return self._covers_draws(run) or more
+
+    def _covers_draws(self, run: Run) -> bool:
+        if self._draws or not run.draws_otherwise():
+            return False
+        self._draws = held_draws(run.met())
+        return bool(self._draws)
 
     def _learn(self, error: Exception, run: Run) -> None:
         """What the next run needs to get past ``error``, which is raised if that is nothing."""

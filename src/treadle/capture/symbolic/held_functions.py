@@ -51,6 +51,28 @@ def _within(
             yield HeldFunction(holder, key, known[id(value)])
 
 
+def functions_among(objects: Iterable[object]) -> Iterator[FunctionType]:
+    """Those among objects and classes, and what they decorate."""
+    left = list(objects)
+    seen: set[int] = set()
+    while left:
+        value = left.pop()
+        if isinstance(value, type) and id(value) not in seen:
+            left += vars(value).values()
+        elif isinstance(value, FunctionType) and id(value) not in seen:
+            yield value
+            left += _held(value)
+        seen.add(id(value))
+
+
+def _held(function: FunctionType) -> Iterator[object]:
+    """What a function holds: a decorator's the function that it decorates."""
+    yield from vars(function).values()
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty yet
+            yield cell.cell_contents
+
+
 @contextlib.contextmanager
 def instead_of(
     places: Iterable[HeldFunction], functions: Mapping[Callable[..., object], object]

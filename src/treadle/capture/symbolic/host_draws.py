@@ -12,24 +12,33 @@ in the same order, before the launch.
 
 To find the variant that serves a call, the call draws its numbers, and the generators are then
 restored. Other branches on random numbers during capture (on a float, on a shuffled list) raise
-TR-119. So do numbers from the user's own generators, or from a function that was imported by its
-name: then the state of the generator is not the one after the known draws.
+TR-119. So do numbers from the user's own generators: then the state of the generator is not the one
+after the known draws. Such a state also says that a run has drawn by a function which stands
+elsewhere than in its module (``from random import random``); these places are then looked for.
 """
 
 import functools
+import gc
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from treadle.capture.explain_errors import here
+from treadle.capture.integrations.integration import SharedGenerator
 from treadle.capture.integrations.registry import SHARED_GENERATORS
 from treadle.capture.python_state.code.frames import CodeOwner, code_owner
 from treadle.capture.python_state.plain_values import is_real, is_whole
 from treadle.capture.symbolic.arrays.arrays import ArrayLeaf, is_numeric
 from treadle.capture.symbolic.computations import NumberDecision
+from treadle.capture.symbolic.held_functions import (
+    HeldFunction,
+    functions_among,
+    held_functions,
+    instead_of,
+)
 from treadle.capture.symbolic.numbers import Number, Uses, plain
 
 _NO_DRAWS = frozenset({"seed", "setstate", "getstate", "set_state", "get_state", "shuffle"})
@@ -47,6 +56,24 @@ def put_states(kept: Sequence[object]) -> None:
         shared.state.put(state)
 
 
+def _drawing() -> Iterator[tuple[SharedGenerator, str, Callable[..., object]]]:
+    """The functions of the modules that draw, by their names there."""
+    for shared in SHARED_GENERATORS:
+        for name, value in list(vars(shared.module).items()):
+            bound = callable(value) and getattr(value, "__self__", None) is shared.generator
+            if bound and name not in _NO_DRAWS:
+                yield shared, name, value
+
+
+def held_draws(met: Iterable[object]) -> list[HeldFunction]:
+    """Where else than in their modules those functions stand. ``met``: objects in which to look,
+    and the variables of whose functions: what a program has frozen, the collector does not find."""
+    functions = {value: name for _, name, value in _drawing()}
+    met = list(met)
+    variables = (function.__globals__ for function in functions_among(met))
+    return [*held_functions([*met, *variables, *gc.get_referrers(*functions)], functions)]
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Draw:
@@ -59,9 +86,11 @@ class _Draw:
 @final
 @dataclass(slots=True, eq=False)
 class HostDraws:
-    """The draws of a run, in order. ``begins`` and ``drawn`` are called around each of them."""
+    """The draws of a run, in order. ``begins`` and ``drawn`` are called around each of them.
+    ``held``: places beside the modules in which functions that draw stand."""
 
     uses: Uses
+    held: Sequence[HeldFunction] = ()
     begins: Callable[[], None] = lambda: None
     drawn: Callable[[], None] = lambda: None
     _draws: list[_Draw] = field(default_factory=list[_Draw])
@@ -74,13 +103,13 @@ class HostDraws:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """While inside, functions of the modules give numbers and arrays that stand in."""
+        recording: dict[Callable[..., object], Callable[..., object]] = {}
         with ExitStack() as undo:
-            for shared in SHARED_GENERATORS:
-                for name, value in list(vars(shared.module).items()):
-                    bound = callable(value) and getattr(value, "__self__", None) is shared.generator
-                    if bound and name not in _NO_DRAWS:
-                        undo.callback(setattr, shared.module, name, value)
-                        setattr(shared.module, name, self._recording(value))
+            for shared, name, value in _drawing():
+                recording[value] = self._recording(value)
+                undo.callback(setattr, shared.module, name, value)
+                setattr(shared.module, name, recording[value])
+            undo.enter_context(instead_of(self.held, recording))
             yield
 
     def decides(self) -> bool:

@@ -38,7 +38,12 @@ from treadle.capture.symbolic.arrays.legacy_tensors import LEGACY
 from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
 from treadle.capture.symbolic.functions.reductions import REDUCTIONS
-from treadle.capture.symbolic.held_functions import HeldFunction, held_functions, instead_of
+from treadle.capture.symbolic.held_functions import (
+    HeldFunction,
+    functions_among,
+    held_functions,
+    instead_of,
+)
 from treadle.capture.symbolic.numbers import PlainNumber, SourcePosition, Text, is_number
 from treadle.capture.symbolic.size_numbers import as_number, is_size, truncated
 from treadle.capture.symbolic.source_rewriting import called_functions, rewritten_source
@@ -97,7 +102,7 @@ class NumberCalls:
         objects = [*known, *gc.get_referrers(*codes)]
         asking_functions = {
             id(function): function
-            for function in _functions(objects)
+            for function in functions_among(objects)
             if _has_any(function.__code__, codes)
         }
         new = [
@@ -338,28 +343,6 @@ def _calls_any(function: FunctionType, places: frozenset[SourcePosition], *, ask
 
 def _constants(code: CodeType) -> Iterable[CodeType]:
     return (constant for constant in code.co_consts if isinstance(constant, CodeType))
-
-
-def _functions(objects: Iterable[object]) -> Iterator[FunctionType]:
-    """Those among objects and classes, and what they decorate."""
-    left = list(objects)
-    seen: set[int] = set()
-    while left:
-        value = left.pop()
-        if isinstance(value, type) and id(value) not in seen:
-            left += vars(value).values()
-        elif isinstance(value, FunctionType) and id(value) not in seen:
-            yield value
-            left += _held(value)
-        seen.add(id(value))
-
-
-def _held(function: FunctionType) -> Iterator[object]:
-    """What a function holds: a decorator's the function that it decorates."""
-    yield from vars(function).values()
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it is empty yet
-            yield cell.cell_contents
 
 
 def _has_any(code: CodeType, codes: Sequence[CodeType]) -> bool:

@@ -224,7 +224,9 @@ class PythonRngGuard:
             ).seen_by(lambda run: (run.draws_otherwise(),))
 
     def restore(self) -> None:
-        """All of them as they were."""
+        """All of them as they were; how they were used is still known."""
+        self._is_foreign = self.is_used_otherwise()
+        self._now.clear()
         for _, before, state in self._kept:
             state.put(before)
 

@@ -31,7 +31,7 @@ class NumberInputs:
         self.uses.membership_asked = membership_asked
         self.uses.place_asked = asked_position
         self.changing = ChangingNumbers(substitutes.numbers, self.uses, lambda: call.leaves)
-        self.draws = HostDraws(self.uses)
+        self.draws = HostDraws(self.uses, substitutes.draws)
         self.stand_in = substitutes.in_numbers
         self.sizes: CallSizes | None = None
         if request.dims and request.symbols is not None:

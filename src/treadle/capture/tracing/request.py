@@ -20,6 +20,7 @@ from treadle.capture.python_state.reads.object_graph import Location
 from treadle.capture.sources import Parameter, Source
 from treadle.capture.stored.origin import StepObjects
 from treadle.capture.symbolic.branches.decisions import Answers
+from treadle.capture.symbolic.held_functions import HeldFunction
 from treadle.compat.pytree import TreeSpec
 from treadle.graph.analysis.dynamic import Symbols
 from treadle.graph.core.signature import Input
@@ -76,7 +77,8 @@ class Substitutes:
     ``numbers``: places whose numbers change from call to call. ``in_numbers=False``: every number
     is taken as it is. ``containers``: those that a run before changed; ``None``: nothing stands in
     for any. ``originals``: of code that is rewritten for the run. ``sized``: code that is
-    given the sizes of this call where it needs numbers.
+    given the sizes of this call where it needs numbers. ``draws``: places beside their modules in
+    which functions stand that draw random numbers.
     """
 
     numbers: Sequence[Location] = ()
@@ -84,3 +86,4 @@ class Substitutes:
     containers: Sequence[ChangedContainer] | None = ()
     originals: Mapping[CodeType, CodeType] = field(default_factory=dict[CodeType, CodeType])
     sized: AbstractSet[CodeType] = frozenset()
+    draws: Sequence[HeldFunction] = ()
