@@ -168,6 +168,32 @@ def test_a_path_is_captured_when_it_is_first_taken():
     assert "if x.sum() > 0:" in text
 
 
+def test_a_call_starts_on_the_path_of_the_last_one():
+    """Also after calls that were served without another look at what they read."""
+    model, left = nn.Linear(3, 3), []
+
+    def step(x):
+        y = model(x)
+        return y * 3 if y.sum() > 0 else y - 1
+
+    compiled = treadle.compile(step, model=model)
+    real = compiled._dispatcher.takes_other_path
+
+    def counted(*batch):
+        left.append(len(left))
+        return real(*batch)
+
+    compiled._dispatcher.takes_other_path = counted
+    with torch.no_grad():
+        model.bias.fill_(1.0)
+    rise = torch.randn(3, 2, 3) * 0.1
+    rise[1] -= 10 * model.weight.detach().sum(0).sign()
+    for at in (0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 2, 2):  # how often the path changes, it is left
+        torch.testing.assert_close(compiled(rise[at]), step(rise[at]))
+    assert len(left) == 4
+    assert len(compiled.recompiles) == 1
+
+
 def test_where_each_call_takes_a_path_of_its_own_few_are_tried():
     """Looking for a path costs about as much as the call."""
     model, tried = nn.Linear(8, 8), []

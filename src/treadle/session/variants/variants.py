@@ -114,6 +114,8 @@ class Variants:
         """The variant for a call; it counts as used. ``path``: the answers that the call is known
         to give; without, the path that was taken last."""
         self._parted = False
+        if path:  # what serves another call like the last one first would leave its path as well
+            self._again = None
         recent = self._recent
         if recent is not None and recent[0] == key and not path:
             compiled = recent[1]
