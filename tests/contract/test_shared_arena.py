@@ -151,6 +151,29 @@ def test_a_block_gives_way_where_it_would_break_the_promise():
     assert arena.promised_bytes == 950
 
 
+def test_a_call_that_exchanges_the_block_is_measured_within_the_promise():
+    """What measures it holds no other block meanwhile."""
+    model = nn.Linear(64, 64)
+
+    def step(x):
+        y = model(x)
+        if x.sum() > 0:  # much of a library's, beside a small arena
+            order = torch.sort(y, 0).values
+            return (order @ order.T).square().mean().detach()
+        z = torch.tanh(y) @ model.weight
+        return ((z.exp() @ z.T).square().mean() + z.sin().sum()).detach()
+
+    compiled = treadle.compile(step, model=model)
+    x = torch.rand(64, 64)
+    for sign in (1, -1, 1):
+        torch.testing.assert_close(compiled(sign * x), step(sign * x))
+    arenas = [each.executable.artifact.arena_bytes for each in compiled._dispatcher.variants]
+    assert len(set(arenas)) == 2
+    for sign in (1, -1, 1, -1, -1):
+        report = compiled.measure(sign * x)
+        assert report.peak_bytes <= compiled.summary().peak_of_any_call_bytes
+
+
 def test_tenants_that_are_running_keep_the_block():
     arena, first, second = Arena(grows_only=True), Lodger(50, 0), Lodger(10, 500)
     arena.join(first)

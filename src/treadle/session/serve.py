@@ -1,7 +1,7 @@
 """One call of a step: all of it or nothing."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -232,15 +232,22 @@ class Measuring:
 
     def __call__(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object:
         """The result of the run."""
-        held = [*inputs, *compiled.executable.held()]
-        held += [
-            parameter.grad
-            for parameter in compiled.captured.gradients.kept
-            if parameter.grad is not None
-        ]
-        held += [undo.random] if undo.random is not None and compiled.draws else []
         results: list[object] = []
-        report = measure_peak(lambda: results.append(run(compiled, inputs, undo)), held)
+        report = measure_peak(
+            lambda: results.append(run(compiled, inputs, undo)), _held(compiled, inputs, undo)
+        )
         compiled.measured_peak = report.peak_bytes
         self.reports.append(report)
         return results.pop()
+
+
+def _held(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> Iterator[Tensor]:
+    """What is alive before a run and counts: no list of it is kept, since the run may put another
+    block in the place of the arena."""
+    yield from inputs
+    yield from compiled.executable.held()
+    for parameter in compiled.captured.gradients.kept:
+        if parameter.grad is not None:
+            yield parameter.grad
+    if undo.random is not None and compiled.draws:
+        yield undo.random
