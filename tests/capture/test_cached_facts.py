@@ -191,3 +191,38 @@ def test_after_an_error_nothing_is_known():
     now[0] = "first"
     fails.clear()
     assert steady.get() == "first"
+
+
+class Written:
+    """A watch that says whether ``writes`` is as it was when it was made."""
+
+    def __init__(self, writes):
+        self._writes, self._then = writes, list(writes)
+
+    def is_same(self):
+        return self._writes == self._then
+
+
+def test_watches_in_vain_are_made_less_often():
+    writes, watches, computed = [], [], []
+
+    def watch():
+        watches.append(Written(writes))
+        return watches[-1]
+
+    fact = CachedFact(lambda: computed.append(0) or len(writes) // 50, watch)
+    for at in range(100):
+        writes.append(at)
+        assert fact.get() == (at + 1) // 50  # known anew at every call
+    assert len(watches) < 20
+    assert len(computed) == 100
+    for _ in range(20):  # nothing is written any more
+        assert fact.get() == 2
+    assert len(computed) <= 100 + 17
+    before = len(computed)
+    assert [fact.get() for _ in range(5)] == [2] * 5
+    assert len(computed) == before
+    writes.append(0)  # a single time: it is watched again at once
+    fact.get()
+    fact.get()
+    assert len(computed) == before + 1

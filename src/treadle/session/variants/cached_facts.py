@@ -44,26 +44,49 @@ def are_grads(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:
     return tuple([grad is not None for grad in map(_GRAD, parameters)])
 
 
+_IN_VAIN = 4  # watches in a row
+_MOST_WITHOUT = 16
+"""Calls for which no watch is made, where those before were in vain."""
+
+
 @final
 class CachedFact(Generic[T]):
-    """A value that ``compute`` gives, and what has to be as it was for it to be the same."""
+    """A value that ``compute`` gives, and what has to be as it was for it to be the same.
+
+    Where something is written at every call (``weight_norm`` assigns a weight to its module), a
+    watch costs more than it saves: after some in vain they are made less and less often.
+    """
 
     def __init__(self, compute: Callable[[], T], watch: Callable[[], Unchanged | None]) -> None:
         self._compute = compute
         self._make = watch
         self.watch: Unchanged | None = None
         self._known: list[T] = []
+        self._in_vain = 0  # watches in a row that saw something written at the next call
+        self._without = 0  # calls to come for which none is made
 
     def get(self) -> T:
         """What ``compute`` would give now; equal values are the very same object."""
         if self.watch is not None and self.watch.is_same():
+            self._in_vain = 0
             return self._known[0]
+        makes = self._makes_watch()
         self.watch = None  # of a value that is known no longer, should there be an error
         fact = self._compute()
         if not self._known or self._known[0] != fact:
             self._known = [fact]
-        self.watch = self._make()
+        self.watch = self._make() if makes else None
         return self._known[0]
+
+    def _makes_watch(self) -> bool:
+        """Whether the value is watched until the next call, since it is not as it was."""
+        if self.watch is not None:
+            self._in_vain += 1
+            twice = 1 << max(0, self._in_vain - _IN_VAIN)
+            self._without = min(twice - 1, _MOST_WITHOUT)
+        elif self._without:
+            self._without -= 1
+        return not self._without
 
     def is_known(self) -> bool:
         """Whether ``compute`` gives now what it gave last."""
