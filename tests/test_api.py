@@ -1,6 +1,8 @@
 """What a user sees of ``treadle.compile``: equal numbers, clear errors, nothing lost."""
 
 import copy
+import inspect
+import typing
 
 import pytest
 import torch
@@ -78,6 +80,67 @@ def test_dropout_follows_eagers_stream():
         ours = step(x, y)
         torch.manual_seed(seed)
         torch.testing.assert_close(ours, eager(x, y), rtol=1e-5, atol=1e-6)
+
+
+def test_compile_is_a_decorator_with_and_without_options():
+    """``@treadle.compile(model=...)`` above the function, as with ``torch.compile``."""
+    model, twin = Net(), Net()
+    twin.load_state_dict(model.state_dict())
+    optimizer, other = (torch.optim.AdamW(m.parameters()) for m in (model, twin))
+    eager = make_step(twin, other)
+    whole = treadle.compile(make_step(model, optimizer), model=model, optimizer=optimizer)
+
+    @treadle.compile(model=model, optimizer=optimizer, memory="8GiB")
+    def train_step(x, y, scale=1.0):
+        """One step."""
+        loss = F.cross_entropy(model(x), y) * scale
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    assert isinstance(train_step, treadle.Step)
+    assert (train_step.__name__, train_step.__doc__) == ("train_step", "One step.")
+    assert list(inspect.signature(train_step).parameters) == ["x", "y", "scale"]
+    assert train_step.options.memory == "8GiB"
+    for step in (train_step, train_step, whole):
+        x, y = batch()
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-5, atol=1e-6)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_one_decorator_compiles_several_functions():
+    model = Net()
+    compiled = treadle.compile(model=model)
+
+    @compiled
+    def mean(x):
+        return model(x).mean()
+
+    @compiled
+    def total(x):
+        return model(x).sum()
+
+    x, _ = batch()
+    torch.testing.assert_close(mean(x), model(x).mean())
+    torch.testing.assert_close(total(x), model(x).sum())
+    assert mean.__name__ == "mean"
+
+
+def test_the_overloads_have_the_parameters_of_the_function():
+    """Type checkers read the overloads, users the function."""
+    real = inspect.signature(treadle.compile).parameters
+    given, decorator = (
+        inspect.signature(each).parameters for each in typing.get_overloads(treadle.compile)
+    )
+    assert [*given] == [*real]
+    assert [*decorator] == [*real]
+    assert given["function"].default is inspect.Parameter.empty
+    for name, parameter in real.items():
+        if name != "function":
+            assert str(given[name]) == str(decorator[name]) == str(parameter)
 
 
 def test_another_shape_compiles_again_and_says_why():

@@ -13,6 +13,7 @@ from torch import nn
 from treadle.capture.refuse import (
     check_call,
     check_models,
+    decorated,
     named_models,
     named_optimizers,
     with_loose,
@@ -439,6 +440,7 @@ class Step(Generic[P, R]):
         return replace(difference, region=culprit.region, node=culprit.node.name, where=where)
 
 
+@overload
 def compile(
     function: Callable[P, R],
     *,
@@ -453,10 +455,42 @@ def compile(
     rng: str | None = None,
     parallel: DataParallel | None = None,
     options: Options | None = None,
-) -> Step[P, R]:
+) -> Step[P, R]: ...
+@overload
+def compile(
+    function: None = None,
+    *,
+    model: Models | None = None,
+    optimizer: Optimizers = (),
+    memory: str | int | float | None = None,
+    micro_batch: int | str | None = None,
+    optimizer_state: str | None = None,
+    strict: bool | None = None,
+    shapes: Dynamic | None = None,
+    numerics: str | None = None,
+    rng: str | None = None,
+    parallel: DataParallel | None = None,
+    options: Options | None = None,
+) -> Callable[[Callable[P, R]], Step[P, R]]: ...
+def compile(
+    function: Callable[P, R] | None = None,
+    *,
+    model: Models | None = None,
+    optimizer: Optimizers = (),
+    memory: str | int | float | None = None,
+    micro_batch: int | str | None = None,
+    optimizer_state: str | None = None,
+    strict: bool | None = None,
+    shapes: Dynamic | None = None,
+    numerics: str | None = None,
+    rng: str | None = None,
+    parallel: DataParallel | None = None,
+    options: Options | None = None,
+) -> "Step[P, R] | Callable[[Callable[P, R]], Step[P, R]]":
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
 
-    Nothing is compiled until the first call.
+    Nothing is compiled until the first call. Without ``function`` it returns a decorator:
+    ``@treadle.compile(model=model, optimizer=optimizer)`` above the function of the step.
 
     - ``model``, ``optimizer``: those that ``function`` uses: one, or a list or dict of them. A
       function that only evaluates, or only computes gradients, needs no optimizer.
@@ -476,7 +510,6 @@ def compile(
     All errors are subclasses of ``TreadleError`` with a code and a remedy
     (``docs/reference/errors.md``).
     """
-    check_call(function, model, Step)
     chosen = options_with(
         options,
         memory=memory,
@@ -486,7 +519,14 @@ def compile(
         numerics=numerics,
         rng=rng,
     )
-    return Step(function, model, optimizer, chosen, shapes, parallel=parallel)
+
+    def compiled(function: Callable[P, R]) -> Step[P, R]:
+        check_call(function, model, Step)
+        return Step(function, model, optimizer, chosen, shapes, parallel=parallel)
+
+    if function is not None:
+        return compiled(function)
+    return lambda *args, **kwargs: compiled(decorated(args, kwargs))
 
 
 def load(

@@ -307,14 +307,58 @@ class Later:
         yield x
 
 
-@pytest.mark.parametrize("function", [
-    nn.Linear(2, 2), 5, None, "step", nn.Linear, Later().step, Later().parts,
-], ids=["module", "number", "none", "text", "class", "coroutine", "generator"])  # fmt: skip
-def test_what_is_no_step_is_refused(function):
-    given = {} if isinstance(function, nn.Module) else {"model": nn.Linear(2, 2)}
+MODULE = nn.Linear(2, 2)
+GIVEN = {"model": MODULE}
+WHOLE = "pass the function of the whole step"
+
+
+@pytest.mark.parametrize(("function", "given", "message", "remedy"), [
+    (MODULE, {}, "received a module", "treadle.compile(step, model=model, optimizer=optimizer)"),
+    (5, GIVEN, "received an int, not", WHOLE),
+    ("8GiB", GIVEN, "received a str, not", WHOLE),
+    (torch.ones(3), GIVEN, "received a Tensor, not", WHOLE),
+    (torch.optim.SGD(MODULE.parameters()), GIVEN, "received a SGD, not", "optimizer=optimizer"),
+    (treadle.Options(), GIVEN, "received an Options, not", "by name"),
+    (nn.Linear, GIVEN, "received the class Linear, not", WHOLE),
+    (Later().step, GIVEN, "step is a coroutine function", "plain function"),
+    (Later().parts, GIVEN, "parts is a generator function", "plain function"),
+], ids=lambda value: type(value).__name__)  # fmt: skip
+def test_what_is_no_step_is_refused(function, given, message, remedy):
     with pytest.raises(treadle.CaptureError, match=r"TR-135") as caught:
         treadle.compile(function, **given)
-    assert caught.value.remedy
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+    assert len(caught.value.message) < 100, "the object is named, not printed"
+
+
+@pytest.mark.parametrize(("args", "kwargs", "got"), [
+    ((torch.ones(2, 2),), {}, "a Tensor"),
+    ((torch.ones(2, 2), torch.ones(2)), {}, "a Tensor, a Tensor"),
+    ((), {"x": torch.ones(2, 2)}, "x=a Tensor"),
+    ((), {}, "nothing"),
+])  # fmt: skip
+def test_a_decorator_that_is_called_as_a_step_is_said_to_be_one(args, kwargs, got):
+    step = treadle.compile(model=MODULE)
+    with pytest.raises(treadle.CaptureError, match=r"TR-135.*returned a decorator") as caught:
+        step(*args, **kwargs)
+    assert f"received {got}" in caught.value.message
+    assert "treadle.compile(function, model=model" in caught.value.remedy
+
+
+def test_a_decorator_refuses_its_options_where_it_is_made():
+    with pytest.raises(treadle.TreadleError, match="TR-201"):
+        treadle.compile(model=MODULE, memory="60%")
+    with pytest.raises(treadle.CaptureError, match=r"TR-135.*received a module"):
+        treadle.compile(memory="8GiB")(MODULE)
+
+
+@pytest.mark.parametrize("given", [{}, {"model": []}], ids=["none", "empty"])
+def test_a_step_that_trains_nothing_is_refused(given):
+    with pytest.raises(
+        treadle.CaptureError, match=r"TR-108.* no model= \(or it is empty\)"
+    ) as caught:
+        treadle.compile(lambda x: x.sum(), **given)
+    assert "model=model" in caught.value.remedy
 
 
 @torch.library.custom_op("errors_of_users::typeless", mutates_args=())

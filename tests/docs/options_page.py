@@ -23,7 +23,8 @@ OTHER_VARIABLES = {
     "CACHE_DIR": "folder of the cache. Default: `~/.cache/treadle`, or in `$XDG_CACHE_HOME`",
 }
 ARGUMENTS = {
-    "function": "the step: a function that runs forward, backward and update for one batch",
+    "function": "the step: a function that runs forward, backward and update for one batch; "
+    "without it, `compile` returns a decorator",
     "model": "the module that it uses, or a list or dict of them",
     "optimizer": "the optimizer that it steps, or a list or dict of them",
     "shapes": "dims that change, by `treadle.dynamic` ([how](../howto/dynamic-shapes.md))",

@@ -57,12 +57,38 @@ def check_call(function: object, models: object, compiled: type) -> None:
             "treadle.compile(step, model=model, optimizer=optimizer). For a module alone: "
             'torch.compile(model, backend="treadle")',
         )
-    if not callable(function) or isinstance(function, type) or _runs_later(function):
+    if not callable(function) or isinstance(function, type):
+        is_class = isinstance(function, type)
+        kind = f"the class {function.__name__}" if is_class else _kind(function)
         raise CaptureError(
-            f"{function!r} is not a function that runs a step when it is called",
+            f"treadle.compile received {kind}, not the function of a step",
             code="TR-135",
-            remedy="pass a plain function (not a generator or a coroutine) that takes the batch",
+            remedy="pass the function of the whole step, and the rest by name: "
+            "treadle.compile(step, model=model, optimizer=optimizer)",
         )
+    later = _runs_later(function)
+    if later:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise CaptureError(
+            f"{name} is a {later}: calling it does not run its code",
+            code="TR-135",
+            remedy="pass a plain function, which runs the step when it is called",
+        )
+
+
+def decorated(args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+    """The function that the decorator of ``compile`` is called with. TR-135 for another call, as
+    if it were the step."""
+    if len(args) == 1 and not kwargs and callable(args[0]):
+        return args[0]
+    given = [*map(_kind, args), *(f"{name}={_kind(value)}" for name, value in kwargs.items())]
+    raise CaptureError(
+        "treadle.compile was called without a function, so it returned a decorator, which now "
+        f"received {', '.join(given) or 'nothing'}",
+        code="TR-135",
+        remedy="treadle.compile(function, model=model, ...), or @treadle.compile(model=model, ...) "
+        "above the function",
+    )
 
 
 def refuse_within_trace(function: Callable[..., object]) -> None:
@@ -78,11 +104,13 @@ def refuse_within_trace(function: Callable[..., object]) -> None:
     )
 
 
-def _runs_later(function: Callable[..., object]) -> bool:
-    """Calling it only makes a generator or a coroutine."""
+def _runs_later(function: Callable[..., object]) -> str:
+    """What a function is whose call only makes a generator or a coroutine; empty for others."""
     unwrapped = inspect.unwrap(function)
-    later = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
-    return any(predicate(unwrapped) for predicate in later)
+    if inspect.iscoroutinefunction(unwrapped):
+        return "coroutine function"
+    generates = inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped)
+    return "generator function" if generates else ""
 
 
 def refuse_unfinished(results: Sequence[object]) -> None:
@@ -158,9 +186,9 @@ def with_loose(
     )
     if not models and not loose:
         raise CaptureError(
-            "model= is empty, and no optimizer has a tensor to train",
+            "there is no model= (or it is empty), and no optimizer has a tensor to train",
             code="TR-108",
-            remedy="pass the model that the step uses",
+            remedy="pass the model that the step uses: model=model",
         )
     return {**models, LOOSE: LooseTensors(loose)} if loose else dict(models)
 
