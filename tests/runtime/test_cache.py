@@ -162,6 +162,29 @@ def test_compiles_once_and_rebuilds_what_is_damaged(
 
 
 @needs_compiler
+def test_sources_that_cannot_be_written_are_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, file = find_cxx(), tmp_path / "file"
+    assert compiler is not None
+    file.write_text("no directory can be made below it")
+    monkeypatch.setattr("tempfile.tempdir", str(file))
+    text = TEXT.replace("instances;", "instances + 3;")
+    with pytest.raises(RuntimeFailure, match=r"TR-404.*temporary directory(.|\n)*TMPDIR"):
+        compile_cpp([text], Cache(tmp_path / "cache"), compiler)
+
+
+def test_without_any_directory_the_cache_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no directory can be made below it")
+    monkeypatch.setattr("tempfile.tempdir", str(file))
+    with pytest.raises(RuntimeFailure, match=r"TR-404(.|\n)*TREADLE_CACHE_DIR"):
+        Cache(file / "cache").put(content_key("a"), b"payload")
+
+
+@needs_compiler
 def test_wrong_text_shows_what_the_compiler_said(tmp_path: Path) -> None:
     compiler = find_cxx()
     assert compiler is not None

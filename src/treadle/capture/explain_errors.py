@@ -52,6 +52,16 @@ def branches(where: str) -> CaptureError:
     )
 
 
+def computed_outside(what: str, where: str) -> CaptureError:
+    """TR-110 for ``what``, which is not a leaf, for the user's line ``where``."""
+    return CaptureError(
+        f"{what} was computed outside the step, and the step would backpropagate through it",
+        code="TR-110",
+        where=where,
+        remedy="compute it in the step, or detach it",
+    )
+
+
 def refused_nested(what: str, where: str) -> CaptureError:
     """TR-127 for a step that ``what``, for the user's line ``where``."""
     return CaptureError(

@@ -19,6 +19,7 @@ from treadle.capture.explain_errors import (
     OURS,
     ExitsProgram,
     called_with,
+    computed_outside,
     is_between,
     looks_at_value,
     refused_nested,
@@ -28,6 +29,7 @@ from treadle.capture.symbolic.deferred import LATER
 from treadle.capture.symbolic.entries import looked_up
 from treadle.capture.symbolic.numbers import made_now
 from treadle.compat.fake import (
+    FROM_OUTSIDE,
     METADATA_CHANGES,
     NEEDS_MEMORY,
     NESTED,
@@ -74,6 +76,8 @@ def _told(error: Exception) -> Exception:
         return looks_at_value(where)
     if _changes_storage(error, inner):
         return _swaps(where)
+    if FROM_OUTSIDE in str(error):
+        return computed_outside("an argument", where)
     if any(text in str(error) for text in NEEDS_MEMORY):
         return of_torch(error, where)
     is_ours = inner is not None and is_between(inner.filename)

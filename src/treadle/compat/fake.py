@@ -40,6 +40,9 @@ VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
 NEEDS_MEMORY = ("data pointer", "doesn't have storage", "data_ptr", "access storage")
 """Words of errors about tensors without memory."""
 
+FROM_OUTSIDE = "backward() through example input"
+"""Words of the error about a backward that leaves what is traced: it began outside."""
+
 NESTED = ("NestedInt", "nested_tensor")
 """Words of errors about nested tensors, of which there are no fake ones that can be traced."""
 
@@ -375,6 +378,7 @@ def _types_sums_of_products() -> bool:
 
 __all__ = [
     "DEVICE_OF",
+    "FROM_OUTSIDE",
     "MEMOS",
     "METADATA_CHANGES",
     "MISTYPED",

@@ -26,7 +26,7 @@ _PLAIN = (ScatterReductions(), RemoveNoOps(), RemoveDeadCode())
 
 def carried_steps(captured: Captured, options: Options) -> CarriedSteps | None:
     """The step as three, by ``options.carry``; ``None`` where it updates nothing. ``TreadleError``
-    TR-530 to TR-538 for what cannot run in the next call."""
+    TR-530 to TR-537 for what cannot run in the next call."""
     plain = captured.step.copy()
     run_passes(plain, _PLAIN)
     if not update_blocks(plain).blocks:

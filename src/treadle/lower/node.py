@@ -63,7 +63,8 @@ def lower_node(
         raise error_at(node, f"{target} is not an ATen operation")
     val = known_value(node)
     if val is None and schema_of(target).returns:
-        raise error_at(node, "the node has no fake value")
+        what = f"the result of {target} has no fake value: it is not a tensor"
+        raise error_at(node, what, "return tensors from it, or call it outside the step")
     if inside is None:
         context = LoweringContext(builder, node, origin_of(node), val, node.name)
     else:
@@ -333,7 +334,7 @@ def origin_of(node: fx.Node) -> Origin:
     return Origin((node.name,), known.where, known.module, known.phase, known.chunk, operation)
 
 
-def error_at(node: fx.Node, message: str) -> LoweringError:
+def error_at(node: fx.Node, message: str, remedy: str = "") -> LoweringError:
     """TR-301 for this node, with the user's line."""
     where = info(node).where
-    return LoweringError(f"{node.name}: {message}", code="TR-301", where=where)
+    return LoweringError(f"{node.name}: {message}", code="TR-301", where=where, remedy=remedy)

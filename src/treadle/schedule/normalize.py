@@ -21,7 +21,7 @@ from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind, identity
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
 from treadle.loop.traverse import axes_of
-from treadle.util.errors import LoweringError, require
+from treadle.util.errors import VerifyError, require
 
 
 @final
@@ -144,8 +144,7 @@ class _Splitter:
             return Const(0, torch.int64) if is_position else body
         if any(axis.extent == 0 for axis in wide):
             has_one = kind in (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.ANY)
-            error = LoweringError(f"{kind} of no elements has no value", code="TR-310")
-            require(has_one, error)
+            require(has_one, VerifyError, f"{kind} of no elements has no value")
             return identity(kind, body.dtype)
         used = axes_of(body)
         free = tuple(axis for axis in _wide(scope) if axis in used and axis not in axes)

@@ -4,7 +4,7 @@
 
     treadle.compile      train_step: compiled in 2.31 s: 11 launches, 5 library calls, peak 1.2 GiB
     treadle.recompiles   train_step: argument x: shape [8, 32] became [4, 32]
-    treadle.fallbacks    train_step: aten.sort.stable x1: TR-310: ..., train.py:31: ...
+    treadle.fallbacks    train_step: aten.sort.stable x1: TR-312: ..., train.py:31: ...
 
 All records have level ``INFO``, which Python does not show by default: ``Options(logs=...)`` shows
 them, and so does any handler of the user. Texts are formatted only if there is a listener.

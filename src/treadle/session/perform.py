@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 
 from treadle.compiler.compiled import Compiled
 from treadle.session.agreement import RankCall
@@ -45,9 +45,14 @@ def perform(
         raise RuntimeFailure(
             f"the step failed midway and is partly done: {error}",
             code="TR-406",
-            remedy="load the last checkpoint before you continue; then give the step less memory",
+            remedy=f"load the last checkpoint before you continue; then {_mend(error)}",
         ) from error
     call.end()
     compiled.captured.dependencies.host_draws.happened()
     compiled.has_run = True
     return results
+
+
+def _mend(error: BaseException) -> str:
+    no_room = isinstance(error, OutOfMemoryError | MemoryError)
+    return "give the step less memory" if no_room else "mend what the message names"

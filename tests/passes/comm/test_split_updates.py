@@ -16,7 +16,7 @@ from treadle.graph.core.node_info import value_of
 from treadle.graph.core.signature import Role
 from treadle.graph.rewrite.passes import run_passes
 from treadle.passes.comm.carry.split_updates import SplitUpdates
-from treadle.util.errors import TreadleError
+from treadle.util.errors import VerifyError
 
 KINDS = [
     kind for known in KNOWN_UPDATE_RULES for kind in known if kind is not torch.optim.SparseAdam
@@ -139,17 +139,16 @@ def test_an_optimizer_of_two_groups_is_split_between_them_already():
     assert SplitUpdates(frozenset(["0.weight", "0.bias"])).run(step) == 0
 
 
-@pytest.mark.parametrize(("names", "code", "words"), [
-    ([], "TR-520", "an empty set"),
-    ([f"{at}.{name}" for at in (0, 2, 4) for name in ("weight", "bias")], "TR-521", "all param"),
-    (["0.weight", "lost"], "TR-522", "'lost'"),
+@pytest.mark.parametrize(("names", "words"), [
+    ([], "an empty set"),
+    ([f"{at}.{name}" for at in (0, 2, 4) for name in ("weight", "bias")], "all param"),
+    (["0.weight", "lost"], "'lost'"),
 ])  # fmt: skip
-def test_refused(names, code, words):
+def test_refused(names, words):
     step = captured(lambda model: torch.optim.Adam(model.parameters()))
     text = show_plain(step)
-    with pytest.raises(TreadleError) as found:
+    with pytest.raises(VerifyError) as found:
         SplitUpdates(frozenset(names)).run(step)
-    assert found.value.code == code
     assert words in found.value.message
     assert show_plain(step) == text
 

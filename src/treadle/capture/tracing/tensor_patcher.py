@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Generator, SymFloat, Tensor
 from torch.overrides import TorchFunctionMode
 
-from treadle.capture.explain_errors import here
+from treadle.capture.explain_errors import computed_outside, here
 from treadle.capture.integrations import averaging
 from treadle.capture.integrations.counts import counts_instead_of
 from treadle.capture.integrations.recurrent import RecurrentLayers
@@ -52,7 +52,6 @@ from treadle.compat.plain_calls import are_plain, dispatch_depth, hears_function
 from treadle.compat.tracing import METHOD_FILES, Args, Kwargs, works_for
 from treadle.compat.transforms import unwrapped
 from treadle.compat.unsized import is_unsized, squeezed
-from treadle.util.errors import CaptureError
 
 Function = Callable[..., object]
 
@@ -349,13 +348,7 @@ class TensorPatcher(TorchFunctionMode):
         if entry is None:
             entry = self._recorder.held.traced_for(leaf)
         if entry is None and leaf.requires_grad and not leaf.is_leaf:
-            raise CaptureError(
-                f"a tensor {list(leaf.shape)} was computed outside the step, and the step would "
-                "backpropagate through it",
-                code="TR-110",
-                where=here(),
-                remedy="compute it in the step, or detach it",
-            )
+            raise computed_outside(f"a tensor {list(leaf.shape)}", here())
         if entry is None and held and not is_traced(leaf):
             entry = self._recorder.held.hold(leaf)
         return leaf if entry is None else entry

@@ -15,8 +15,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -236,10 +237,26 @@ def _cached_library(text: str, cache: Cache, compiler: Compiler) -> Path:
         return path or cache.put_path(key, LIBRARY, _compile(text, compiler))
 
 
-def _compile(text: str, compiler: Compiler) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="treadle-cxx-") as folder:
-        source, target = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
+@contextmanager
+def _source_file(text: str) -> Generator[Path]:
+    """A file with this text in a temporary directory. TR-404 if it cannot be written."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="treadle-cxx-")
+        source = Path(folder.name) / "unit.cpp"
         source.write_text(text)
+    except OSError as error:
+        raise RuntimeFailure(
+            f"generated code cannot be written to a temporary directory: {error}",
+            code="TR-404",
+            remedy="free some disk space, or point TMPDIR to a directory with space",
+        ) from error
+    with folder:
+        yield source
+
+
+def _compile(text: str, compiler: Compiler) -> bytes:
+    with _source_file(text) as source:
+        target = source.with_suffix(".so")
         command = compiler.command(source, target)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0 and target.exists():

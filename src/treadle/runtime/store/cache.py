@@ -155,7 +155,15 @@ class Cache:
         return self._private or self.directory
 
     def _fall_back(self, error: OSError) -> None:
-        self._private = Path(tempfile.mkdtemp(prefix="treadle-"))
+        try:
+            self._private = Path(tempfile.mkdtemp(prefix="treadle-"))
+        except OSError as second:
+            raise RuntimeFailure(
+                f"neither the cache directory {self.directory} nor a temporary directory can be "
+                f"written: {error}; {second}",
+                code="TR-404",
+                remedy="point TREADLE_CACHE_DIR to a directory with space that can be written",
+            ) from second
         weakref.finalize(self, shutil.rmtree, str(self._private), ignore_errors=True)
         if not self.warn:
             return

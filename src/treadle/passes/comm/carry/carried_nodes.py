@@ -65,7 +65,7 @@ class CarriedSteps:
 
 def carried(step: StepGraph, moves: Sequence[Move]) -> CarriedSteps:
     """``step`` with sets of its nodes in the next call. Changes nothing. ``TreadleError`` TR-530 to
-    TR-538, which names what is in the way of a move."""
+    TR-537, which names what is in the way of a move."""
     sets = moved_sets(step, moves)
     plan = _Plan(step, sets)
     steps = CarriedSteps(

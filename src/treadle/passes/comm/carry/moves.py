@@ -26,7 +26,7 @@ from treadle.graph.core.node_info import info
 from treadle.graph.core.operators import effects_of, is_item, operation_name
 from treadle.graph.core.signature import Output, Role, StepGraph
 from treadle.graph.rewrite.matching import NoMatch
-from treadle.util.errors import TreadleError
+from treadle.util.errors import TreadleError, VerifyError
 from treadle.util.reach import reached
 
 _STAYS = frozenset({Role.PARAMETER, Role.STATE, Role.BUFFER})
@@ -64,7 +64,7 @@ class MovedSet:
 
 
 def moved_sets(step: StepGraph, moves: Sequence[Move]) -> tuple[MovedSet, ...]:
-    """The moves of a step. ``TreadleError`` TR-530 to TR-538, which names what is in the way."""
+    """The moves of a step. ``TreadleError`` TR-530 to TR-537, which names what is in the way."""
     check = _Check(step, moves)
     return tuple(check.legal(move) for move in moves)
 
@@ -311,13 +311,9 @@ class _Check:
         for at in writes:
             for other, (node, step_input) in enumerate(self._step.inputs()):
                 if other != at and self._aliases.share(places[at], node):
-                    _refuse(
-                        "TR-538",
-                        move,
+                    raise VerifyError(
                         f"{step_input.name!r} shares memory with "
-                        f"{self._step.signature.inputs[at].name!r}, which it writes to",
-                        node,
-                        "pass the base tensor of both, or a copy of one",
+                        f"{self._step.signature.inputs[at].name!r}, which {move.words} writes to"
                     )
 
     def _readers(self, writes: dict[int, fx.Node]) -> list[fx.Node]:

@@ -13,12 +13,12 @@ from treadle.graph.analysis.update_blocks import (
     update_blocks,
 )
 from treadle.graph.core.arguments import Argument, map_nodes
-from treadle.graph.core.node_info import copy_notes, info, set_value
+from treadle.graph.core.node_info import copy_notes, set_value
 from treadle.graph.core.operators import may_recompute, operation_name
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.core.values import compute
 from treadle.graph.rewrite.passes import Contract, GraphPass
-from treadle.util.errors import TreadleError
+from treadle.util.errors import VerifyError, require
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class SplitUpdates(GraphPass):
     What is made of scalars is made for each of the two; an operation on lists becomes two with a
     part of each list, and each reader of an element reads it from the one that has it. Numbers are
     those of before, bit for bit. Memory: what is made of scalars, once more.
-    ``TreadleError`` TR-520 where nothing would be split off, TR-521 where nothing would be left,
-    TR-522 for a parameter without an update, TR-523 where the two are coupled.
+    Who runs it has made sure that each of ``parameters`` has an update, that others have one too,
+    and that no operation reads gradients of both (``VerifyError``).
     """
 
     contract = Contract()
@@ -62,36 +62,16 @@ def _parted(
     blocks, wanted = update_blocks(step), set(parameters)
     known = blocks.by_name
     missing = sorted(wanted - known.keys())
-    if missing:
-        raise TreadleError(
-            f"the step has no update of {missing[0]!r} that could be split off",
-            code="TR-522",
-            remedy=f"one of {', '.join(known) or 'none: it updates nothing'}",
-        )
+    require(not missing, VerifyError, f"the step has no update of {missing} to split off")
     chosen = tuple(block for block in blocks.blocks if block.name in wanted)
     rest = tuple(block for block in blocks.blocks if block.name not in wanted)
-    if not chosen:
-        raise TreadleError(
-            "cannot split off an empty set of parameters",
-            code="TR-520",
-            remedy="name at least one parameter",
-        )
-    if not rest:
-        raise TreadleError(
-            "cannot split off all parameters: none would be left",
-            code="TR-521",
-            remedy="leave at least one parameter out",
-        )
+    require(bool(chosen), VerifyError, "an empty set of parameters is to be split off")
+    require(bool(rest), VerifyError, "all parameters are to be split off: none would be left")
     for coupling in blocks.couplings:
-        if (coupling.parameter in wanted) != (coupling.other in wanted):
-            raise TreadleError(
-                f"the updates of {coupling.parameter} and {coupling.other} cannot be split: "
-                f"{coupling.node} ({operation_name(coupling.node.target)}) reads the gradients "
-                "of both",
-                code="TR-523",
-                where=info(coupling.node).where,
-                remedy="split between parameters that are clipped or scaled separately",
-            )
+        apart = (coupling.parameter in wanted) != (coupling.other in wanted)
+        what = f"{coupling.node} ({operation_name(coupling.node.target)})"
+        pair = f"{coupling.parameter} and {coupling.other}"
+        require(not apart, VerifyError, f"{what} reads the gradients of both {pair}")
     return chosen, rest
 
 
