@@ -410,3 +410,18 @@ def test_blocks_between_foreign_operations_share_their_kernels(tmp_path):
         assert len(artifact.fallbacks) == count
         functions.append(sum(len(each.functions) for each in artifact.sources))
     assert functions[0] == functions[1]
+
+
+@pytest.mark.parametrize(("name", "compiler", "words"), [
+    ("native", len, "'native' is taken"),
+    ("inductor", len, "'inductor' is taken"),
+    ("my-own", len, "'my-own' has other characters than letters and digits"),
+    ("my_own", len, "'my_own' has other characters than letters and digits"),
+    (3, len, "3 has other characters than letters and digits"),
+    ("mine", "compile", "a str is not a function"),
+])  # fmt: skip
+def test_compilers_that_cannot_be_registered(name, compiler, words):
+    with pytest.raises(treadle.LoweringError, match="TR-318") as caught:
+        treadle.register_region_compiler(name, compiler)
+    assert words in caught.value.message
+    assert caught.value.remedy

@@ -189,10 +189,33 @@ def test_another_update_is_refused():
         put(optimizer, momentum=0.9)
         optimizer.step()
 
-    with pytest.raises(treadle.CaptureError, match=r"TR-139.*momentum") as caught:
+    with pytest.raises(treadle.CaptureError, match=r"TR-139.*momentum of SGD") as caught:
         treadle.compile(step, model=model, optimizer=optimizer)(torch.randn(4, 5))
     assert "optimizer.step()" in caught.value.where
+    assert "other state" in caught.value.message
     assert optimizer.param_groups[0]["momentum"] == 0
+
+
+@pytest.mark.parametrize(("make", "values", "words"), [
+    (torch.optim.SGD, {"lr": 0.2, "momentum": 0.9}, r"sets momentum of SGD .* other state"),
+    (torch.optim.NAdam, {"betas": (0.8, 0.99)}, r"sets betas of NAdam .* counts"),
+    (torch.optim.SGD, {"momentum": None}, r"sets momentum of SGD .* computes in the same call"),
+], ids=["state", "counter", "computed"])  # fmt: skip
+def test_each_reason_for_another_update_has_its_words(make, values, words):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = make(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        put(optimizer, **{k: loss.detach().item() if v is None else v for k, v in values.items()})
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(treadle.CaptureError, match=f"TR-139.*{words}") as caught:
+        treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY)(torch.randn(4, 5))
+    assert "before the call" in caught.value.remedy
 
 
 def test_each_of_several_in_a_tuple_decides_for_itself():

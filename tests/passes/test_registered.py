@@ -202,15 +202,19 @@ def test_a_pass_that_breaks_the_graph_is_named():
 def test_what_cannot_be_registered():
     treadle.register_pass(SumsInsteadOfMeans())
     treadle.register_lowering(FORWARD, clip)
-    for wrong in (
-        lambda: treadle.register_pass(SumsInsteadOfMeans()),
-        lambda: treadle.register_pass(SumsInsteadOfMeans),
-        lambda: treadle.register_lowering(FORWARD, clip),
-        lambda: treadle.register_lowering(torch.ops.treadle_tests.soft_clip, clip),
-        lambda: treadle.register_lowering(BACKWARD, "clip"),
+    packet = torch.ops.treadle_tests.soft_clip
+    for wrong, words, remedy in (
+        (lambda: treadle.register_pass(SumsInsteadOfMeans()), "is registered already", "once"),
+        (lambda: treadle.register_pass(SumsInsteadOfMeans), "the class SumsInst", "an instance"),
+        (lambda: treadle.register_pass(3), "an int is not a pass", "an instance"),
+        (lambda: treadle.register_lowering(FORWARD, clip), "has a lowering already", "once"),
+        (lambda: treadle.register_lowering(packet, clip), "has overloads", f"{packet}.default"),
+        (lambda: treadle.register_lowering(clip, clip), "not an operation", "torch.ops."),
+        (lambda: treadle.register_lowering(BACKWARD, "clip"), "a str is not a function", "comput"),
     ):
-        with pytest.raises(treadle.LoweringError, match="TR-307"):
+        with pytest.raises(treadle.LoweringError, match=rf"TR-307\] .*{words}") as caught:
             wrong()
+        assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("stage", ["extend", "clean", "plan memory"])

@@ -23,7 +23,7 @@ from treadle.capture.python_state.changes import LateError
 from treadle.compat.distributed.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
 from treadle.compat.hooks import is_initialized
 from treadle.compat.tracing import is_traced_here
-from treadle.util.errors import CaptureError, with_article
+from treadle.util.errors import CaptureError, kind_of, with_article
 
 KNOWN_UPDATE_RULES = (
     adam.UPDATE_RULES,
@@ -58,10 +58,8 @@ def check_call(function: object, models: object, compiled: type) -> None:
             'torch.compile(model, backend="treadle")',
         )
     if not callable(function) or isinstance(function, type):
-        is_class = isinstance(function, type)
-        kind = f"the class {function.__name__}" if is_class else _kind(function)
         raise CaptureError(
-            f"treadle.compile received {kind}, not the function of a step",
+            f"treadle.compile received {kind_of(function)}, not the function of a step",
             code="TR-135",
             remedy="pass the function of the whole step, and the rest by name: "
             "treadle.compile(step, model=model, optimizer=optimizer)",

@@ -54,6 +54,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._inductor.compile": ALL,
     "torch._library.simple_registry.singleton": ALL,
     "torch._ops.OpOverload": ALL,
+    "torch._ops.OpOverloadPacket": ALL,
     "torch._subclasses.fake_tensor.DataDependentOutputException": ALL,
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": ALL,
     "torch._subclasses.fake_tensor.FakeTensor": ALL,

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from treadle.graph.core.operators import OpOverload
+from treadle.compat.operators.schemas import OpOverload, overloads_of
 from treadle.graph.rewrite.passes import GraphPass
-from treadle.util.errors import LoweringError
+from treadle.util.errors import LoweringError, kind_of
 
 Meaning = Callable[..., object]
 
@@ -38,11 +38,17 @@ def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
             code="TR-307",
             remedy=f"one of {', '.join(STAGES)}",
         )
-    if not isinstance(value, GraphPass) or (stage, each) in _passes:
+    if not isinstance(value, GraphPass):
         raise LoweringError(
-            f"{each!r} is not a GraphPass, or is registered already",
+            f"{kind_of(value)} is not a pass",
             code="TR-307",
-            remedy="register an instance of a subclass of treadle.GraphPass, once",
+            remedy="register an instance of a subclass of treadle.GraphPass",
+        )
+    if (stage, each) in _passes:
+        raise LoweringError(
+            f"{each!r} is registered already at the stage {stage!r}",
+            code="TR-307",
+            remedy="register it once: it runs on every step from then on",
         )
     _passes.append((stage, each))
 
@@ -53,14 +59,34 @@ def register_lowering(op: OpOverload, meaning: Meaning) -> None:
     writing to any tensor.
 
     ``LoweringError`` TR-307 if ``op`` is not an operation (``torch.ops.library.name.overload``) or
-    has a lowering already; at compile time, if the result types differ.
+    has a lowering already, or if ``meaning`` is not a function; at compile time, if the result
+    types differ.
     """
     value: Any = op
-    if not isinstance(value, OpOverload) or not callable(meaning) or op in _meanings:
+    overloads = overloads_of(value)
+    if overloads:
         raise LoweringError(
-            f"{op!r} is not an operation with an overload, or has a lowering already",
+            f"{value} has overloads, and each has a lowering of its own",
             code="TR-307",
-            remedy="register torch.ops.<library>.<name>.<overload> with a function, once",
+            remedy="name one of them: " + ", ".join(f"{value}.{name}" for name in overloads),
+        )
+    if not isinstance(value, OpOverload):
+        raise LoweringError(
+            f"{kind_of(value)} is not an operation of PyTorch's",
+            code="TR-307",
+            remedy="register a lowering of torch.ops.<library>.<name>.<overload>",
+        )
+    if not callable(meaning):
+        raise LoweringError(
+            f"{kind_of(meaning)} is not a function, so it is no lowering of {value}",
+            code="TR-307",
+            remedy="pass a function that computes the same with PyTorch's tensor operations",
+        )
+    if op in _meanings:
+        raise LoweringError(
+            f"{value} has a lowering already",
+            code="TR-307",
+            remedy="register one lowering of an operation, once",
         )
     _meanings[op] = meaning
 

@@ -160,6 +160,13 @@ def with_article(name: str) -> str:
     return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
 
 
+def kind_of(value: object) -> str:
+    """``"an int"``, or for a class ``"the class Linear"``: for messages about a wrong argument."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return with_article(type(value).__name__)
+
+
 def counted(count: int, noun: str, several: str = "") -> str:
     """``"1 input"``, ``"2 inputs"``; ``several``: the plural, if it has not an ``s`` more."""
     return f"{count} {noun if count == 1 else several or f'{noun}s'}"

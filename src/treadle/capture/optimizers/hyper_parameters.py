@@ -107,7 +107,7 @@ class HyperParameters:
         for at in range(len(optimizer.param_groups)):
             for key, value in self.set_in(optimizer, at).items():
                 if any(is_deferred(e) or is_traced(e) for e in _items(value)):
-                    raise sets_hyper_parameter(optimizer, key)
+                    raise sets_hyper_parameter(optimizer, key, _COMPUTED)
                 yield at, key, functools.partial(_now, value)
 
 
@@ -130,7 +130,7 @@ class SetGroup:
         for key in self._handed_on():
             probed = [rule.structure({**values, key: probe}) for probe in _PROBES]
             if any(structure != probed[0] for structure in probed):
-                raise sets_hyper_parameter(self.optimizer, key)
+                raise sets_hyper_parameter(self.optimizer, key, _COMPUTED)
             values[key] = _PROBES[1]
         for parameter in self.optimizer.param_groups[self.at]["params"][:1]:
             kept, now = (
@@ -138,7 +138,13 @@ class SetGroup:
                 for group_values in (self.before, values)
             )
             if kept != now:
-                raise sets_hyper_parameter(self.optimizer, ", ".join(self.set))
+                chosen = [
+                    key
+                    for key in self.set
+                    if rule.states(parameter, {**self.before, key: values[key]}).keys() != kept
+                ]
+                keys = ", ".join(chosen or self.set)
+                raise sets_hyper_parameter(self.optimizer, keys, _OTHER_STATE)
         self._refuse_counted(rule, values)
         self._decide(rule, values)
         return values
@@ -159,7 +165,7 @@ class SetGroup:
         asked = _RecordedGroup(values)
         rule.advanced({name: counter + 1.0 for name, counter in rule.counters.items()}, asked)
         for key in sorted(asked.keys_asked & self.set.keys()):
-            raise sets_hyper_parameter(self.optimizer, key)
+            raise sets_hyper_parameter(self.optimizer, key, _COUNTED)
 
     def _decide(self, rule: OptimizerUpdate, values: Values) -> None:
         """The structure is the same at every call that the graph serves."""
@@ -194,11 +200,11 @@ class SetGroup:
             seen = [rule.scalars({**group, key: probe}) for probe in _PROBES]
             others = [{**named, key: None} for named in seen]
             if [e.get(key) for e in seen] != [*_PROBES] or any(e != others[0] for e in others):
-                raise sets_hyper_parameter(self.optimizer, key)
+                raise sets_hyper_parameter(self.optimizer, key, _COMPUTED)
             value = self.set[key]
             value = value.in_graph and value.in_graph() if is_deferred(value) else traced_for(value)
             if value is None:
-                raise sets_hyper_parameter(self.optimizer, key)
+                raise sets_hyper_parameter(self.optimizer, key, _COMPUTED)
             inputs[key] = value.detach().reshape(()).to(device=device, dtype=torch.float64)
             group[key] = _PROBES[1]
         for name, value in rule.scalars(group).items():
@@ -211,6 +217,14 @@ class SetGroup:
 
     def _scalar(self, rule: OptimizerUpdate, name: str) -> float:
         return rule.scalars(self._at_call())[name]
+
+
+_OTHER_STATE = "which then needs other state than the group has at the beginning of the call"
+_COUNTED = "and the optimizer counts by it from call to call"
+_COMPUTED = (
+    "to a number that it computes in the same call, but what the update computes depends on it"
+)
+"""Why a hyper-parameter cannot be set there."""
 
 
 class _RecordedGroup(dict[str, object]):
@@ -270,15 +284,12 @@ def _unlike(now: object, before: object) -> bool:
     return now is not before
 
 
-def sets_hyper_parameter(optimizer: Optimizer, key: str) -> CaptureError:
+def sets_hyper_parameter(optimizer: Optimizer, key: str, why: str) -> CaptureError:
     """TR-139."""
     return CaptureError(
-        f"before an update, the step sets {key} of {type(optimizer).__name__} to a value that "
-        "selects the update or is known only after it",
+        f"the step sets {key} of {type(optimizer).__name__} before the update of the same call, "
+        f"{why}",
         code="TR-139",
         where=here(),
-        remedy=(
-            "set it after the update or before the call, or use a second parameter group or "
-            "optimizer"
-        ),
+        remedy="set it before the call, or after the update for the next call",
     )

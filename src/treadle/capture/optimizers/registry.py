@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from treadle.capture.explain_errors import here
 from treadle.capture.failures import of_torch
 from treadle.capture.tensors.sparse_gradients import SparseRows
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, kind_of
 
 Group = Mapping[str, Any]
 Values = dict[str, Tensor]
@@ -173,12 +173,22 @@ def register_optimizer(kind: type[Optimizer], rule: OptimizerUpdate) -> None:
     an update rule already.
     """
     pair: tuple[Any, Any] = kind, rule  # users' code is not always typed
-    fits = isinstance(pair[0], type) and issubclass(pair[0], Optimizer)
-    if not fits or not isinstance(pair[1], OptimizerUpdate) or kind in _UPDATE_RULES:
+    if not isinstance(pair[0], type) or not issubclass(pair[0], Optimizer):
         raise CaptureError(
-            f"{kind!r} is not an optimizer class or has an update rule already, or {rule!r} is "
-            "not an update rule",
+            f"{kind_of(kind)} is not a class of optimizers",
             code="TR-105",
-            remedy="register each class once, with an instance of treadle.OptimizerUpdate",
+            remedy="register a subclass of torch.optim.Optimizer, and not an instance of it",
+        )
+    if not isinstance(pair[1], OptimizerUpdate):
+        raise CaptureError(
+            f"{kind_of(rule)} is not an update rule",
+            code="TR-105",
+            remedy="register an instance of a subclass of treadle.OptimizerUpdate",
+        )
+    if kind in _UPDATE_RULES:
+        raise CaptureError(
+            f"{kind.__name__} has an update rule already",
+            code="TR-105",
+            remedy="register one rule for a class, once; a subclass may have another one",
         )
     _UPDATE_RULES[kind] = rule

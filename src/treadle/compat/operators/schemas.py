@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 
 def schema_of(op: Any) -> Any:
@@ -16,6 +16,11 @@ def schema_of(op: Any) -> Any:
 def direct_call(op: Any) -> Callable[..., Any]:
     """What a call of an overload calls, without the frame of Python's around it."""
     return op._op if type(op) is OpOverload else op
+
+
+def overloads_of(op: object) -> tuple[str, ...]:
+    """The names of its overloads, for an operator that is named without one; none for others."""
+    return tuple(op.overloads()) if isinstance(op, OpOverloadPacket) else ()
 
 
 def overload_of(op: OpOverload) -> str:

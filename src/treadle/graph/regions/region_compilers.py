@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from treadle.compat.dynamo import compile_module
 from treadle.compat.operators.custom_op import CustomOp
 from treadle.compat.operators.schemas import OpOverload, schema_of
-from treadle.util.errors import LoweringError
+from treadle.util.errors import LoweringError, kind_of
 from treadle.util.memory import with_own_memory
 
 RegionCompiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., object]]
@@ -33,12 +33,26 @@ _COMPILERS: dict[str, RegionCompiler] = {"inductor": compile_module}
 
 def register_region_compiler(name: str, compiler: RegionCompiler) -> None:
     """Register a compiler that rules of ``Regions`` can name. ``LoweringError`` TR-318 for a name
-    that is taken, or that has other characters than letters and digits."""
-    if name in (*_COMPILERS, "native", "eager") or not name.isidentifier() or "_" in name:
+    that is taken, or that has other characters than letters and digits, and for a compiler that is
+    not a function."""
+    pair: tuple[Any, Any] = name, compiler  # users' code is not always typed
+    if not isinstance(pair[0], str) or not name.isidentifier() or "_" in name:
         raise LoweringError(
-            f"{name!r} cannot name a region compiler",
+            f"the name {name!r} has other characters than letters and digits",
             code="TR-318",
-            remedy="use letters and digits, and none of native, eager, " + ", ".join(_COMPILERS),
+            remedy="use letters and digits, and a letter first",
+        )
+    if name in (*_COMPILERS, "native", "eager"):
+        raise LoweringError(
+            f"the name {name!r} is taken",
+            code="TR-318",
+            remedy="use another name than native, eager, " + ", ".join(_COMPILERS),
+        )
+    if not callable(pair[1]):
+        raise LoweringError(
+            f"{kind_of(compiler)} is not a function, so it cannot compile a region",
+            code="TR-318",
+            remedy="pass a function of a graph and its inputs that returns a function",
         )
     _COMPILERS[name] = compiler
 
