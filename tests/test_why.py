@@ -10,7 +10,8 @@ import pytest
 from treadle.tools.cli import main
 from treadle.tools.why import meaning_of
 
-PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "errors.md").read_text()
+PATH = Path(__file__).parent.parent / "docs" / "reference" / "errors.md"
+PAGE = PATH.read_text()
 
 
 @pytest.mark.parametrize("code", sorted(set(re.findall(r"TR-\d{3}", PAGE))))
@@ -30,6 +31,23 @@ def test_an_entry_is_whole_and_no_more():
     assert meaning_of("TR-312").startswith("- **TR-312**: no lowering rule")
     assert "bug in treadle" in meaning_of("TR-901")
     assert "\n- **TR-" not in meaning_of("TR-312")
+
+
+def test_a_terminal_gets_titles_of_pages_and_commands():
+    text = meaning_of("TR-212")
+    assert '("Let treadle split the batch" of the documentation)' in text
+    assert meaning_of("TR-407").endswith("See also: treadle why TR-505, treadle why TR-506")
+    everything = "".join(map(meaning_of, re.findall(r"TR-\d{3}", PAGE)))
+    assert "](" not in everything
+    assert ".md" not in everything
+
+
+@pytest.mark.parametrize("target", re.findall(r"\[([^\]]*)\]\(([^)]*)\)", PAGE))
+def test_links_of_the_page_are_titles(target):
+    title, (path, _, anchor) = target[0], target[1].partition("#")
+    text = (PATH.parent / path).read_text()
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    assert title in (headings if anchor else headings[:1])
 
 
 @pytest.mark.parametrize("code", ["TR-102", "tr-102", "tr102", "102", "[TR-102]"])

@@ -52,12 +52,12 @@ def called() -> Any:
     return made
 
 
-@shows("TR-001", "treadle.Options(max_cached=0)", "the table of options")
+@shows("TR-001", "treadle.Options(max_cached=0)", "choose a value from")
 def an_option(mended: bool, folder: Path) -> None:
     treadle.Options(max_cached=1 if mended else 0)
 
 
-@shows("TR-001", "TREADLE_DEBUG=yes", "the table of options")
+@shows("TR-001", "TREADLE_DEBUG=yes", "choose a value from")
 def a_variable(mended: bool, folder: Path) -> None:
     model, optimizer, step = small()
     with mock.patch.dict(os.environ, {"TREADLE_DEBUG": "0" if mended else "yes"}):

@@ -17,10 +17,19 @@ from treadle.util.package import PACKAGE
 
 _ENTRY = re.compile(r"( *- \*\*|## )(TR-\d{3}(?:(?:, | to )TR-\d{3})*)")
 _CODE = re.compile(r"(?:TR-?)?(\d{3})", re.IGNORECASE)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 def meaning_of(code: str) -> str:
-    """The entry of a code, written as ``TR-102``, ``tr102`` or ``102``; empty if there is none."""
+    """The entry of a code, written as ``TR-102``, ``tr102`` or ``102``; empty if there is none.
+
+    For a terminal: a page is named by its title, and other codes by the command for them::
+
+        more rows ([Let treadle split the batch](x.md))  ->  more rows ("Let treadle split the
+                                                              batch" of the documentation)
+        one of TR-502 to TR-505                          ->  the same, and at the end
+                                                             See also: treadle why TR-502, ...
+    """
     match = _CODE.fullmatch(code.strip().strip("[]"))
     if match is None:
         return ""
@@ -29,7 +38,14 @@ def meaning_of(code: str) -> str:
     if not places:
         return ""
     innermost = max(places, key=lambda at: _indent(lines[at]))
-    return _entry(lines, innermost).strip("\n")
+    entry = _entry(lines, innermost).strip("\n")
+    begins = _ENTRY.match(entry)
+    own = begins[2] if begins else ""
+    others = dict.fromkeys(re.findall(r"TR-\d{3}", entry.replace(own, "", 1)))
+    told = _LINK.sub(r'"\1" of the documentation', entry)
+    if not others:
+        return told
+    return f"{told}\nSee also: {', '.join(f'treadle why {code}' for code in others)}"
 
 
 def _page() -> str:
