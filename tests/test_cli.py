@@ -346,13 +346,17 @@ def test_the_version(capsys):
     assert capsys.readouterr().out == f"treadle {treadle.__version__}\n"
 
 
-def test_every_command_has_help_and_the_statuses_are_told(capsys):
-    commands = ["demo", "plan", "verify", "explain", "report", "bench", "why", "doctor", "cache"]
+def test_every_command_has_help_and_the_statuses_are_told(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    commands = ["demo", "plan", "verify", "explain", "report", "bench", "reduce", "why", "doctor",
+                "cache"]  # fmt: skip
     for words in [[], *([each] for each in commands)]:
         with pytest.raises(SystemExit) as stop:
             main([*words, "--help"])
         assert stop.value.code == 0
-        assert capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert max(map(len, told.splitlines())) <= 80
+        assert re.search(rf"example: .*treadle {' '.join(words)}", told, re.DOTALL)
     page = Path(__file__).parent.parent / "docs" / "reference" / "command-line.md"
     statuses = re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE)
     assert [int(each) for each in statuses] == [each.value for each in Exit]

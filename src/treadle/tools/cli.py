@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 WITHOUT_MEMORY = "no budget"
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
-usage, or a missing file or function; 3 treadle refuses the step or cannot run it (see treadle
-why CODE); 4 your own code raised an error; 70 a bug in treadle; 130 interrupted"""
+EPILOG = """example: treadle demo --quick
+
+exit status: 0 done; 1 the answer is no (does not fit, differs from eager);
+2 wrong usage, or a missing file or function; 3 treadle refuses the step or
+cannot run it (see treadle why CODE); 4 your own code raised an error; 70 a bug
+in treadle; 130 interrupted"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,10 +59,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_demo(commands: Commands) -> None:
-    parser = _command(commands, "demo", "train a small GPT in eager, compiled, and in less memory")
-    parser.add_argument(
-        "--steps", type=_positive, default=None, help="training steps of each variant (100)"
-    )
+    words = "train a small GPT in eager, compiled, and in less memory"
+    parser = _command(commands, "demo", words, example="treadle demo --steps 20")
+    _add_steps(parser, None, "training steps of each variant (100)")
     parser.add_argument("--quick", action="store_true", help="60 steps")
     _add_json(parser)
 
@@ -75,12 +77,14 @@ def _add_plan(commands: Commands) -> None:
         "--device",
         type=_device,
         default=None,
-        help="cpu, h200, h100, a100 or rtx4090; need not be present",
+        metavar="NAME",
+        help="cpu, h200, h100, a100 or rtx4090; need not be present (that of the model)",
     )
     parser.add_argument(
         "--points",
         type=_frontier_points,
         default=FRONTIER_POINTS,
+        metavar="N",
         help=f"number of budgets on the frontier ({FRONTIER_POINTS})",
     )
     parser.add_argument(
@@ -94,14 +98,14 @@ def _add_plan(commands: Commands) -> None:
         "--optimizer-state",
         choices=STATES,
         default=None,
-        help="how averages of gradients are kept",
+        help="how averages of gradients are kept (default: as the optimizer does)",
     )
     parser.add_argument(
         "--planner",
         type=_planner,
         default=None,
         metavar="PLANNER",
-        help="the name of a solver, or the fields of treadle.Planner as JSON",
+        help="the name of a solver, or the fields of treadle.Planner as JSON (cut)",
     )
     parser.add_argument(
         "--exact",
@@ -116,7 +120,7 @@ def _add_plan(commands: Commands) -> None:
 
 def _add_verify(commands: Commands) -> None:
     parser = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
-    parser.add_argument("--steps", type=_positive, default=3, help="steps to train and compare (3)")
+    _add_steps(parser, 3, "steps to train and compare (3)")
     parser.add_argument(
         "--rtol", type=_tolerance, default=1e-4, help="tolerance relative to eager's value (1e-4)"
     )
@@ -147,26 +151,28 @@ def _add_bench(commands: Commands) -> None:
     parser = _with_target(
         commands, "bench", "measure time and peak of a step, eager and compiled, in turns"
     )
+    _add_steps(parser, 20, "timed steps of each variant (20)")
     parser.add_argument(
-        "--steps", type=_positive, default=20, help="timed steps of each variant (20)"
-    )
-    parser.add_argument(
-        "--against", default="eager", metavar="NAMES", help="eager, or eager,torch.compile"
+        "--against", default="eager", metavar="NAMES", help="eager, or eager,torch.compile (eager)"
     )
     _add_json(parser)
 
 
 def _add_why(commands: Commands) -> None:
-    parser = _command(commands, "why", "explain an error code, with its remedy")
+    parser = _command(
+        commands, "why", "explain an error code, with its remedy", example="treadle why TR-102"
+    )
     parser.add_argument("code", metavar="CODE", help="such as TR-102")
 
 
 def _add_doctor(commands: Commands) -> None:
-    _add_json(_command(commands, "doctor", "show what this machine has and what treadle will use"))
+    words = "show what this machine has and what treadle will use"
+    _add_json(_command(commands, "doctor", words, example="treadle doctor --json"))
 
 
 def _add_cache(commands: Commands) -> None:
-    parser = _command(commands, "cache", "show where compiled code is stored, and its size")
+    words = "show where compiled code is stored, and its size"
+    parser = _command(commands, "cache", words, example="treadle cache clear")
     parser.add_argument(
         "action",
         nargs="?",
@@ -214,14 +220,12 @@ def _add_reduce(commands: Commands) -> None:
     _add_memory(parser)
 
 
-def _command(
-    commands: Commands, name: str, words: str, example: str = ""
-) -> argparse.ArgumentParser:
+def _command(commands: Commands, name: str, words: str, *, example: str) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=words,
         description=words[0].upper() + words[1:] + ".",
-        epilog=f"example: {example}" if example else None,
+        epilog=f"example: {example}",
     )
     parser.set_defaults(command=name)
     return parser
@@ -260,6 +264,10 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the figures to this file as JSON; without FILE, print them instead of the text",
     )
+
+
+def _add_steps(parser: argparse.ArgumentParser, default: int | None, words: str) -> None:
+    parser.add_argument("--steps", type=_positive, default=default, metavar="N", help=words)
 
 
 def _add_output(parser: argparse.ArgumentParser, default: Path | None, words: str) -> None:
