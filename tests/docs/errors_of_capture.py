@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import random as draw
 from typing import Any
 
 import numpy as np
@@ -323,12 +322,6 @@ def shuffled(mended: bool, folder: Path) -> None:
         return model(x[items]).sum()
 
     run(step, X, random.sample(range(6), 6), model=model)
-
-
-@shows("TR-119", "`from random import random`", "draw with torch")
-def drawn_by_name(mended: bool, folder: Path) -> None:
-    model = net()
-    run(lambda x: model(x).sum() * (torch.rand(()) if mended else draw()), X, model=model)
 
 
 @shows("TR-119", "`self.rng.normal()` with a NumPy generator", "pass the numbers")
