@@ -163,15 +163,15 @@ def is_straight(kernel: Kernel) -> bool:
     return not reductions_of(kernel) and all(item.axes == full for item in kernel.body)
 
 
-def apart_loads(kernel: Kernel, cols: Axis) -> list[Load]:
-    """Reads whose neighbours along ``cols`` do not lie side by side, and that depend on nothing
+def apart_loads(kernel: Kernel) -> list[Load]:
+    """Reads whose neighbours by column do not lie side by side, and that depend on nothing
     that the kernel computes: vector instructions cannot do them, and compilers then leave the whole
     loop to scalar ones."""
     written = set(stored(kernel.body))
     return [
         load
         for load in kernel_loads(kernel)
-        if load.buffer not in written and _is_apart(load, cols) and not locals_of(load)
+        if load.buffer not in written and _is_apart(load, kernel.cols) and not locals_of(load)
     ]
 
 

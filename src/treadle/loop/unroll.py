@@ -73,8 +73,7 @@ class _Unroll:
     varying: set[str]
     """The values that each column has for itself."""
     found: list[Definition | Store] = field(default_factory=list[Definition | Store])
-
-    choices: dict[str, "_Choice"] = field(default_factory=dict[str, "_Choice"])
+    choices: dict[str, _Choice] = field(default_factory=dict[str, _Choice])
     """The places that chains found, and what was made of them."""
     tables: Iterator[int] = field(default_factory=count)
 
@@ -173,8 +172,8 @@ class _Unroll:
 
     def _chosen(self, choice: _Choice, name: str, axes: tuple[Axis, ...]) -> Expr:
         chosen = choice.entries[-1]
-        pairs = list(zip(choice.hits, choice.entries, strict=False))
-        for k, (hit, entry) in reversed(list(enumerate(pairs))):
+        for k in reversed(range(len(choice.hits))):
+            hit, entry = choice.hits[k], choice.entries[k]
             wanted = Apply("where", (hit, entry, chosen), entry.dtype)
             chosen = self._define(f"{name}{k}", wanted, axes)
         return chosen

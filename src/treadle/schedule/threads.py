@@ -24,7 +24,6 @@ from treadle.algebra.extents import (
     sample_of,
     surely_less,
 )
-from treadle.algebra.index import Axis
 from treadle.loop.expr import Apply, Expr
 from treadle.loop.functions import WORTH_KEEPING
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
@@ -76,7 +75,7 @@ def prepared(kernel: Kernel) -> tuple[Kernel, ...]:
 
 def _has_windows(kernel: Kernel) -> bool:
     """Whether each row reduces a few elements that do not lie side by side, on conditions."""
-    reads = apart_loads(kernel, kernel.cols)
+    reads = apart_loads(kernel)
     if not can_unroll(kernel) or not any(load.mask is not None for load in reads):
         return False
     nodes = sum(len(walk(root)) for item in kernel.body for root in roots(item))
@@ -96,13 +95,13 @@ def choose(kernel: Kernel) -> KernelSchedule:
     if kernel.kind is KernelKind.COLUMNS:
         return _columns(kernel)
     if same(kernel.rows.extent, 1) and not reductions_of(kernel):
-        lanes = LANES if _in_lanes(kernel, kernel.cols) else 0
+        lanes = LANES if _in_lanes(kernel) else 0
         return KernelSchedule(LoopForm.FLAT, cols=lanes, serial_below=SERIAL)
     width = _width(kernel)
     small = min(sample_of(kernel.rows.extent), sample_of(kernel.cols.extent))
     if not width and small >= 8 and transposed_loads(kernel):
         return KernelSchedule(LoopForm.TILED, rows=TILE, cols=TILE, serial_below=SERIAL)
-    if not width and is_straight(kernel) and _in_lanes(kernel, kernel.cols):
+    if not width and is_straight(kernel) and _in_lanes(kernel):
         return KernelSchedule(LoopForm.TILED, rows=TILE, cols=LANES, serial_below=SERIAL)
     if not width and _is_long(kernel):
         return KernelSchedule(
@@ -118,10 +117,10 @@ def choose(kernel: Kernel) -> KernelSchedule:
     )
 
 
-def _in_lanes(kernel: Kernel, cols: Axis) -> bool:
+def _in_lanes(kernel: Kernel) -> bool:
     """Whether reads are worth a loop of their own: those that lie apart and have conditions, which
     compilers leave to a scalar loop with all that follows."""
-    return any(load.mask is not None for load in apart_loads(kernel, cols))
+    return any(load.mask is not None for load in apart_loads(kernel))
 
 
 def descends(rows: int, cols: int) -> bool:

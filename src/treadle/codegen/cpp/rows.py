@@ -75,7 +75,7 @@ class RowLoops(CppBody):
         """A scalar loop that reads what lies apart, of ``count`` places at most."""
         found = [
             load
-            for load in apart_loads(self.kernel, self.kernel.cols)
+            for load in apart_loads(self.kernel)
             if (load.buffer, load.index) not in writer.staged
         ]
         inner, writer.scopes[-1] = writer.scopes[-1], Scope()
