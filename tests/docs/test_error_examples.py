@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from docs import errors_of_capture, errors_of_use
 from docs.error_example import SHOWN
+from treadle.passes import registered
 
 PROGRAMS = errors_of_use, errors_of_capture
 """Importing them registers what they show."""
@@ -30,9 +31,12 @@ def entry(code):
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    """What a program compiled after its remedy is not found before it."""
+def _own_state(tmp_path, monkeypatch):
+    """What a program compiled after its remedy is not found before it, and what it registered is
+    not there for other tests."""
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(registered, "_passes", list(registered._passes))
+    monkeypatch.setattr(registered, "_meanings", dict(registered._meanings))
 
 
 @pytest.mark.parametrize("shown", SHOWN, ids=NAMES)
