@@ -320,10 +320,9 @@ def test_python_arguments_are_part_of_the_key():
     ("spoil", "code", "line"),
     [
         (lambda loss: loss + len(f"{loss:.2f}"), "TR-102", "{loss:.2f}"),
-        (lambda loss: loss * len(range(int(loss))), "TR-102", "range(int(loss))"),
         (lambda loss: loss + COMPUTED.sum(), "TR-110", "COMPUTED.sum()"),
     ],
-    ids=["format", "range", "outside"],
+    ids=["format", "outside"],
 )
 def test_what_is_refused_names_the_users_line(spoil, code, line):
     model = Net()

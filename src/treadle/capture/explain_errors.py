@@ -37,7 +37,8 @@ def looks_at_value(where: str) -> CaptureError:
         where=where,
         remedy=(
             "return the tensor and read it outside. Checks that only raise are captured. So are "
-            "branches, unless the step declares shapes or communicates: use torch.where there"
+            "branches and whole numbers, unless the step declares shapes or communicates: use "
+            "torch.where there"
         ),
     )
 
@@ -49,6 +50,16 @@ def branches(where: str) -> CaptureError:
         code="TR-102",
         where=where,
         remedy="leave strict off, or replace the branch by torch.where",
+    )
+
+
+def needs_numbers(where: str) -> CaptureError:
+    """TR-102 of a strict step, for the user's line ``where``."""
+    return CaptureError(
+        "strict=True: Python needs a number of a tensor, and each number would be a variant",
+        code="TR-102",
+        where=where,
+        remedy="leave strict off, or compute with the tensor",
     )
 
 

@@ -9,8 +9,9 @@
 Tracebacks keep the frames that are neither torch's nor ours.
 """
 
+import dis
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -83,9 +84,23 @@ def _told(error: Exception) -> Exception:
     is_ours = inner is not None and is_between(inner.filename)
     if inner is None or not is_ours or _is_users(error, frames):
         return _noted(error, "while treadle captured it", where)
-    if inner.filename.startswith(_TREADLE) and inner.name not in _CALLS_TORCH:
-        return _internal(error, where)
-    return of_torch(error, where)
+    if not inner.filename.startswith(_TREADLE) or inner.name in _CALLS_TORCH:
+        return of_torch(error, where)
+    return of_torch(error, where) if _is_of_torch_s_code(error) else _internal(error, where)
+
+
+def _is_of_torch_s_code(error: Exception) -> bool:
+    """Whether torch's C++ raised it, for a call of ours: such frames have no entry of their own."""
+    *_, last = _entries(error.__traceback__)
+    operation = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    return type(error) is RuntimeError and operation.startswith("CALL")
+
+
+def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
+    """The entries of a traceback, the innermost last."""
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
 
 
 def noted_eager(error: BaseException) -> None:

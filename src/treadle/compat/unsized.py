@@ -30,12 +30,13 @@ MadeOfSizes = Callable[
 
 
 def size_decisions(
-    decide: Decide, refuse: Callable[[], Exception], asked: Callable[[FrameType | None], None]
+    decide: Decide, number: Callable[[SymInt], int], asked: Callable[[FrameType | None], None]
 ) -> Iterator[tuple[type, str, Callable[..., object]]]:
     """What to put where (owner, name, value) while a step is traced: asked for a condition on
-    sizes that values decide, a trace goes on by what ``decide`` says; where such a size must be
-    a number, it ends by ``refuse()``. Not where an operation asks whose result is not in the graph
-    yet. ``asked``: is told of a frame that needs the number of a size which arguments have."""
+    sizes that values decide, a trace goes on by what ``decide`` says; where such a size must be a
+    number, by the ``number`` that it is. Not where an operation asks whose result is not in the
+    graph yet. ``asked``: is told of a frame that needs the number of a size which arguments
+    have."""
     answer_now: Callable[..., bool] = vars(SymNode)["guard_bool"]
     number_now: Callable[..., int] = vars(SymNode)["guard_int"]
     float_now: Callable[..., float] = vars(SymNode)["guard_float"]
@@ -53,7 +54,10 @@ def size_decisions(
     def guard_int(node: SymNode, file: str, line: int) -> int:
         if not file and get_proxy_mode() is not None and node.expr.free_symbols:
             if _is_of_values(node):
-                raise refuse()
+                size = SymInt(node)
+                found = number(size)
+                torch._check(size == found)
+                return found
             asked(_asking())
         return number_now(node, file, line)
 

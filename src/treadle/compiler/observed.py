@@ -72,9 +72,7 @@ def observed_of(
         recompiles=tuple(recompiles),
         launching=compiled.executable.replay.note if compiled.executable.replay else "",
         conditions=len(captured.dependencies.conditions),
-        decisions=tuple(
-            (decision.answer, decision.where) for decision in captured.dependencies.path.decisions
-        ),
+        decisions=captured.dependencies.path.taken,
         variants=memory_of_variants(variants, compiled),
         step_bytes=compiled.executable.promised_bytes,
         place_bytes=compiled.executable.place_bytes,

@@ -85,7 +85,7 @@ class Observed:
     whole: bool = True  # with its optimizer and its batch
     launching: str = ""  # whether its launches are replayed on a GPU, and why not
     conditions: int = 0  # that are looked at in each call
-    decisions: tuple[tuple[bool, str], ...] = ()  # of them: the answer, and the line that asks
+    decisions: tuple[tuple[int, str], ...] = ()  # of them: the answer, and the line that asks
     variants: tuple[VariantMemory, ...] = ()  # that take turns in one arena, this one among them
     step_bytes: int = 0  # that no call exceeds, whichever of them serves it
     place_bytes: int = 0  # that recordings share for inputs

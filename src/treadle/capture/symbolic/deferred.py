@@ -163,10 +163,12 @@ class NumbersOfCall:
 class DeferredNumbers:
     """What a run reads from its tensors. ``read``: a copy of each, as it was when it was read;
     ``fetched``: which of them Python needs after the launch, in order. ``decide``: what a frame
-    that asks whether a value is true is told. ``require``: takes for granted that a 0-dim tensor is
-    true; a call of which that is wrong is eager's."""
+    that asks whether a value is true is told; ``decide_numbers``: what 0-dim tensors are, which
+    Python needs as whole numbers. ``require``: takes for granted that a 0-dim tensor is true; a
+    call of which that is wrong is eager's."""
 
     decide: Callable[[Tensor, FrameType], bool | None]
+    decide_numbers: Callable[[Sequence[Tensor]], Sequence[int] | None]
     require: Callable[[Tensor], None]
     known: dict[int, Any] = field(default_factory=dict[int, Any])
     read: list[Tensor] = field(default_factory=list[Tensor])
@@ -181,12 +183,29 @@ class DeferredNumbers:
 
     def refuse(self) -> CaptureError:
         """For code that needs a number now: the first refusal of a run is kept."""
+        return self._kept(self._asks())
+
+    def _asks(self) -> CaptureError:
         asking = next(map(caller_of_library, users_frames()), None)
         if asking is not None and self.uses.note_call(asking):
             self.uses.note_asked(asking)
-        error = asks_number()
+        return asks_number()
+
+    def _kept(self, error: CaptureError) -> CaptureError:
         self.refused = self.refused or error
         return error
+
+    def on_path(self, numbers: Sequence["DeferredNumber"]) -> Sequence[int]:
+        """What these are along the path of this run (see ``branches/decisions``), for code that
+        needs one of them now; TR-102 where that is not known."""
+        error, answers = self._asks(), None
+        tensors = [number.exactly() for number in numbers]
+        if not isinstance(error, AsksNumber):
+            known = [tensor for tensor in tensors if tensor is not None]
+            answers = self.decide_numbers(known) if len(known) == len(tensors) else None
+        if answers is None:
+            raise self._kept(error)
+        return answers
 
     def check(self) -> None:
         """After the step: a refusal that somebody's ``except`` has caught is raised all the same.
@@ -234,9 +253,18 @@ class DeferredNumbers:
 
     def tolist(self, tensor: Tensor) -> object:
         """``tensor.tolist()``: nested lists of numbers."""
-        if not tensor.ndim:
-            return self.item(tensor)
-        return [self.tolist(tensor.select(0, at)) for at in range(tensor.shape[0])]
+        numbers: list[DeferredNumber] = []
+
+        def listed(part: Tensor) -> object:
+            if part.ndim:
+                return [listed(part.select(0, at)) for at in range(part.shape[0])]
+            numbers.append(self.item(part))
+            return numbers[-1]
+
+        nested = listed(tensor)
+        for number in numbers:
+            number.listed = numbers
+        return nested
 
     def fetch(self, number: "Deferred") -> None:
         """Python needs this one after the launch."""
@@ -254,9 +282,11 @@ class DeferredNumbers:
 class DeferredNumber(Number):
     """A number that ``compute()`` knows once the launch is over. ``parts``: of what was read those
     numbers that it is made of; ``in_graph()``: it as a tensor of float64, int64 or bool. A whole
-    number is ``base`` and ``ahead`` more. ``is_exact``: the graph has it to the last bit."""
+    number is ``base`` and ``ahead`` more. ``is_exact``: the graph has it to the last bit.
+    ``listed``: those of one list of a tensor's, and ``answer``: what it is along the path of the
+    run, once Python has needed one of them."""
 
-    __slots__ = ("ahead", "base", "deferred", "in_graph", "is_exact", "parts")
+    __slots__ = ("ahead", "answer", "base", "deferred", "in_graph", "is_exact", "listed", "parts")
 
     def __init__(
         self,
@@ -273,10 +303,24 @@ class DeferredNumber(Number):
         self.is_exact = True
         self.base: DeferredNumber = self
         self.ahead = 0
+        self.listed: Sequence[DeferredNumber] = (self,)
+        self.answer: int | None = None
 
-    def plain(self) -> NoReturn:
-        """TR-102: there is no number yet."""
-        raise self.deferred.refuse()
+    def plain(self) -> PlainNumber:
+        """What it is along the path of the run, if it is whole; TR-102 of another one: there is no
+        number yet."""
+        base = self.base
+        if base.answer is None:
+            answers = self.deferred.on_path(base.listed)
+            for number, answer in zip(base.listed, answers, strict=True):
+                number.answer = answer
+        assert base.answer is not None
+        return type(self.value)(base.answer + self.ahead)
+
+    def exactly(self) -> Tensor | None:
+        """``in_graph()`` of a whole number that the graph has to the last bit."""
+        is_whole = isinstance(self.value, int) and self.is_exact
+        return self.in_graph() if is_whole and self.in_graph is not None else None
 
     def combined(self, function: Callable[..., object], operands: Sequence[object]) -> Number:
         """``function`` of numbers, of which one at least is deferred; so is the result."""
@@ -320,16 +364,16 @@ class DeferredNumber(Number):
         self.uses.note_extreme(frame)
         if self.in_graph is not None:
             answer = self.deferred.decide(self.in_graph(), frame)
-        return self.plain() if answer is None else answer
+        return bool(self.plain()) if answer is None else answer
 
     def __getattr__(self, name: str) -> object:
         if hasattr(type(self.value), name):
-            return self.plain()
+            return getattr(self.plain(), name)
         kind = type(self.value).__name__
         raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        return self.plain()
+        return type(self.value), (self.plain(),)
 
 
 @final

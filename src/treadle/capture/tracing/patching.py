@@ -20,6 +20,7 @@ from treadle.capture.tracing.request import TraceRequest
 from treadle.capture.tracing.tensor_patcher import TensorPatcher
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.compat.distributed.sharded_tensors import sharded_entries
+from treadle.compat.fake import FakeTensor
 from treadle.compat.hooks import OURS, global_step_hooks, stands_for_step, stepped_note_kept
 from treadle.compat.tracing import flat_weights
 from treadle.compat.transforms import tensor_entries
@@ -111,6 +112,7 @@ def _patch_entries(undo: ExitStack, mode: TensorPatcher) -> None:
         original: Callable[..., object] = vars(owner)[name]
         put_attribute(undo, owner, name, traced_only(mode.entering(original), original))
     put_attribute(undo, Tensor, "__bool__", mode.answering(Tensor.__bool__))
+    put_attribute(undo, FakeTensor, "tolist", Tensor.tolist)  # its own asks for each number alone
     put_attribute(undo, Tensor, "__copy__", mode.copying())
     put_attribute(undo, Tensor, "as_subclass", mode.in_class(Tensor.as_subclass))
 

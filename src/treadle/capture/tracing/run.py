@@ -152,6 +152,7 @@ class Run:
                     try:
                         with switches_kept(_sets_switch), self.lines or nullcontext():
                             result = called_with(self.request.function, args, kwargs)
+                            self._require_numbers()
                     except Exception as error:
                         if not self._may_be_wrong(error):
                             raise
@@ -218,8 +219,16 @@ class Run:
             self._sparse,
         )
 
+    def _require_numbers(self) -> None:
+        """The refusal that says which whole number Python needed, if somebody's ``except`` has
+        caught it."""
+        if self.recorder.conditions.lacks_numbers:
+            self.recorder.numbers.check()
+
     def _may_be_wrong(self, error: Exception) -> bool:
-        """Whether the step itself would not get there: an answer was guessed."""
+        """Whether the step itself would not get there: an answer was guessed, or is not known."""
+        if self.recorder.conditions.lacks_numbers:
+            return True
         numbers = self.numbers
         stands_in = bool(self.containers.values) or (numbers.stand_in and numbers.uses.is_used)
         runs_again = stands_in or isinstance(error, AsksNumber | ScalerBegins)

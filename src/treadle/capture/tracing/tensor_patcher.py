@@ -238,7 +238,9 @@ class TensorPatcher(TorchFunctionMode):
         """Numbers that are known after the launch; TR-102 for what needs them now."""
         function, (tensor, *rest) = call.function, call.args
         numbers = self._recorder.numbers
-        if function in _SCALARS and tensor.numel() != 1:
+        is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+        no_index = function == Tensor.__index__ and not is_whole
+        if function in _SCALARS and (tensor.numel() != 1 or no_index):
             return function(*call.args)  # an error of PyTorch's
         if function in _READ and (known := self._recorder.constants.read(function, tensor, *rest)):
             return known[0]
@@ -250,6 +252,8 @@ class TensorPatcher(TorchFunctionMode):
             return numbers.tensor(tensor)
         if function == Tensor.numpy and not rest and tensor.is_cpu:
             return array_of(numbers, tensor, self._recorder.memory(), self._recorder.argument_view)
+        if function in (Tensor.__int__, Tensor.__index__):
+            return int(numbers.item(tensor).derived(int).plain())
         raise numbers.refuse()
 
     def _drawn(self, call: _Call) -> object:
@@ -273,7 +277,7 @@ class TensorPatcher(TorchFunctionMode):
         if instead := recorder.indices.instead_of(function, args):
             return instead(*args)
         if function is F.one_hot:
-            return one_hot(recorder.require, *args, **kwargs)
+            return one_hot(recorder.require, recorder.numbers.item, *args, **kwargs)
         if function is F.embedding:
             return embedding(*args, **kwargs)
         if function in _SQUEEZES and any(map(is_unsized, args[0].shape)):

@@ -1,12 +1,12 @@
 """What happens while a step is traced, and at which node."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, final
 
 import torch
-from torch import SymBool, Tensor, nn
+from torch import SymBool, SymInt, Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -72,7 +72,7 @@ class TraceRecorder:
         self.indices = ScalarIndices()
         self.constants = KnownConstants()
         self.conditions = Conditions()
-        self.numbers = DeferredNumbers(self._decide, self.require)
+        self.numbers = DeferredNumbers(self._decide, self._decide_numbers, self.require)
         self.scaling = LossScaling(lambda tensor: self.inside(tensor), updates)
         self.backward: list[Span] = []
         self.gathers: list[GatherSpan] = []
@@ -129,7 +129,7 @@ class TraceRecorder:
         yield from library_patches(self)
         yield distributed, "all_reduce", all_reduce_in_place(distributed.all_reduce)
         yield from constraint_checks()
-        yield from size_decisions(self._decides_size, self.numbers.refuse, self._asks_size)
+        yield from size_decisions(self._decides_size, self._number_of_size, self._asks_size)
         yield from size_arithmetic(self._made_of_sizes, self._asks_for_size, alone, as_number)
         yield from functions_of_numbers()
         yield from makers()
@@ -160,6 +160,15 @@ class TraceRecorder:
     def _decide(self, value: Tensor, frame: FrameType) -> bool | None:
         """What ``frame`` is told, which asks whether a number is true."""
         return self.conditions.answer(value, frame, self.tensors.fresh)
+
+    def _number_of_size(self, size: SymInt) -> int:
+        """What Python is told, which needs the number of a size that values decide."""
+        return int(self.numbers.of_size(size).plain())
+
+    def _decide_numbers(self, values: Sequence[Tensor]) -> Sequence[int] | None:
+        """What Python is told, which needs whole numbers."""
+        self.provenance.note_line()
+        return self.conditions.decide_numbers(values, self.tensors.fresh)
 
     def decides_short(self, value: Tensor) -> bool | None:
         """A decision that is likely to be true."""

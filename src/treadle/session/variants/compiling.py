@@ -10,7 +10,7 @@ import torch
 
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.captured import Captured
-from treadle.capture.explain_errors import branches
+from treadle.capture.explain_errors import branches, needs_numbers
 from treadle.capture.python_state.reads.object_graph import Location, argument_place
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
@@ -36,6 +36,10 @@ from treadle.util.expected import LeftToEager
 if TYPE_CHECKING:
     from treadle.session.saved import Saved
     from treadle.session.variants.seen_sizes import SeenDims
+
+
+_OF_EAGER = "TR-132"
+"""The error of what eager refuses as well."""
 
 
 @final
@@ -191,7 +195,7 @@ class VariantCompiler:
             decision for decision in captured.dependencies.path.decisions if decision.is_branch
         ]
         if self.options.strict and asked:
-            raise branches(asked[0].where)
+            raise (needs_numbers if asked[0].is_number else branches)(asked[0].where)
         while (path := self.other_path(captured)) is not None:
             with _left_to_eager(path):
                 captured = along(path=path)
@@ -208,7 +212,7 @@ def _left_to_eager(path: Answers) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if not path or isinstance(error, TreadleError):
+        if not path or (isinstance(error, TreadleError) and error.code != _OF_EAGER):
             raise
         raise LeftToEager(f"it takes a path that raised {type(error).__name__}") from error
 

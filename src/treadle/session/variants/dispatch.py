@@ -168,4 +168,4 @@ class Dispatcher:
             )
         if not path or last is None:
             return self.variants.why_not(key, self._step.models, self._sizes.with_sizes_of)
-        return [last.path.decisions[len(path) - 1].words]
+        return [last.path.words(path)]

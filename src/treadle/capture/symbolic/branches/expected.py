@@ -89,20 +89,32 @@ class Conditions:
         if self.path is None or len(self.decisions) == MOST_DECISIONS:
             return None
         number = len(self.decisions)
-        answer = self.path[number] if number < len(self.path) else guess
+        answer = bool(self.path[number]) if number < len(self.path) else guess
         self.decisions.append(ValueDecision(answer, here(), is_branch, is_likely))
         self._take(value, answer, (_OF_SIZE, number) if of_size else (number,), cleared)
         return answer
 
+    def decide_numbers(self, values: Sequence[Tensor], cleared: set[int]) -> Answers | None:
+        """The whole numbers that ``values`` are along the path of this run; ``None`` if it may have
+        none, or ends before (``lacks_numbers``): then all of them are asked for."""
+        first = len(self.decisions)
+        if self.path is None or first + len(values) > MOST_DECISIONS:
+            return None
+        for number, value in enumerate(values, first):
+            answer = self.path[number] if number < len(self.path) else None
+            self.decisions.append(ValueDecision(answer, here(), is_number=True))
+            self._take(value, answer or 0, (_OF_SIZE, number), cleared)
+        return None if self.lacks_numbers else self.path[first : len(self.decisions)]
+
     def _take(
-        self, value: Tensor, answer: bool, asked: tuple[object, ...], cleared: set[int]
+        self, value: Tensor, answer: int, asked: tuple[object, ...], cleared: set[int]
     ) -> None:
-        """For granted that ``value`` is true, or that it is not."""
+        """For granted that ``value`` is true, that it is not, or that it is this number."""
         if not self.asked:
             self.cleared = frozenset(cleared)
         with torch.no_grad():
             plain = value.detach().reshape(())
-            holds = plain.ne(0) if answer else plain.eq(0)
+            holds = plain.ne(0) if answer is True else plain.eq(answer)
             self.asked.append(asked)
             expect(holds)
         self.where.append(here())
@@ -110,6 +122,11 @@ class Conditions:
     def require(self, holds: Tensor, cleared: set[int]) -> None:
         """Take for granted that a 0-dim tensor is true."""
         self._take(holds, True, (here(), None), cleared)
+
+    @property
+    def lacks_numbers(self) -> bool:
+        """Whether Python needed a whole number that the path of this run does not have."""
+        return any(decision.answer is None for decision in self.decisions)
 
     @property
     def has_guessed(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import SymInt, Tensor, fx
 from torch.nn import functional as F
 
+from treadle.capture.symbolic.numbers import Number
 from treadle.graph.analysis.index_bounds import IndexBound, unchecked_index_bounds, unmoved
 from treadle.graph.core.arguments import Argument
 from treadle.graph.core.node_info import copy_notes, info, known_value, set_value, tensor_of
@@ -115,8 +116,15 @@ class _Writer:
         return self.all(self.call(aten.ne.Tensor, value, value))
 
 
-def one_hot(require: Callable[[Tensor], None], input: Tensor, num_classes: int = -1) -> Tensor:
+def one_hot(
+    require: Callable[[Tensor], None],
+    item: Callable[[Tensor], Number],
+    input: Tensor,
+    num_classes: int = -1,
+) -> Tensor:
     """``F.one_hot``, whose classes are looked at as eager looks at them."""
+    if type(num_classes) is int and num_classes == -1 and input.numel():
+        num_classes = int(item(input.max()).plain()) + 1
     encoded = F.one_hot(input, num_classes)
     if type(num_classes) is int and num_classes > 0 and target_for(input.device).on_host:
         require(((input >= 0) & (input < num_classes)).all())
