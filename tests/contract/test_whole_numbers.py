@@ -100,9 +100,44 @@ def tried(model, x, at):
     return h.sum()
 
 
+def rows_of_a_mask(model, x, at):
+    return sum(row.sum() ** 2 for row in model(x)[at > 2])
+
+
+def places(model, x, at):
+    h = model(x)
+    return sum(h[place].sum() for place in (at > 2).nonzero())
+
+
+def labels(model, x, at):
+    h = model(x)
+    return sum(h[at == label].mean() ** 2 for label in at.unique())
+
+
+def listed_labels(model, x, at):
+    h = model(x)
+    return sum(h[at == label].mean() ** 2 for label in at.unique().tolist())
+
+
+def halves(model, x, at):
+    return torch.stack([half.mean() for half in model(x)[at > 2].chunk(2)]).prod()
+
+
+def counted_rows(model, x, at):
+    h = model(x)
+    return sum(h[place].sum() for place in range(len(x[at > 2])))
+
+
+def pairs(model, x, at):
+    h, limits = model(x), torch.arange(3)
+    chosen = zip(*torch.where(at[:, None] > limits), strict=True)
+    return sum(h[row].sum() * limit for row, limit in chosen)
+
+
 STEPS = (
     pooled, item, rounds, halved, cut, classes, parts, table, entry, share, shaped, drawn, computed,
-    flag, nested, again, tried,
+    flag, nested, again, tried, rows_of_a_mask, places, labels, listed_labels, halves, counted_rows,
+    pairs,
 )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ class RepeatedRuns:
         self._failed: Exception | None = None  # in a run in which numbers stood in
         self._inputs: tuple[list[Tensor], bool] | None = None  # of ``last``
         self._whole: set[Key] = set()  # arrays whose numbers may not stand in
-        self._sized: set[CodeType] = set()  # code that gets the sizes of this call
+        self._given: set[CodeType] = set()  # code that gets numbers where it needs them
         self._draws: list[HeldFunction] = []  # which draw random numbers
 
     def last(self, inputs: list[Tensor], *, symbolic: bool) -> tuple[Run, fx.GraphModule]:
@@ -131,7 +131,7 @@ class RepeatedRuns:
 
     def _next(self) -> Run:
         numbers = (*self._numbers, *self._counters, *self._likely)
-        parts = numbers, self._in_numbers, self._containers, self._calls.originals, self._sized
+        parts = numbers, self._in_numbers, self._containers, self._calls.originals, self._given
         run = Run(self._request, Substitutes(*parts, self._draws))
         run.numbers.uses.whole |= self._whole
         self._tried.append(run)
@@ -178,8 +178,9 @@ class RepeatedRuns:
                 self._count(error, run)
             case AsksNumber():
                 if not self._calls.cover([error.codes], run.met(), _places(run)):
-                    if error.is_size:
-                        self._sized.add(error.codes[0])
+                    code = run.originals.get(error.codes[0], error.codes[0])
+                    if code not in self._given:
+                        self._given.add(code)
                     elif not self._containers:
                         raise error
                     else:

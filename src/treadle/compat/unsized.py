@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
@@ -173,6 +173,28 @@ def squeezed(tensor: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
         tensor = tensor.select(each, 0)
     left = [each - sum(one < each for one in ones) for each in dims if each not in ones]
     return tensor.squeeze(tuple(left))
+
+
+_LISTED: Mapping[Callable[..., object], int] = {
+    torch.unbind: 1, Tensor.unbind: 1, torch.chunk: 2, Tensor.chunk: 2, torch.split: 2,
+    Tensor.split: 2, torch.tensor_split: 2, Tensor.tensor_split: 2,
+}  # fmt: skip
+"""What gives a list of parts along a dim, with the place of the dim among the arguments."""
+
+
+def ask_length(
+    function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, object]
+) -> None:
+    """Ask how long the dim is along which ``function`` would give a list, where values decide that:
+    the trace cannot be asked within it."""
+    place = _LISTED.get(function)
+    if place is None or not args:
+        return
+    tensor, dim = args[0], kwargs.get("dim", args[place] if len(args) > place else 0)
+    if tensor.ndim and isinstance(dim, int) and -tensor.ndim <= dim < tensor.ndim:
+        length = tensor.shape[dim]
+        if is_unsized(length):
+            operator.index(cast("SymInt", length))
 
 
 def length_of(tensor: Tensor) -> int | SymInt:

@@ -70,11 +70,9 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 class AsksNumber(CaptureError):
     """TR-102, where code that calls a function of real numbers could be rewritten (see
-    ``capture/symbolic/number_calls``). ``codes``: of the frames that run, innermost first.
-    ``is_size``: a number of this call is there, and a later call may have another."""
+    ``capture/symbolic/number_calls``). ``codes``: of the frames that run, innermost first."""
 
     codes: tuple[CodeType, ...]
-    is_size = False
 
 
 def asks_number() -> CaptureError:
@@ -90,10 +88,7 @@ def asks_size(frame: FrameType) -> AsksNumber | None:
     frames = list(users_frames())
     if not frames or frames[0] is not frame:
         return None
-    asks = _asks(frames, looks_at_value(_where(frames)))
-    if asks is not None:
-        asks.is_size = True
-    return asks
+    return _asks(frames, looks_at_value(_where(frames)))
 
 
 def _asks(frames: Sequence[FrameType], error: CaptureError) -> AsksNumber | None:
@@ -170,6 +165,7 @@ class DeferredNumbers:
     decide: Callable[[Tensor, FrameType], bool | None]
     decide_numbers: Callable[[Sequence[Tensor]], Sequence[int] | None]
     require: Callable[[Tensor], None]
+    is_rewritten: Callable[[CodeType], bool] = lambda _: True  # so that it needs no number
     known: dict[int, Any] = field(default_factory=dict[int, Any])
     read: list[Tensor] = field(default_factory=list[Tensor])
     fetched: list[int] = field(default_factory=list[int])
@@ -200,7 +196,7 @@ class DeferredNumbers:
         needs one of them now; TR-102 where that is not known."""
         error, answers = self._asks(), None
         tensors = [number.exactly() for number in numbers]
-        if not isinstance(error, AsksNumber):
+        if not (isinstance(error, AsksNumber) and self.is_rewritten(error.codes[0])):
             known = [tensor for tensor in tensors if tensor is not None]
             answers = self.decide_numbers(known) if len(known) == len(tensors) else None
         if answers is None:

@@ -76,8 +76,9 @@ class Substitutes:
 
     ``numbers``: places whose numbers change from call to call. ``in_numbers=False``: every number
     is taken as it is. ``containers``: those that a run before changed; ``None``: nothing stands in
-    for any. ``originals``: of code that is rewritten for the run. ``sized``: code that is
-    given the sizes of this call where it needs numbers. ``draws``: places beside their modules in
+    for any. ``originals``: of code that is rewritten for the run. ``given``: code that is
+    given numbers where it needs them: the sizes of this call, and whole numbers of tensors along
+    its path. ``draws``: places beside their modules in
     which functions stand that draw random numbers.
     """
 
@@ -85,5 +86,5 @@ class Substitutes:
     in_numbers: bool = True
     containers: Sequence[ChangedContainer] | None = ()
     originals: Mapping[CodeType, CodeType] = field(default_factory=dict[CodeType, CodeType])
-    sized: AbstractSet[CodeType] = frozenset()
+    given: AbstractSet[CodeType] = frozenset()
     draws: Sequence[HeldFunction] = ()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TypeGuard, final
 
 import torch
@@ -99,7 +99,7 @@ class Run:
     def _connect(self) -> None:
         """What the parts ask of each other while the run goes on."""
         uses, recorder = self.numbers.uses, self.recorder
-        recorder.asks_size = self._asks_size
+        recorder.asks_size, recorder.numbers.is_rewritten = self._asks_size, self._is_rewritten
         for table in (uses, recorder.numbers.uses):
             table.mode = lambda: recorder.mode()
             table.of_size = self._number_of
@@ -113,12 +113,17 @@ class Run:
         if not self.request.update:
             recorder.after_backward = self.gradients.keep
 
+    def _is_rewritten(self, code: CodeType) -> bool:
+        """Whether another run may have a form of ``code`` that needs no numbers; else it is given
+        them."""
+        return self.originals.get(code, code) not in self.substitutes.given
+
     def _asks_size(self, frame: FrameType) -> AsksNumber | None:
         """What ends the run, so that ``frame`` needs no number of a size in the next one."""
-        sizes, code = self.numbers.sizes, self.originals.get(frame.f_code, frame.f_code)
+        sizes = self.numbers.sizes
         if sizes is None:
             return None
-        asks = None if code in self.substitutes.sized else asks_size(frame)
+        asks = asks_size(frame) if self._is_rewritten(frame.f_code) else None
         if asks is not None:
             asks.codes = tuple(self.originals.get(code, code) for code in asks.codes)
         elif code_owner(frame.f_code.co_filename) >= CodeOwner.INSTALLED:

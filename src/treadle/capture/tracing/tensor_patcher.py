@@ -51,7 +51,7 @@ from treadle.compat.fake import is_traced, stand_in_for
 from treadle.compat.plain_calls import are_plain, dispatch_depth, hears_functions, is_in_c
 from treadle.compat.tracing import METHOD_FILES, Args, Kwargs, works_for
 from treadle.compat.transforms import unwrapped
-from treadle.compat.unsized import is_unsized, squeezed
+from treadle.compat.unsized import ask_length, is_unsized, squeezed
 
 Function = Callable[..., object]
 
@@ -280,6 +280,7 @@ class TensorPatcher(TorchFunctionMode):
             return one_hot(recorder.require, recorder.numbers.item, *args, **kwargs)
         if function is F.embedding:
             return embedding(*args, **kwargs)
+        ask_length(function, args, kwargs)
         if function in _SQUEEZES and any(map(is_unsized, args[0].shape)):
             return squeezed(*args, **kwargs)
         return self._layers.instead_of(function, call.leaves, kwargs)(*args, **kwargs)
