@@ -173,13 +173,3 @@ def test_an_operation_that_fails_for_a_size_of_another_path():
     for x in batches():
         torch.testing.assert_close(compiled(x), step(x))
     assert len(compiled.recompiles) == 1
-
-
-def test_a_number_of_rows_that_is_needed_at_once_is_refused():
-    model = nn.Linear(6, 2)
-
-    def step(x):
-        return sum(model(x[at]) for at in range(len(x[x[:, 0] > 0])))
-
-    with pytest.raises(treadle.CaptureError, match="TR-102"):
-        treadle.compile(step, model=model)(torch.ones(3, 6))

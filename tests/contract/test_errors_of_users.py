@@ -387,7 +387,7 @@ def test_a_branch_with_declared_shapes_is_refused_with_the_reason():
     compiled = treadle.compile(step, model=model, shapes=treadle.dynamic({"x": ("n",)}, n=(1, 8)))
     with pytest.raises(treadle.CaptureError, match="TR-102") as caught:
         compiled(torch.randn(5, 4))
-    assert "unless the step declares shapes" in caught.value.remedy
+    assert "unless the step communicates" in caught.value.remedy
 
 
 def test_a_step_without_a_model_is_refused():

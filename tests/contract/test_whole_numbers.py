@@ -148,7 +148,7 @@ def batches(count=8):
         yield torch.randn(40, 8), at
 
 
-def trained(loss_of, **options):
+def trained(loss_of, shapes=None, **options):
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     optimizer = torch.optim.Adam(model.parameters())
@@ -163,7 +163,9 @@ def trained(loss_of, **options):
     call = step
     if options.pop("compiled", True):
         options = treadle.Options(codegen=False, **options)
-        call = treadle.compile(step, model=model, optimizer=optimizer, options=options)
+        call = treadle.compile(
+            step, model=model, optimizer=optimizer, options=options, shapes=shapes
+        )
     return call, model
 
 

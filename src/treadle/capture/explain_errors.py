@@ -37,8 +37,7 @@ def looks_at_value(where: str) -> CaptureError:
         where=where,
         remedy=(
             "return the tensor and read it outside. Checks that only raise are captured. So are "
-            "branches and whole numbers, unless the step declares shapes or communicates: use "
-            "torch.where there"
+            "branches and whole numbers, unless the step communicates: use torch.where there"
         ),
     )
 

@@ -96,7 +96,7 @@ class _Capture:
             plans=self.place is not None,
             group=self.group,
             eight_bits=self.eight_bits,
-            path=self.path if self.group is None and not self.dims else None,
+            path=self.path if self.group is None else None,
             dims=self.dims,
         )
 

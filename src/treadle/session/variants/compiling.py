@@ -149,6 +149,14 @@ class VariantCompiler:
         warn_of_breaks(compiled, self._breaks)
         show_regions(compiled)
 
+    def require_room(self, known: int) -> None:
+        """``LeftToEager`` of a call that takes a new path where ``known`` variants are too many."""
+        most = self.options.max_cached
+        if known >= most:
+            raise LeftToEager(
+                f"it takes a new path, and there are max_cached={most} variants already"
+            )
+
     def note_numbers(self, places: Iterable[str | Location]) -> None:
         """From now on these are inputs, where the graph allows it."""
         known = set(map(_identity, self._numbers))

@@ -17,7 +17,7 @@ from treadle.session.variants.new_call import NewCall
 from treadle.session.variants.shapes import Dynamic
 from treadle.session.variants.variants import Variants
 from treadle.util.errors import GroupFailure
-from treadle.util.expected import LeftToEager, NotExpected
+from treadle.util.expected import NotExpected
 
 
 @final
@@ -42,6 +42,7 @@ class Dispatcher:
         self._in_a_row = 0  # calls that the last variant has served
         self._closure: CallsClosure | None = None  # why calls are no single graph by now
         self._path: Answers = ()  # that a call is known to take, at its beginning
+        self._parts = ""  # where it parts from the last call's
 
     def beside(self, step: UserStep) -> "Dispatcher":
         """The variants of ``step``, a part of this one: told about with it."""
@@ -67,7 +68,9 @@ class Dispatcher:
         try:
             compiled = None if self._path else self.variants.again(called, self.call)
             if compiled is None:
-                compiled = self._looked_up(called, NewCall(args, kwargs, update, self._path))
+                compiled = self._looked_up(
+                    called, NewCall(args, kwargs, update, self._path, self._parts)
+                )
         except (NotExpected, CallsClosure, GroupFailure):
             raise
         except Exception as error:
@@ -90,6 +93,7 @@ class Dispatcher:
         self.call.serve(inputs)
         path = self._compiler.other_path(self.last.captured)
         self._path = path or ()
+        self._parts = "" if path is None else self.last.captured.dependencies.path.words(path)
         return path is not None
 
     def again(
@@ -137,7 +141,7 @@ class Dispatcher:
         special = self._sizes.variant(key, call, self.variants, self._in_a_row)
         if special is not None:
             return special
-        reasons = self._why_not(key, call.path)
+        reasons = self._why_not(key, call)
         alone = self._sizes.why_alone()
         reasons = [f"{reason}; {alone}" if alone else reason for reason in reasons]
         self._compiler.note_numbers(self.variants.changed_numbers(key))
@@ -156,16 +160,11 @@ class Dispatcher:
         self.history.recompiled(reasons, before)
         return compiled
 
-    def _why_not(self, key: GuardKey, path: Answers) -> list[str]:
+    def _why_not(self, key: GuardKey, call: NewCall) -> list[str]:
         """Why no variant serves a call, in words; ``LeftToEager`` where another one has no
         room."""
         last = None if self.last is None else self.last.captured.dependencies
         drawn = last is not None and last.host_draws.decides()
-        most = self._compiler.options.max_cached
-        if len(self.variants) >= most and (path or drawn):
-            raise LeftToEager(
-                f"it takes a new path, and there are max_cached={most} variants already"
-            )
-        if not path or last is None:
-            return self.variants.why_not(key, self._step.models, self._sizes.with_sizes_of)
-        return [last.path.words(path)]
+        if call.path or drawn:
+            self._compiler.require_room(len(self.variants))
+        return self._sizes.why_not(key, call, self.variants)

@@ -6,6 +6,7 @@ from typing import final
 
 from treadle.capture.eager import CallsClosure
 from treadle.capture.input_sources import Dims
+from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
 from treadle.session.variants.compiling import VariantCompiler
 from treadle.session.variants.guards import GuardKey, Ignored
@@ -103,8 +104,6 @@ class ManySizes:
         if self._declared is not None:
             return self._of_declared(self._declared, key, call, known)
         seen = next((seen for seen in self._seen if seen.calls.is_of(key)), None)
-        if call.path:
-            return None
         if seen is None:
             return self._of_new_kind(key, call, known)
         return self._of_seen(seen, key, call, known, in_a_row)
@@ -144,7 +143,7 @@ class ManySizes:
             sized = replace(call, dims=dims, sizes=sizes.sizes)
             return self._compiler.stored_or_compiled(general, sized, known)
 
-        return self._variant(self._special, key, sizes, made)
+        return self._variant(self._special, key, sizes, made, call.path)
 
     def _of_seen(
         self, seen: _Seen, key: GuardKey, call: NewCall, known: Variants, in_a_row: int
@@ -159,12 +158,12 @@ class ManySizes:
         if seen.special is None:
             stored = self._compiler.stored(key, call, known)
             if stored is not None:
-                why = self._why_not(key, known)
+                why = self.why_not(key, call, known)
                 self._compiler.history.recompiled(why, len(self._compiler.history.recompiles))
                 return stored
             stored = self._stored(seen, key, call, known)
             if stored is not None:
-                self._tell(seen, self._why_not(key, known))
+                self._tell(seen, self.why_not(key, call, known))
                 return stored
         spec = seen.calls.spec
         if seen.special is None or seen.special.spec.arguments != spec.arguments:  # other names
@@ -175,17 +174,20 @@ class ManySizes:
 
         def compiled_for(general: GuardKey, dims: Dims) -> Compiled:
             """What takes long where many variants are known is asked only before a compile."""
-            why[:] = why or self._why_not(key, known)
+            why[:] = why or self.why_not(key, call, known)
             self._compiler.note_numbers(known.changed_numbers(key))
             return made(general, dims)
 
-        compiled = self._variant(seen.special, key, sizes, compiled_for)
+        compiled = self._variant(seen.special, key, sizes, compiled_for, call.path)
         if compiled is not None and seen.special.notes:
             self._compiler.keep_sizes(key, spec, compiled)
         self._tell(seen, why if compiled is not None else [])
         return compiled
 
-    def _why_not(self, key: GuardKey, known: Variants) -> list[str]:
+    def why_not(self, key: GuardKey, call: NewCall, known: Variants) -> list[str]:
+        """Why no variant serves a call, in words."""
+        if call.path:
+            return [call.parts]
         return known.why_not(key, self._compiler.step.models, self.with_sizes_of)
 
     def stored(self, key: GuardKey, call: NewCall, known: Variants) -> Compiled | None:
@@ -235,10 +237,17 @@ class ManySizes:
         key: GuardKey,
         sizes: Found,
         make: Callable[[GuardKey, Dims], Compiled | None],
+        path: Answers = (),
     ) -> Compiled | None:
         numbers = fixed_numbers(self._compiler.step.tensors())
         is_planned = self._compiler.options.budget is not None
-        return special.variant(key, sizes, numbers, make, is_planned=is_planned)
+
+        def made(general: GuardKey, dims: Dims) -> Compiled | None:
+            if path:
+                self._compiler.require_room(len(special.paths()))
+            return make(general, dims)
+
+        return special.variant(key, sizes, numbers, made, path, is_planned=is_planned)
 
     def _finder(
         self, call: NewCall, known: Variants
@@ -290,11 +299,10 @@ class ManySizes:
 
     def _may_find_sizes(self, compiled: Compiled) -> bool:
         """Whether calls may decide which dims of this one's arguments change: nothing else does,
-        such as a path, other ranks or updates of another call."""
+        such as other ranks or updates of another call."""
         options, step = self._compiler.options, self._compiler.step
         depends, target = compiled.captured.dependencies, self._target()
-        others = [each for each in depends.path.decisions if not each.is_expected]
-        decides = others or depends.host_draws.decides()
+        decides = depends.host_draws.decides()
         alone = step.group is None and not compiled.groups and not options.carries
         return (
             options.dynamic and self._declared is None and alone and not decides and target.any_size

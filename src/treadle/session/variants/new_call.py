@@ -16,12 +16,14 @@ def _no_sizes() -> Mapping[str, int]:
 @final
 @dataclass(frozen=True, slots=True)
 class NewCall:
-    """``update``: whether optimizers step; ``path``: that it is known to take, at its beginning.
-    ``dims``: what serves it is to be for many sizes, which these are for the call."""
+    """``update``: whether optimizers step; ``path``: that it is known to take, at its beginning,
+    and ``parts`` where it parts from the last call's. ``dims``: what serves it is to be for many
+    sizes, which these are for the call."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
     update: bool
     path: Answers
+    parts: str = ""
     dims: Dims | None = None
     sizes: Sizes = field(default_factory=_no_sizes)

@@ -9,6 +9,7 @@ from treadle.algebra.dims import Sizes
 from treadle.algebra.extents import Size
 from treadle.algebra.guards import Guard
 from treadle.capture.input_sources import Dims
+from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.execute.executable import Executable
 from treadle.runtime.kernels.build import Build
@@ -29,7 +30,9 @@ class Specializations:
     spec: Dynamic
     notes: list[str]
     _known: list[tuple[GuardKey, Compiled]] = field(default_factory=list[tuple[GuardKey, Compiled]])
-    _failed: set[GuardKey] = field(default_factory=set[GuardKey])
+    _failed: set[tuple[GuardKey, Answers]] = field(default_factory=set[tuple[GuardKey, Answers]])
+    _taken: Answers = ()
+    """The path of the pattern that served the last call."""
     alone: str = ""
     """Why the last call's sizes go by themselves."""
 
@@ -53,6 +56,7 @@ class Specializations:
         dynamic_dims: Found,
         numbers: set[int],
         make: Callable[[GuardKey, Dims], Compiled | None],
+        path: Answers = (),
         *,
         is_planned: bool,
     ) -> Compiled | None:
@@ -60,6 +64,7 @@ class Specializations:
 
         ``numbers``: sizes of the step that do not change, which no sample should be; ``make``
         compiles a pattern for calls of this key, or finds one; ``None`` where there is none.
+        ``path``: the answers that the call is known to give; without, the last call's are likely.
         ``is_planned``: within a budget, so by estimates for the largest sizes.
         """
         self.alone = ""
@@ -67,7 +72,7 @@ class Specializations:
         fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
         while len(fixed) < len(dynamic_dims.sizes):
             general = _general(key, dynamic_dims, fixed, self.spec)
-            patterns = self._valid(general)
+            patterns = self._valid(general, path)
             broken = [_broken(pattern, dynamic_dims.sizes) for pattern in patterns]
             while all(broken):  # none fits
                 of_largest = is_planned and not patterns
@@ -76,15 +81,17 @@ class Specializations:
                 )
                 if not _are_new(dims, broken, dynamic_dims.sizes):
                     break
-                pattern = self._made(general, dynamic_dims, fixed, dims, make)
+                pattern = self._made(general, path, dynamic_dims, fixed, dims, make)
                 if pattern is None:
                     return None
                 self._tell_why(broken)
                 patterns.append(pattern)
                 broken.append(_broken(pattern, dynamic_dims.sizes))
-            for pattern, guards in zip(patterns, broken, strict=True):
-                if not guards:
-                    return _instance(pattern, dynamic_dims)
+            fitting = [pattern for pattern, why in zip(patterns, broken, strict=True) if not why]
+            if fitting:
+                pattern = min(fitting, key=lambda each: _path_of(each) != self._taken)
+                self._taken = _path_of(pattern)
+                return _instance(pattern, dynamic_dims)
             fixed |= {dim.name for guard in broken[-1] for dim in guard.formula.roots}
             words = _words_of(broken[-1], patterns[-1].captured.sized)
             self.alone = f"compiled for these sizes only, {words}"
@@ -98,23 +105,31 @@ class Specializations:
         if deciding:
             self.notes[-1] += f", again: what runs depends on {', '.join(sorted(deciding))}"
 
-    def _valid(self, general: GuardKey) -> list[Compiled]:
-        """Patterns that read outside the step what is there now."""
+    def paths(self) -> set[Answers]:
+        """For which there are patterns."""
+        return {_path_of(compiled) for _, compiled in self._known}
+
+    def _valid(self, general: GuardKey, path: Answers) -> list[Compiled]:
+        """Patterns of paths that begin with this one, which read outside the step what is there
+        now."""
         return [
             compiled
             for key, compiled in self._known
-            if general.as_seen_by(key) == key and compiled.captured.dependencies.hold()
+            if general.as_seen_by(key) == key
+            and _path_of(compiled)[: len(path)] == path
+            and compiled.captured.dependencies.hold()
         ]
 
     def _made(
         self,
         general: GuardKey,
+        path: Answers,
         dynamic_dims: Found,
         fixed: frozenset[str],
         dims: Dims,
         make: Callable[[GuardKey, Dims], Compiled | None],
     ) -> Compiled | None:
-        if general in self._failed:
+        if (general, path) in self._failed:
             return None
         compiled: Compiled | None = None
         for _ in range(MOST_PARTS):
@@ -124,7 +139,7 @@ class Specializations:
             except (VerifyError, LoweringError) as error:
                 part = narrowed(dims, error)
                 if part is None:
-                    self._failed.add(general)
+                    self._failed.add((general, path))
                     self.notes.append(f"each size is compiled separately: {error.message}")
                     return None
                 dims = part
@@ -157,6 +172,10 @@ class Specializations:
         low, high = self.spec.bucket(name, size)
         least, most = ranges(dims).get(name, (low, high))
         return (low if least == SMALLEST else least), most
+
+
+def _path_of(pattern: Compiled) -> Answers:
+    return pattern.captured.dependencies.path.answers
 
 
 def _broken(pattern: Compiled, sizes: Sizes) -> list[Guard]:
