@@ -377,19 +377,6 @@ def test_an_operation_without_a_fake_is_refused_with_the_way_to_give_it_one():
     assert "typeless" in caught.value.where
 
 
-def test_a_branch_with_declared_shapes_is_refused_with_the_reason():
-    model = nn.Linear(4, 3)
-
-    def step(x):
-        y = model(x).sum()
-        return y * 2 if y.item() > 0 else y
-
-    compiled = treadle.compile(step, model=model, shapes=treadle.dynamic({"x": ("n",)}, n=(1, 8)))
-    with pytest.raises(treadle.CaptureError, match="TR-102") as caught:
-        compiled(torch.randn(5, 4))
-    assert "unless the step communicates" in caught.value.remedy
-
-
 def test_a_step_without_a_model_is_refused():
     with pytest.raises(treadle.CaptureError, match=r"TR-108.*model="):
         treadle.compile(lambda x: x)
