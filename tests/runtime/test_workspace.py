@@ -53,3 +53,26 @@ def test_no_call_takes_more_than_was_promised(name, scale, tmp_path):
     compiled(batch)
     measured = compiled.measure(batch)
     assert measured.peak_bytes <= compiled.compiled.artifact.peak_bytes
+
+
+def test_a_result_in_a_larger_storage_counts_as_long_as_it_lives(tmp_path):
+    """``embedding_bag`` makes the list of bags by one number longer, and keeps its storage. The
+    step draws, so nothing is left of what is promised for the generator's state."""
+    bags = nn.EmbeddingBag(50, 16, mode="max")
+    optimizer = torch.optim.SGD(bags.parameters(), lr=1e-3)
+
+    def step(words):
+        loss = (F.dropout(bags(words), 0.1).sin() * 1.5).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    options = treadle.Options(codegen=False, cache_dir=tmp_path)
+    compiled = treadle.compile(step, model=bags, optimizer=optimizer, options=options)
+    words = torch.randint(50, (64, 48))
+    compiled(words)
+    measured = compiled.measure(words)
+    assert measured.peak_bytes <= compiled.compiled.artifact.peak_bytes
+    again = treadle.compile(step, model=bags, optimizer=optimizer, options=options)
+    assert again.prepare(words).artifact.peak_bytes == compiled.compiled.artifact.peak_bytes

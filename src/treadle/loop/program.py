@@ -43,7 +43,8 @@ class BufferKind(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A block of storage. ``shape`` and ``strides`` are those of the value that fills it.
-    ``unsized``: they are a bound, and a call decides the true ones; or it is a number."""
+    ``unsized``: they are a bound, and a call decides the true ones; or it is a number. ``spare``:
+    bytes that the call which allocates it takes beyond its elements."""
 
     name: str
     dtype: torch.dtype
@@ -52,6 +53,7 @@ class Buffer:
     kind: BufferKind
     device: str = "cpu"
     unsized: bool = False
+    spare: int = 0
 
     @property
     def elements(self) -> int:
@@ -67,6 +69,11 @@ class Buffer:
     def nbytes(self) -> int:
         """Bytes of storage, gaps between strides included."""
         return self.elements * self.dtype.itemsize
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that are taken as long as it lives."""
+        return self.nbytes + self.spare
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from treadle.compat.operators.operator_facts import facts_by_name
-from treadle.runtime.execute.bindings import laid_out, same_strides
+from treadle.runtime.execute.bindings import laid_out, same_strides, spec_bytes
 from treadle.runtime.execute.halves import widened
-from treadle.runtime.execute.library_calls import resolve
+from treadle.runtime.execute.library_calls import resolve, shares_memory
 from treadle.runtime.kernels.packed import LENGTHS
 from treadle.runtime.store.artifact import BufferSpec, CallStep, View
-from treadle.util.nested import Plain, map_leaves
+from treadle.util.memory import memory_start
+from treadle.util.nested import Plain, leaves, map_leaves
 
 
 class KernelRefuses(Exception):
@@ -77,7 +78,9 @@ class InventedCall:
         has_end = self._args[7:8] == [True] or self._kwargs.get("include_last_offset")
         offsets.copy_(ends // max(len(offsets) - bool(has_end), 1))
 
-    def __call__(self) -> None:
+    def __call__(self) -> list[int]:
+        """The bytes that PyTorch allocates for each result beyond those of its elements: some
+        operators give a part of a larger storage."""
         try:
             result = self._op(*self._args, **self._kwargs)
         except torch.OutOfMemoryError:
@@ -86,15 +89,25 @@ class InventedCall:
             raise KernelRefuses(self._step, error) from error
         results = result if isinstance(result, tuple | list) else (result,)
         named = [each for each, name in zip(results, self._step.outputs, strict=False) if name]
+        given = (*self._args, *self._kwargs.values())
+        taken = {memory_start(leaf) for leaf in leaves(given) if isinstance(leaf, Tensor)} - {0}
         pairs = zip(named, self._specs, strict=False)
-        copies = [
-            laid_out(each, spec)
-            for each, spec in pairs
-            if isinstance(each, Tensor)
-            and each.shape == spec.shape
-            and not same_strides(each, spec)
-        ]
-        del copies  # all of them are there at once
+        placed = [_placed(each, spec, taken) for each, spec in pairs]  # all copies exist at once
+        return [_spare(each, spec) for each, spec in zip(placed, self._specs, strict=False)]
+
+
+def _placed(result: object, spec: BufferSpec, taken: set[int]) -> object:
+    """The result, or the copy that the step makes of it. ``taken``: the memory of the arguments."""
+    if not isinstance(result, Tensor) or result.shape != spec.shape:
+        return result  # the step refuses it when it runs
+    other = result.dtype is not spec.dtype or not same_strides(result, spec)
+    return laid_out(result, spec) if other or shares_memory(result, taken) else result
+
+
+def _spare(result: object, spec: BufferSpec) -> int:
+    if not isinstance(result, Tensor) or result.layout is not torch.strided:
+        return 0
+    return max(0, result.untyped_storage().nbytes() - spec_bytes(spec))
 
 
 def _zeros(view: View, device: torch.device) -> Tensor:

@@ -5,7 +5,10 @@ dtype: none of this is in the graph. Each distinct call runs on zeros when a ste
 other values if its operator rejects zeros, and the result is cached on disk.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 
@@ -17,10 +20,27 @@ from treadle.runtime.store.artifact import BufferSpec, CallStep
 from treadle.runtime.store.cache import Cache, content_key
 from treadle.targets.registry import target_for
 
-__all__ = ["KernelRefuses", "Workspaces"]
+__all__ = ["CallMemory", "KernelRefuses", "Workspaces"]
 
 _SCALES = (0.01, 1.0, 30.0)
 """Of invented matrices."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """Bytes that a call takes beside its arguments and the elements of its results: ``workspace``
+    while it runs, and ``spare`` as long as each of its results lives."""
+
+    workspace: int
+    spare: tuple[int, ...] = ()
+
+    def largest(self, other: "CallMemory") -> "CallMemory":
+        """A bound of both, which are of one call."""
+        return CallMemory(
+            max(self.workspace, other.workspace),
+            tuple(map(max, self.spare, other.spare)),
+        )
 
 
 class Workspaces:
@@ -31,25 +51,25 @@ class Workspaces:
         self._cache = cache
         self.machine = machine
         self._device = torch.device(device)
-        self._known: dict[str, int] = {}
+        self._known: dict[str, CallMemory] = {}
 
     @property
     def on_host(self) -> bool:
         """Whether calls run on the CPU."""
         return target_for(self._device).on_host
 
-    def of(self, steps: Sequence[CallStep], buffers: Mapping[str, BufferSpec]) -> list[int]:
-        """Bytes that each call holds while it runs, its arguments and results left out.
-        ``KernelRefuses`` for one that cannot run."""
+    def of(self, steps: Sequence[CallStep], buffers: Mapping[str, BufferSpec]) -> list[CallMemory]:
+        """What each call takes. ``KernelRefuses`` for one that cannot run."""
         keys = [self._key(step, buffers) for step in steps]
         missing: dict[str, CallStep] = {}
         for key, step in zip(keys, steps, strict=True):
             if key not in self._known:
-                workspace = self._cache.get(key)
-                if workspace is None:
+                stored = self._cache.get(key)
+                if stored is None:
                     missing[key] = step
                 else:
-                    self._known[key] = int(workspace)
+                    workspace, *spare = map(int, stored.split())
+                    self._known[key] = CallMemory(workspace, tuple(spare))
         if missing:
             self._measure(missing, buffers)
         return [self._known[key] for key in keys]
@@ -58,21 +78,27 @@ class Workspaces:
         """All of them in one session of the meter, each with arguments that are gone before the
         next but one has its own. The generators stay as they were."""
         scaled = [(key, step, scale) for key, step in steps.items() for scale in _scales_of(step)]
+        spares: dict[int, list[int]] = {}
         with torch.random.fork_rng(devices=self._generators()), torch.no_grad():
             runs = (
-                InventedCall(
-                    step, [buffers[name] for name in step.outputs if name], self._device, scale
+                functools.partial(
+                    _note,
+                    spares,
+                    number,
+                    InventedCall(step, _results(step, buffers), self._device, scale),
                 )
-                for _, step, scale in scaled
+                for number, (_, step, scale) in enumerate(scaled)
             )
             peaks = measure_each(runs, self._device)
-        largest: dict[str, int] = {}
-        for (key, step, _), peak in zip(scaled, peaks, strict=True):
-            results = sum(map(spec_bytes, _results(step, buffers)))
-            largest[key] = max(0, peak - results, largest.get(key, 0))
-        for key, extra in largest.items():
-            self._known[key] = extra
-            self._cache.put(key, str(extra).encode())
+        largest: dict[str, CallMemory] = {}
+        for number, ((key, step, _), peak) in enumerate(zip(scaled, peaks, strict=True)):
+            spare = spares[number]
+            results = sum(map(spec_bytes, _results(step, buffers))) + sum(spare)
+            found = CallMemory(max(0, peak - results), tuple(spare))
+            largest[key] = found.largest(largest.get(key, found))
+        for key, found in largest.items():
+            self._known[key] = found
+            self._cache.put(key, " ".join(map(str, (found.workspace, *found.spare))).encode())
 
     def _generators(self) -> list[int]:
         return target_for(self._device).driver.generators(self._device)
@@ -81,13 +107,17 @@ class Workspaces:
         outputs = _results(step, buffers)
         shapes = [(spec.shape, spec.strides, str(spec.dtype)) for spec in outputs]
         facts = (
-            "workspace 3",  # of several scales, with copies of results
+            "workspace 4",  # of several scales, with copies of results and their spare bytes
             step.op,
             signature_of(step),
             repr(shapes),
             self.machine,
         )
         return content_key(*facts)
+
+
+def _note(spares: dict[int, list[int]], number: int, call: InventedCall) -> None:
+    spares[number] = call()
 
 
 def _results(step: CallStep, buffers: Mapping[str, BufferSpec]) -> list[BufferSpec]:

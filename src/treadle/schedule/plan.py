@@ -248,7 +248,7 @@ def lifetimes(
                 first.setdefault(name, i)
                 last[name] = len(touched) if name in kept else i
     return {
-        name: Interval(name, largest(buffers[name].nbytes), first[name], last[name])
+        name: Interval(name, largest(buffers[name].allocated), first[name], last[name])
         for name in first
     }
 

@@ -74,7 +74,7 @@ class MemoryPressure:
         self.places = list(range(len(steps)))
         """Where the kernel of each step runs."""
         self._sizes = {
-            name: sample_of(buffers[name].nbytes)
+            name: sample_of(buffers[name].allocated)
             for name in facts.writers
             if buffers[name].kind is BufferKind.TEMPORARY and name not in elsewhere
         }

@@ -160,7 +160,7 @@ def _alive_at(
 def _held(buffer: Buffer, origin: Origin) -> AliveAtPeak:
     shape = ", ".join(str(largest(size)) for size in buffer.shape)
     kind = f"{dtype_name(buffer.dtype)}[{shape}]"
-    size = largest(buffer.nbytes)
+    size = largest(buffer.allocated)
     return AliveAtPeak(buffer.name, kind, size, origin.phase, origin.module, origin.where)
 
 

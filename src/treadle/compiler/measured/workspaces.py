@@ -18,10 +18,11 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
-    """The program with the measured workspace on every call that allocates its own results, and on
-    products of 16 bits, which a CPU that has no instructions for them sums in a copy of 32 bits;
-    of dynamic shapes the largest. TR-132 for a call that PyTorch's kernel refuses: fake tensors
-    mix dtypes that kernels do not."""
+    """The program with what its calls are measured to allocate: a workspace for each call that
+    allocates its own results, and spare bytes for these results. Also a workspace for products of
+    16 bits, which a CPU without instructions for them sums in a copy of 32 bits. Of dynamic shapes
+    the largest count. TR-132 for a call that PyTorch's kernel refuses: fake tensors mix dtypes that
+    kernels do not."""
     every = [size for buffer in program.buffers.values() for size in buffer.shape]
     largest = {dim.name: dim.high for shape in dims_in(every) for dim in shape.formula.dims}
     specs = {name: spec_at(spec_of(b, {}), largest) for name, b in program.buffers.items()}
@@ -35,13 +36,17 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
     }
     measured = [call_at(call_step(call), largest) for call in calls.values()]
     try:
-        sizes = workspaces.of(measured, specs)
+        found = workspaces.of(measured, specs)
     except KernelRefuses as refusal:
         raise of_torch(refusal.error, refusal.step.origin) from refusal
-    steps = list(program.steps)
-    for (at, step), size in zip(calls.items(), sizes, strict=True):
-        steps[at] = replace(step, workspace=size)
-    return replace(program, steps=tuple(steps))
+    steps, buffers = list(program.steps), dict(program.buffers)
+    for (at, step), memory in zip(calls.items(), found, strict=True):
+        steps[at] = replace(step, workspace=memory.workspace)
+        if not step.out:  # otherwise the result is ours
+            names = [name for name in step.outputs if name]
+            for name, spare in zip(names, memory.spare, strict=True):
+                buffers[name] = replace(buffers[name], spare=spare) if spare else buffers[name]
+    return replace(program, steps=tuple(steps), buffers=buffers)
 
 
 def _is_unsized(call: Call, program: Program) -> bool:

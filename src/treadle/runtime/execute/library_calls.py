@@ -121,7 +121,7 @@ class CallAllocating:
         specs = (*self.specs, *[None] * (len(results) - len(self.specs)))
         return tuple(
             isinstance(t, Tensor)
-            and (_needs_copy(t, taken) or (spec is not None and t.dtype is not spec.dtype))
+            and (shares_memory(t, taken) or (spec is not None and t.dtype is not spec.dtype))
             for t, spec in zip(results, specs, strict=True)
         )
 
@@ -139,8 +139,9 @@ def _require_like(result: object, spec: BufferSpec) -> None:
         )
 
 
-def _needs_copy(tensor: Tensor, taken: set[int]) -> bool:
-    """Whether its bytes are those of others, or nobody's: zeros that have no memory."""
+def shares_memory(tensor: Tensor, taken: set[int]) -> bool:
+    """Whether its bytes are those of others, or nobody's: zeros that have no memory. ``taken``: the
+    addresses of the storages of others."""
     return is_zerotensor(tensor) or memory_start(tensor) in taken
 
 
