@@ -149,7 +149,7 @@ CHANGES = {
 def made(request: CompileRequest) -> bytes:
     """The artifact, or in which words it is refused."""
     try:
-        artifact, log = _through_stages(request, Clock())
+        artifact, log, _ = _through_stages(request, Clock())
     except TreadleError as error:
         return str(error).encode()
     return saved_bytes(replace(artifact, guards=request.guards), log)

@@ -1,11 +1,13 @@
 """Passes and lowerings that users register, in whole steps and in the backend."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import treadle
 import treadle.backend
@@ -258,6 +260,102 @@ def test_what_late_passes_make_is_never_found_in_the_cache():
     registered._passes.clear()
     train, model, optimizer = clipped()
     torch.testing.assert_close(treadle.compile(train, model=model, optimizer=optimizer)(x), first)
+
+
+@dataclass(frozen=True)
+class FindsNothing(treadle.GraphPass):
+    def run(self, step):
+        return 0
+
+
+class Bags(nn.Module):
+    """Two checkpointed blocks with equal parts, on the largest of the words of each bag."""
+
+    def __init__(self):
+        super().__init__()
+        self.bags, self.inner = nn.EmbeddingBag(50, 16, mode="max"), nn.Linear(16, 16)
+
+    def forward(self, words):
+        x = self.inner(self.bags(words))
+        blocks = [
+            checkpoint(lambda x, y: self.inner(y * x.exp()).exp(), x, y, use_reentrant=False)
+            for y in (x, x.sin())
+        ]
+        return sum(blocks)
+
+
+def bagged(memory):
+    torch.manual_seed(0)
+    model = Bags()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = treadle.compile(
+        training(lambda words: model(words).square().mean(), optimizer),
+        model=model,
+        optimizer=optimizer,
+        memory=memory,
+        options=replace(from_environment(), codegen=False),
+    )
+    words = torch.randint(50, (64, 48))
+    step(words)
+    measured = step.measure(words).peak_bytes
+    assert measured <= step.compiled.artifact.peak_bytes
+    return step.compiled, measured
+
+
+def _register_a_lowering():
+    treadle.register_lowering(FORWARD, clip)
+
+
+@pytest.mark.parametrize("memory", [None, 0.9])
+@pytest.mark.parametrize(
+    "register",
+    [
+        _register_a_lowering,
+        *(
+            partial(treadle.register_pass, FindsNothing(), stage=stage)
+            for stage in registered.STAGES
+        ),
+    ],
+)
+def test_what_is_registered_and_finds_nothing_changes_no_plan(register, memory):
+    before, measured = bagged(memory)
+    register()
+    after, measured_again = bagged(memory)
+    assert (after.key == before.key) is (not registered.registered_late())
+    assert after.artifact.steps == before.artifact.steps
+    assert after.artifact.peak_bytes == before.artifact.peak_bytes
+    assert after.draws is before.draws is False
+    assert measured_again == measured
+
+
+@dataclass(frozen=True)
+class AddsNoise(treadle.GraphPass):
+    """Random numbers that the user's step does not draw, once."""
+
+    def run(self, step):
+        found = [n for n in step.graph.nodes if n.target is aten.tanh.default]
+        for node in found:
+            with step.graph.inserting_after(node):
+                drawn = step.graph.call_function(aten.rand_like.default, node.args)
+            drawn.meta = dict(node.meta)
+            node.replace_all_uses_with(drawn)
+            step.graph.erase_node(node)
+        return len(found)
+
+
+@pytest.mark.parametrize("stage", registered.STAGES)
+def test_passes_that_draw_are_undone_with_their_random_numbers(stage):
+    model = nn.Linear(7, 33)
+    treadle.register_pass(AddsNoise(), stage=stage)
+    step = treadle.compile(lambda x: model(x).tanh().detach(), model=model)
+    x = torch.randn(11, 7)
+    step(x)
+    assert step.compiled.draws
+    assert step.measure(x).peak_bytes <= step.compiled.artifact.peak_bytes
+    state = torch.get_rng_state()
+    first = step(x)
+    torch.set_rng_state(state)
+    assert torch.equal(step(x), first)
 
 
 def test_there_are_three_stages_for_passes():

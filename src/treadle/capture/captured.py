@@ -22,7 +22,6 @@ from treadle.capture.tensors.gradient_effects import GradientEffects
 from treadle.capture.tensors.own_tensors import own_tensor
 from treadle.compat.distributed.sharded_tensors import local_of
 from treadle.compat.pytree import TreeSpec
-from treadle.graph.core.operators import is_in_order, is_known
 from treadle.graph.core.signature import StepGraph
 from treadle.guards.watching import Watches
 
@@ -162,13 +161,6 @@ class Captured:
     def kept_bytes(self) -> int:
         """Gradients of the call before that stay while the step runs, beside what it counts."""
         return sum(local_of(parameter).nbytes for parameter in self.gradients.kept)
-
-    @property
-    def draws(self) -> bool:
-        """Whether a call may take random numbers of the process': operators of others may."""
-        return bool(self.optimizers.eager) or any(
-            is_in_order(node) or not is_known(node) for node in self.step.graph.nodes
-        )
 
     def between_calls(self, step: StepGraph) -> "Captured":
         """The part ``step`` of it, which runs when no call does: it clears no gradients, asks no

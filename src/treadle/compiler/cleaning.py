@@ -123,8 +123,12 @@ def placing(bucket_bytes: int | None) -> tuple[GraphPass, ...]:
 
 def extending(options: Options) -> tuple[GraphPass, ...]:
     """What users registered, after what shows them a plain graph; none if nothing is."""
-    passes = (*expansion(), *registered("extend"))
-    return without((*CLEAN, *passes), options.skip) if passes else ()
+    own = _users(options)
+    return (*without(CLEAN, options.skip), *own) if own else ()
+
+
+def _users(options: Options) -> tuple[GraphPass, ...]:
+    return without((*expansion(), *registered("extend")), options.skip)
 
 
 def without(passes: Sequence[GraphPass], skip: Sequence[str]) -> tuple[GraphPass, ...]:
@@ -147,9 +151,14 @@ def without(passes: Sequence[GraphPass], skip: Sequence[str]) -> tuple[GraphPass
 
 
 def extended(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
-    """The step after what users registered. Before the cache is asked: their code may change."""
-    passes = extending(options)
-    return rewritten(step, passes, watcher) if passes else step
+    """The step after what users registered. Before the cache is asked: their code may change. The
+    very same step if that finds nothing to change, so that its key is that of the step alone."""
+    passes, own = extending(options), len(_users(options))
+    if not passes:
+        return step
+    result = step.copy()
+    reports = run_passes(result, passes, watcher or Watcher())
+    return result if any(report.changed for report in reports[-own:]) else step
 
 
 def cleaned(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:

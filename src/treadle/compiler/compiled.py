@@ -32,8 +32,8 @@ class Built:
     what the cache holds: the artifact and its log without this run's source ``lines``. ``library``:
     no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
     be before anything runs. ``hardware``: what its times were estimated with; ``communication``:
-    those of its collectives, if it has any.
-    ``told``: the log.
+    those of its collectives, if it has any. ``draws``: whether a run may advance PyTorch's random
+    generators. ``told``: the log.
     """
 
     key: str
@@ -49,6 +49,7 @@ class Built:
     checks: IndexCheck
     hardware: DeviceModel
     communication: "CommunicationModel | None"
+    draws: bool
 
     @property
     def log(self) -> "CompileLog":
@@ -88,8 +89,8 @@ class StartRecord:
 @dataclass(frozen=True, slots=True)
 class StoredBuild:
     """What another process needs to find what one built: what the key is made of, the user's source
-    lines, what a call's inputs must be, and whether a call may take random numbers of the
-    process'."""
+    lines, what a call's inputs must be, and whether a call may advance PyTorch's random
+    generators."""
 
     facts: dict[str, str]
     lines: tuple[str, ...]
@@ -131,7 +132,6 @@ class Compiled(Built):
     options: Options
     measured_peak: int | None = None
     has_run: bool = False
-    draws: bool = True  # whether a call may take random numbers of the process'
     start: StartRecord = StartRecord()
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from

@@ -54,13 +54,14 @@ from treadle.compiler.target import Target, build_for, key_of
 from treadle.compiler.tune import tuned
 from treadle.graph.analysis.dynamic import dims_of_graph, guards_of, symbols_of_graph
 from treadle.graph.analysis.index_check import IndexCheck
+from treadle.graph.core.operators import may_draw
 from treadle.graph.core.signature import StepGraph
 from treadle.graph.regions.loop_bodies import LoopBody
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
 from treadle.passes.comm.simulate import simulate_communication
-from treadle.passes.registered import is_anything_registered, registered_late
+from treadle.passes.registered import registered_late
 from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
 from treadle.runtime.execute.arena import Arena
@@ -128,10 +129,11 @@ def _compiled(
     built = compile_step(
         captured.step, captured.device, options, cache=cache, clock=clock, context=context
     )
-    draws = captured.draws or is_anything_registered()  # of whose draws nothing is known
     if isinstance(built, Compiled):  # one of those known
         return replace(built, captured=captured)
-    return Compiled(**vars(built), captured=captured, options=options, draws=draws)
+    if captured.optimizers.eager:  # their code runs in each call, and may draw
+        built = replace(built, draws=True)
+    return Compiled(**vars(built), captured=captured, options=options)
 
 
 @with_room
@@ -162,10 +164,11 @@ def compile_step(
             return context.known[key]
         entry = cache.get(key) if looks else None
         artifact = None if entry is None else read_artifact(entry)
-    from_cache, log = artifact is not None, None
+    from_cache, log, draws = artifact is not None, None, may_draw(step.graph)
     with nullcontext() if from_cache else build_.ahead(len(step.graph.nodes)):
         if entry is None or artifact is None:  # what another version wrote is written again
-            artifact, log = _generate(request, guards, clock)
+            artifact, log, drawn = _generate(request, guards, clock)
+            draws = draws or drawn
             with clock.stage("keep"):
                 entry = saved_bytes(artifact, log)
         lines = request.canonical.lines
@@ -181,7 +184,7 @@ def compile_step(
     target, told = request.target, told_later(entry, lines, log, extension)
     return Built(
         *(key, facts, entry, lines, artifact, executable, told, clock.seconds),
-        *(from_cache, target.library, checks, target.hardware, target.communication),
+        *(from_cache, target.library, checks, target.hardware, target.communication, draws),
     )
 
 
@@ -221,17 +224,19 @@ def _checks_of(step: StepGraph) -> IndexCheck:
 
 def _generate(
     request: CompileRequest, guards: GuardSet, clock: Clock
-) -> tuple[Artifact, CompileLog]:
-    """The artifact, with the guards on sizes that the stages have asked for, and its log."""
+) -> tuple[Artifact, CompileLog, bool]:
+    """The artifact, with the guards on sizes that the stages have asked for, its log, and whether
+    registered passes may have added operations that draw random numbers."""
     internal = internal_errors("compiling the step")
     with request.canonical.lines.in_errors(), internal:
-        artifact, log = _through_stages(request, clock)
-    return replace(artifact, guards=tuple(guards.guards)), log
+        artifact, log, draws = _through_stages(request, clock)
+    return replace(artifact, guards=tuple(guards.guards)), log, draws
 
 
-def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
-    """Every stage between the captured graph and the artifact. They see the request alone, whose
-    step becomes the planned one: a copy of a graph takes as long as ten passes over it."""
+def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog, bool]:
+    """Every stage between the captured graph and the artifact; the result is that of
+    ``_generate``. They see the request alone, whose step becomes the planned one: a copy of a graph
+    takes as long as ten passes over it."""
     target = request.target
     log = CompileLog()
     clock = clock.heard_by(log)
@@ -251,7 +256,7 @@ def _through_stages(request: CompileRequest, clock: Clock) -> tuple[Artifact, Co
         watcher.produced("kernels", scheduled.plan)
         artifact = _generated(scheduled, target, log)
         watcher.produced("sources", artifact)
-    return artifact, log
+    return artifact, log, bool(registered_late()) and may_draw(step.graph)
 
 
 def _graph_to_graph(

@@ -72,10 +72,9 @@ def built_again(
     told = told_later(entry, lines)
     return Compiled(
         *(key, stored.facts, entry, lines, artifact, executable, told, clock.seconds),
-        *(True, target.library, stored.checks, target.hardware, None),
+        *(True, target.library, stored.checks, target.hardware, None, stored.draws),
         captured=captured,
         options=options,
-        draws=stored.draws,
         start=start,
     )
 

@@ -45,7 +45,6 @@ def captured_data(captured: Captured, step: StepObjects) -> Data:
     return {
         "graph": _graph_text(captured.step),
         "device": captured.device,
-        "draws": captured.draws,
         **{
             name: encoder.data(value)
             for name, value in (

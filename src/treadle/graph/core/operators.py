@@ -114,6 +114,11 @@ def is_known(node: fx.Node) -> bool:
     return isinstance(node.target, DataDependentOp) or _operator_of(node) is not None
 
 
+def may_draw(graph: fx.Graph) -> bool:
+    """Whether a run may advance PyTorch's random generators: a user's operator may."""
+    return any(is_in_order(node) or not is_known(node) for node in graph.nodes)
+
+
 def draw_reads_values(node: fx.Node) -> bool:
     """Whether the elements of operands decide what the node draws, besides the generator; operands
     of the others give a shape alone."""

@@ -57,6 +57,11 @@ class PassReport:
     nodes_after: int
     matches: int
 
+    @property
+    def changed(self) -> bool:
+        """Whether the pass reports changes, or the number of nodes differs."""
+        return bool(self.matches) or self.nodes_before != self.nodes_after
+
 
 class Observer:
     """Hears of every pass. Reports, dumps and timers subclass it; the runner never prints."""
@@ -85,7 +90,7 @@ def run_passes(
         report = _run(each, step)
         reports.append(report)
         silent.append(each)
-        if report.matches or report.nodes_before != report.nodes_after:
+        if report.changed:
             _verify_after(silent, step)
             silent.clear()
         _record(each, step)
