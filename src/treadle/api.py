@@ -172,7 +172,7 @@ class Step(Generic[P, R]):
     def prepare(self, *args: object, **kwargs: object) -> Compiled:
         """Compile for this batch without running the step, and return the variant (see
         ``compiled``)."""
-        with self._lock:
+        with self._lock, self._dispatcher.carrier:
             update = self._step.take_update(kwargs)
             compiled = self._dispatcher.variant(args, kwargs, update=update)
         if self._callbacks:
@@ -384,7 +384,8 @@ class Step(Generic[P, R]):
             self._dispatcher.carrier.catch_up()
             for number, values in enumerate(batches):
                 batch = arguments_of(values)
-                compiled = self._dispatcher.variant(batch, {})
+                with self._dispatcher.carrier:
+                    compiled = self._dispatcher.variant(batch, {})
                 difference = first_difference(
                     self._step, compiled, self._flushed, batch, number, within
                 )
@@ -406,9 +407,10 @@ class Step(Generic[P, R]):
         with self._lock:
             self._dispatcher.carrier.catch_up()
             update = self._step.take_update(kwargs)
-            compiled = self._dispatcher.variant(args, kwargs, update=update)
-            while self._dispatcher.takes_other_path(args, {**kwargs, "update": update}):
+            with self._dispatcher.carrier:
                 compiled = self._dispatcher.variant(args, kwargs, update=update)
+                while self._dispatcher.takes_other_path(args, {**kwargs, "update": update}):
+                    compiled = self._dispatcher.variant(args, kwargs, update=update)
             inputs = read_inputs(compiled.captured, self._dispatcher.call.leaves)
             try:
                 hosts = self._step_report().host_steps
@@ -429,7 +431,8 @@ class Step(Generic[P, R]):
         from treadle.graph.core.node_info import info
         from treadle.session.bisect import Bisection
 
-        compiled = self._dispatcher.variant(batch, {})
+        with self._dispatcher.carrier:
+            compiled = self._dispatcher.variant(batch, {})
         inputs = read_inputs(compiled.captured, self._dispatcher.call.leaves)
         culprit = Bisection(compiled, self._cache, within).first(
             [input_.clone() for input_ in inputs]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.compat.tracing import without_classes
 from treadle.compiler.compiled import Carrying, Compiled
 from treadle.runtime.execute.interrupt import Uninterrupted
 from treadle.session.agreement import RankCall
@@ -165,15 +166,23 @@ class Carrier:
                 self.flush()
 
     def settle(self) -> None:
-        """Likewise also within a call."""
-        with self.lock, self._hooks.tensors.aside():
-            self._check_order()
-            if self._now is not None:
+        """A flush, also within a call. TR-542 as of ``turn`` if the call is of this step; for the
+        call of another step that is no error, and the update stays pending."""
+        with self.lock:
+            if self._now is None or (not self._calls and self._is_overtaken()):
+                return
+            with self._hooks.tensors.aside():
+                self._check_order()
                 self._flush()
 
     def _check_order(self) -> None:
-        if self._now is not None and not self._now.left.holds():
+        if self._is_overtaken():
             raise _overtaken()
+
+    def _is_overtaken(self) -> bool:
+        """Whether somebody has written to the tensors that the pending update is to write."""
+        with without_classes():
+            return self._now is not None and not self._now.left.holds()
 
     def hook(self) -> None:
         """See from now on who reads what is to be written."""
@@ -222,16 +231,25 @@ class Carrier:
 
 
 def _flush_others(carrier: Carrier, inputs: Sequence[Tensor]) -> None:
-    """What other steps are to write to memory that this call reads or writes."""
+    """What other steps are to write to memory that this call reads or writes. TR-542 as of
+    ``turn``."""
     for other in _pending.alive():
         if other is not carrier and other.writes(inputs):
-            other.flush()
+            other.catch_up()
 
 
 def flush_all() -> None:
-    """Whatever any step of the process has pending."""
+    """Whatever any step of the process has pending, within a call of one of them. TR-542 as of
+    ``Carrier.settle``: what stays pending in other steps is an error only where its tensors are
+    used."""
     for carrier in _pending.alive():
         carrier.settle()
+
+
+def flush_for_eager() -> None:
+    """Likewise, before user code runs eagerly: hooks see it read what stays pending."""
+    flush_all()
+    _hook()
 
 
 def _hook() -> None:

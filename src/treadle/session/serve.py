@@ -19,7 +19,7 @@ from treadle.session.bind import (
     forget_call,
     read_inputs,
 )
-from treadle.session.carried import Carrier, flush_all
+from treadle.session.carried import Carrier, flush_for_eager
 from treadle.session.closures import Closure, ClosureStep
 from treadle.session.perform import perform
 from treadle.session.undo import Undo
@@ -61,7 +61,7 @@ def serve(
     except Exception:
         dispatcher.failed()
         raise
-    flush_all()
+    flush_for_eager()
     return _with_closures(call, closures)
 
 
@@ -102,11 +102,11 @@ def _in_one_graph(call: _Call) -> object:
             else:
                 dispatcher.eager_calls.end()
                 return result
-            flush_all()  # its own as well: what looks at values, or runs eagerly, reads them all
+            flush_for_eager()  # its own as well: a look at values or an eager call reads them
             if ends or not dispatcher.takes_other_path(call.args, call.kwargs):
                 break
         else:  # nothing was tried
-            flush_all()
+            flush_for_eager()
         try:
             result = call.step.run_eagerly(call.args, call.kwargs)  # raises what there is to raise
         except BaseException as error:
