@@ -185,7 +185,20 @@ def test_an_output_that_cannot_be_written(file, tmp_path, capsys):
     assert "TR-004" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--tolerance", "x"], ["--tolerance", "2"], ["--memory", "x"]])
+@pytest.mark.parametrize("name", ["--rtol", "--tolerance"])
+def test_the_tolerance_has_the_name_that_verify_gives_it_and_its_earlier_one(
+    name, file, tmp_path, monkeypatch, capsys
+):
+    lower_as(monkeypatch, aten.tanh.default, registry.rule_for(aten.exp.default))
+    assert main(["reduce", str(file), name, "0.01"]) == Exit.DONE
+    assert f"reduce {tmp_path / 'captured.reduced.txt'} --rtol 0.01\n" in capsys.readouterr().out
+    lower_as(monkeypatch, aten.tanh.default, registry.rule_for(aten.sin.default))
+    assert main(["reduce", str(file), name, "0.9"]) == Exit.NO
+
+
+@pytest.mark.parametrize(
+    "words", [["--rtol", "x"], ["--rtol", "2"], ["--tolerance", "2"], ["--memory", "x"]]
+)
 def test_wrong_words(file, words):
     with pytest.raises(SystemExit) as left:
         main(["reduce", str(file), *words])

@@ -121,9 +121,7 @@ def _add_plan(commands: Commands) -> None:
 def _add_verify(commands: Commands) -> None:
     parser = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
     _add_steps(parser, 3, "steps to train and compare (3)")
-    parser.add_argument(
-        "--rtol", type=_tolerance, default=1e-4, help="tolerance relative to eager's value (1e-4)"
-    )
+    _add_rtol(parser)
     parser.add_argument(
         "--atol", type=_tolerance, default=1e-5, help="tolerance added to that (1e-5)"
     )
@@ -202,11 +200,14 @@ def _add_reduce(commands: Commands) -> None:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a graph written by TREADLE_DUMP")
     _add_output(parser, None, "write the graph to this file")
+    _add_rtol(parser)
     parser.add_argument(
         "--tolerance",
         type=_tolerance,
-        default=1e-4,
-        help="relative tolerance of the comparison (1e-4)",
+        default=argparse.SUPPRESS,
+        dest="rtol",
+        metavar="RTOL",
+        help="the earlier name of --rtol",
     )
     parser.add_argument(
         "--import",
@@ -322,6 +323,12 @@ def _planner(text: str) -> "Planner":
 def _frontier_points(text: str) -> int:
     """A frontier has two ends."""
     return _whole(text, 2)
+
+
+def _add_rtol(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rtol", type=_tolerance, default=1e-4, help="tolerance relative to eager's value (1e-4)"
+    )
 
 
 def _whole(text: str, least: int) -> int:

@@ -52,13 +52,13 @@ class Failure:
 class Trial:
     """Compiles graphs and runs them beside PyTorch's kernels, on inputs that are made up.
 
-    ``tolerance``: numbers within ``tolerance * (0.1 + |eager|)`` are the same.
+    ``rtol``: numbers within ``rtol * (0.1 + |eager|)`` are the same.
     """
 
-    def __init__(self, options: Options, tolerance: float) -> None:
+    def __init__(self, options: Options, rtol: float) -> None:
         self._options = options
         self._cache = Cache(options.cache_dir)
-        self._tolerance = tolerance
+        self._rtol = rtol
         self.unseen = ""  # why the numbers of the graph looked at last are not known
 
     def failure(self, step: StepGraph) -> Failure | None:
@@ -113,7 +113,7 @@ class Trial:
             return "" if mine is other else "is missing"
         if (mine.shape, mine.dtype) != (other.shape, other.dtype):
             return "has another type"
-        rtol = self._tolerance
+        rtol = self._rtol
         if other.is_floating_point():
             rtol = max(rtol, _ROUNDINGS * torch.finfo(other.dtype).eps)
         defined = ~_undefined(other, filled)
@@ -210,7 +210,7 @@ class ReduceRequest:
 
     path: Path
     output: Path | None = None
-    tolerance: float = 1e-4
+    rtol: float = 1e-4
     memory: str | int | float | None = None
     imports: tuple[Path, ...] = ()
 
@@ -224,11 +224,7 @@ class ReduceRequest:
         """The command that looks at the smallest graph in the same way."""
         words = ["treadle", "reduce", str(self.smallest)]
         words += [word for path in self.imports for word in ("--import", str(path))]
-        words += (
-            ["--tolerance", str(self.tolerance)]
-            if self.tolerance != ReduceRequest.tolerance
-            else []
-        )
+        words += ["--rtol", str(self.rtol)] if self.rtol != ReduceRequest.rtol else []
         words += ["--memory", str(self.memory)] if self.memory is not None else []
         return shlex.join(words)
 
@@ -243,7 +239,7 @@ def run_reduce(job: ReduceRequest, console: Console, progress: Console) -> int:
     _require_inputs(job, step)
     with tempfile.TemporaryDirectory(prefix="treadle-reduce-") as folder:
         options = replace(from_environment(), cache_dir=Path(folder), progress=False, dump=None)
-        trial = Trial(replace(options, debug=0, memory=job.memory), job.tolerance)
+        trial = Trial(replace(options, debug=0, memory=job.memory), job.rtol)
         failure = trial.failure(step)
         if failure is None:
             return _no_failure(job, trial, console)

@@ -161,7 +161,7 @@ def _reduce(parsed: argparse.Namespace, console: Console) -> int:
     from treadle.tools.reduce import ReduceRequest, run_reduce
 
     job = ReduceRequest(
-        parsed.file, parsed.output, parsed.tolerance, parsed.memory, tuple(parsed.imports)
+        parsed.file, parsed.output, parsed.rtol, parsed.memory, tuple(parsed.imports)
     )
     return run_reduce(job, console, Console(stderr=True))
 
