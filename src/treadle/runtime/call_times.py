@@ -1,7 +1,8 @@
-"""How long library calls take: each runs on invented data once per machine, and is remembered.
+"""How long library calls take. Each call runs on invented data once per machine, and its time is
+cached.
 
-Times are rounded up to powers of the fourth root of two, as the rates of a device are, so that
-another measurement on the same machine mostly makes the same plans.
+Times are rounded up to powers of the fourth root of two, like the rates of a device, so that
+another measurement on the same machine usually leads to the same plans.
 """
 
 import time
@@ -19,11 +20,12 @@ _SECONDS = 0.02
 """For each series of calls."""
 _SERIES = 3
 _MOST_CALLS = 64
-"""In a series: a GPU runs them one after the other, and is waited for once."""
+"""Calls in a series: a GPU runs them one after another, and the host waits once, at the end."""
 
 
 class CallTimes:
-    """Seconds of calls on ``device``; ``machine``: a digest of all else that they depend on."""
+    """Seconds of calls on ``device``; ``machine``: a digest of everything else that they depend
+    on."""
 
     def __init__(self, cache: Cache, device: str, machine: str) -> None:
         self._cache = cache
@@ -32,7 +34,8 @@ class CallTimes:
         self._known: dict[str, float | None] = {}
 
     def of(self, step: CallStep) -> float | None:
-        """``None`` for a call that cannot run by itself, or for which there is no memory."""
+        """The seconds of a call; ``None`` for one that cannot run by itself, or for which there is
+        no memory."""
         key = content_key("call time 1", step.op, signature_of(step), self._machine)
         if key not in self._known:
             stored = self._cache.get(key)

@@ -24,8 +24,8 @@ class KernelRefuses(Exception):
 
 
 class InventedCall:
-    """One call on zeros, or on what else its operator may be given, its results dropped, which are
-    laid out as the step needs them before. Arguments exist before the measurement begins.
+    """One call on zeros, or on other data if its operator rejects zeros. Its results are laid out
+    as the step needs them, and then dropped. The arguments exist before the measurement begins.
     ``drawn``: floating-point numbers from 0 to 1 instead of zeros, for a kernel or a device that
     has less to do with zeros."""
 
@@ -126,13 +126,13 @@ def _drawn(view: View, device: torch.device) -> Tensor:
 
 
 def _is_apart(tensor: Tensor) -> bool:
-    """Whether no two elements are the same memory, as far as strides say it."""
+    """Whether no two elements share memory, as far as the strides tell."""
     return all(stride or n < 2 for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _as_matrices(zeros: Tensor, scale: float) -> Tensor:
-    """Matrices that have an inverse, roots and a factor of each kind; numbers from 1 on where they
-    are whole ones."""
+    """Matrices that have an inverse, roots and all factorizations; for integers the numbers from 1
+    on."""
     if not _is_apart(zeros):
         return zeros
     if not (zeros.is_floating_point() or zeros.is_complex()):

@@ -1,4 +1,4 @@
-"""The machine of this process, as far as compiled code and measurements depend on it."""
+"""The facts about this machine and process on which compiled code and measurements depend."""
 
 import functools
 import importlib.metadata
@@ -20,8 +20,9 @@ _LIBRARIES = ("numpy", "scipy", "triton", "ortools")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``hardware``: the model of the processor or the GPU and what it can do. ``switches``: those
-    of PyTorch, by name. ``libraries``: versions. ``compiler``: all that binaries depend on."""
+    """``hardware``: the model of the processor or the GPU and what it can do. ``switches``:
+    PyTorch's settings, by name. ``libraries``: versions. ``compiler``: everything that binaries
+    depend on."""
 
     hardware: str
     threads: int
@@ -33,7 +34,7 @@ class Machine:
 
     @property
     def facts(self) -> dict[str, str]:
-        """By name, each as a text."""
+        """The facts by name, each as text."""
         return {
             "machine": self.hardware,
             "threads": str(self.threads),
@@ -57,7 +58,8 @@ class Machine:
 
 
 def machine(device: torch.device, switches: Mapping[str, str], compiler: str) -> Machine:
-    """This process with ``device``. ``switches``: PyTorch's, ``compiler``: ``Build.identity``."""
+    """The machine of this process with ``device``. ``switches``: PyTorch's settings; ``compiler``:
+    ``Build.identity``."""
     return Machine(
         hardware_of(device),
         torch.get_num_threads(),

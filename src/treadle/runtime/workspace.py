@@ -23,7 +23,7 @@ from treadle.targets.registry import target_for
 __all__ = ["CallMemory", "KernelRefuses", "Workspaces"]
 
 _SCALES = (0.01, 1.0, 30.0)
-"""Of invented matrices."""
+"""Scales of invented matrices."""
 
 
 @final
@@ -75,8 +75,8 @@ class Workspaces:
         return [self._known[key] for key in keys]
 
     def _measure(self, steps: Mapping[str, CallStep], buffers: Mapping[str, BufferSpec]) -> None:
-        """All of them in one session of the meter, each with arguments that are gone before the
-        next but one has its own. The generators stay as they were."""
+        """Measure all calls in one session of the meter. At most two of them have their arguments
+        at a time. The generators stay as they were."""
         scaled = [(key, step, scale) for key, step in steps.items() for scale in _scales_of(step)]
         spares: dict[int, list[int]] = {}
         with torch.random.fork_rng(devices=self._generators()), torch.no_grad():
@@ -125,6 +125,6 @@ def _results(step: CallStep, buffers: Mapping[str, BufferSpec]) -> list[BufferSp
 
 
 def _scales_of(step: CallStep) -> tuple[float, ...]:
-    """Sizes of the numbers that a call is run on: how many terms an exponential of a matrix has
-    depends on them, and what they are kept in."""
+    """The scales of the numbers that a call runs on: the number of terms of a matrix exponential,
+    and so its memory, depends on them."""
     return _SCALES if facts_by_name(step.op).invented == "matrices" else (1.0,)

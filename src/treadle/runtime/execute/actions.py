@@ -32,14 +32,14 @@ class ActionSequence:
     positions: Sequence[int]
 
     def position(self, left: Iterator[Action]) -> int:
-        """Of the action that runs; those after it are ``left``."""
+        """The position of the action that runs now; the actions after it are ``left``."""
         return self.positions[len(self.actions) - length_hint(left) - 1]
 
 
 @final
 class Actions:
-    """The actions of an artifact in order, and which step each belongs to. ``joiners``: make
-    one action of launches that follow each other."""
+    """The actions of an artifact in order, and which step each belongs to. ``joiners``: make one
+    action of consecutive launches."""
 
     def __init__(self, artifact: Artifact, joiners: Sequence[LaunchJoiner] = ()) -> None:
         self.flat: list[Action] = []
@@ -53,21 +53,21 @@ class Actions:
         self._device = torch.device(artifact.device)
 
     def add(self, step: int, actions: Sequence[Action]) -> None:
-        """What a step does, after those before it."""
+        """Append what a step does."""
         self.flat += actions
         self.owners += [step] * len(actions)
 
     def name_steps(self, names: Sequence[str]) -> None:
-        """From now on profiles show each step of the artifact inside a range of this name; empty
-        ones get none."""
+        """From now on profiles show each step of the artifact inside a range of this name; steps
+        whose name is empty get none."""
         self._handles = names
         self._programs = {}
 
     def run(
         self, seconds: list[float] | None = None, *, first: int = 0, end: int | None = None
     ) -> None:
-        """All of them, or those of the steps from ``first`` on and before ``end``. ``seconds``:
-        gets the time of each step, which is waited for. TR-403, naming the step's origin, when one
+        """Run all actions, or those of the steps ``first`` to ``end - 1``. ``seconds``: gets the
+        time of each step; the host waits for each. TR-403, with the step's origin, when one
         fails."""
         start_at = bisect_left(self.owners, first) if first else 0
         stop_at = len(self.flat) if end is None else bisect_left(self.owners, end)
@@ -91,8 +91,8 @@ class Actions:
             raise self._ended(program.position(left), error) from error
 
     def program(self, start_at: int, stop_at: int) -> ActionSequence:
-        """These actions, launches that follow each other as one; while a profiler listens, each
-        step inside ranges with its names."""
+        """These actions, with consecutive launches as one; while a profiler listens, each step
+        inside ranges with its names."""
         if self._of is not self.flat:
             self._programs, self._of = {}, self.flat
         profiled = profiler_listens()
@@ -116,7 +116,7 @@ class Actions:
         return ActionSequence(actions, [group[0] for group in groups])
 
     def _names(self, number: int) -> list[str]:
-        """Of the ranges of a step, from outside to inside. PyTorch names its own operators."""
+        """The names of a step's ranges, from outside to inside. PyTorch names its own operators."""
         step = self._artifact.steps[number]
         if isinstance(step, Launch):
             own = step.shown or step.function
@@ -126,7 +126,7 @@ class Actions:
         return [name for name in (handle, own) if name]
 
     def _apart(self, start_at: int, stop_at: int, seconds: list[float]) -> ActionSequence:
-        """These actions, each of which is waited for and adds its time to that of its step."""
+        """These actions; the host waits for each and adds its time to that of its step."""
 
         def timed(action: Action, owner: int) -> None:
             start = self._now()
@@ -139,13 +139,14 @@ class Actions:
         )
 
     def run_steps(self, steps: Sequence[int]) -> None:
-        """Those of some steps."""
+        """Run the actions of some steps."""
         for step in steps:
             first, end = bisect_left(self.owners, step), bisect_right(self.owners, step)
             self._run(self.program(first, end))
 
     def _ended(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
-        """What is raised of an error: the call may be made again, or no rank goes on after it."""
+        """The error to raise for a failure: one after which the call may be made again, or one
+        after which no rank continues."""
         failure = self._failure(position, error)
         if isinstance(failure, NotExpected):
             IN_FLIGHT.finish()
@@ -178,7 +179,7 @@ _REMEDY = {
     "treadle shows it as well",
     False: "Options(codegen=False) runs PyTorch's kernels; please report it, with the step",
 }
-"""By whether the kernel is PyTorch's."""
+"""The remedy, by whether the kernel is PyTorch's."""
 
 
 def _together(

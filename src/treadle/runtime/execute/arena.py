@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 
 
 class Tenant(Protocol):
-    """What lies in an arena, in turn with others."""
+    """An executable that uses an arena in turn with others."""
 
     artifact: Artifact
 
@@ -33,18 +33,18 @@ class Tenant(Protocol):
 
 
 class HostBlock:
-    """Memory on the host that the device reads and writes by itself, for what is there meanwhile.
-    It only grows while there is an arena."""
+    """Host memory that the device reads and writes by itself, for values that are offloaded. It
+    only grows while the arena exists."""
 
     def __init__(self) -> None:
         self.block: Tensor | None = None
 
     def suits(self, nbytes: int) -> bool:
-        """Whether so many bytes are there."""
+        """Whether the block has at least this many bytes."""
         return not nbytes or (self.block is not None and self.block.numel() >= nbytes)
 
     def allocate(self, nbytes: int, device: torch.device) -> None:
-        """A block of so many bytes in place of the old one."""
+        """Replace the block by one of this many bytes."""
         self.block = None  # before there is the new one
         self.block = target_for(device).driver.host_memory(nbytes)
 
@@ -53,8 +53,8 @@ class Arena:
     """The memory for temporaries; executables of one step take turns in it, under ``lock``.
     ``recordings``: of their launches.
 
-    ``grows_only``: tenants that are in the middle of something keep their views, so the block may
-    not be exchanged for a smaller one.
+    ``grows_only``: some tenants are in the middle of a call and keep their views, so the block may
+    not be replaced by a smaller one.
     """
 
     def __init__(self, *, grows_only: bool = False) -> None:
@@ -70,17 +70,18 @@ class Arena:
         self._constants: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
     def stamp(self) -> tuple[int, int]:
-        """Another one whenever a tenant came, left or died, or the block is another one."""
+        """A value that changes whenever a tenant joins, leaves or dies, or the block is
+        replaced."""
         return self._changes, len(self._tenants)
 
     def join(self, tenant: Tenant) -> None:
-        """From now on it takes turns with the others."""
+        """Add a tenant, which takes turns with the others from now on."""
         self._tenants.add(tenant)
         self._promised = None
         self._changes += 1
 
     def leave(self, tenant: Tenant) -> None:
-        """Until its next call it takes no turns; what only it needs is freed."""
+        """Take a tenant out until its next call, and free what only it needs."""
         self._tenants.discard(tenant)
         self._promised = None
         self._changes += 1
@@ -91,8 +92,8 @@ class Arena:
 
     @property
     def promised_bytes(self) -> int:
-        """The largest peak of any tenant beside the constants of all others: no call holds more,
-        whoever was there before, but for the recordings."""
+        """The largest peak of any tenant plus the constants of all others. Apart from recordings no
+        call holds more, whichever tenant ran before."""
         if self._promised is None or self._promised[0] != len(self._tenants):  # one has died
             artifacts = [tenant.artifact for tenant in self._tenants]
             peaks = (each.peak_bytes - constant_bytes(each) for each in artifacts)
@@ -105,8 +106,8 @@ class Arena:
         return self._promised[1]
 
     def constant(self, values: Tensor, spec: BufferSpec, device: torch.device) -> Tensor:
-        """Where these values of a constant lie on the device: once for all tenants that have them,
-        as those made from one pattern do."""
+        """The device copy of a constant's values. Tenants with the same values share it, such as
+        those made from one pattern."""
         placed = self._constants.get(id(values))  # who holds it holds the values, too
         if placed is None:
             here = values if spec.device else values.to(device)
@@ -115,7 +116,7 @@ class Arena:
         return placed
 
     def keep_promise(self) -> None:
-        """Recordings go where a plan that came later needs their bytes."""
+        """Drop recordings if a plan that was added later needs their bytes."""
         recordings = self.recordings
         if not recordings.newest:
             return
@@ -125,12 +126,12 @@ class Arena:
             self._kept = *self.stamp(), *recordings.stamp()
 
     def keeps_block(self, tenant: Tenant) -> bool:
-        """Whether ``get`` gives the block that there is."""
+        """Whether ``get`` would return the present block."""
         there = self.bytes is not None and self._suits(self.bytes.numel(), tenant.artifact)
         return there and self.host.suits(tenant.artifact.host_bytes)
 
     def get(self, tenant: Tenant, device: torch.device) -> Tensor:
-        """A block that is large enough for ``tenant``, allocated when there is none."""
+        """A block that is large enough for ``tenant``; allocated if there is none."""
         if tenant not in self._tenants:
             self.join(tenant)
         if not self.host.suits(tenant.artifact.host_bytes):
@@ -150,8 +151,8 @@ class Arena:
         return held
 
     def free(self, *, again: bool = True) -> None:
-        """Free the block, and that on the host; the next call allocates them again. ``again``: what
-        was recorded is made again, however often it was made."""
+        """Free the block and the host block; the next call allocates them again. ``again``:
+        recordings are made again, however often they were made."""
         self._free_block(again=again)
         self.host.block = None
 
@@ -160,7 +161,7 @@ class Arena:
         self.bytes = None
 
     def _forget(self, *, again: bool) -> None:
-        """Nobody shows the blocks any more."""
+        """Make every tenant forget its views of the blocks."""
         self.recordings.lose_all(again=again)
         for tenant in self._tenants:
             tenant.leave_arena()
@@ -173,7 +174,7 @@ class Arena:
 
 
 def constant_bytes(artifact: Artifact) -> int:
-    """That stay allocated for it alone."""
+    """Bytes of constants that stay allocated for this artifact alone."""
     return sum(spec_bytes(artifact.buffers[name]) for name in artifact.constants)
 
 

@@ -31,7 +31,8 @@ def elements(spec: BufferSpec) -> int:
 
 
 def same_strides(tensor: Tensor, spec: BufferSpec) -> bool:
-    """Do both put every element in the same place? A dim of one element has no say."""
+    """Whether both put every element in the same place. The stride of a dim of one element does not
+    matter."""
     if tensor.stride() == spec.strides or 0 in spec.shape:
         return True
     triples = zip(spec.shape, spec.strides, tensor.stride(), strict=True)
@@ -39,13 +40,13 @@ def same_strides(tensor: Tensor, spec: BufferSpec) -> bool:
 
 
 def storage_of(tensor: Tensor, spec: BufferSpec) -> Tensor:
-    """The elements of a buffer in memory order, from the first: 1-D, stride 1."""
+    """The elements of a buffer in memory order, as a 1-D tensor of stride 1."""
     return tensor.as_strided((elements(spec),), (1,), tensor.storage_offset())
 
 
 def view_of(storage: Tensor, view: View) -> Tensor:
-    """``out[i, j] = storage[view.offset + i * strides[0] + j * strides[1]]``. Of the same dtype
-    ``storage`` may be any tensor that begins where it does."""
+    """``out[i, j] = storage[view.offset + i * strides[0] + j * strides[1]]``. A ``storage`` of the
+    view's dtype may be any tensor that begins at the buffer's first element."""
     typed = storage if storage.dtype is view.dtype else storage.view(view.dtype)
     return typed.as_strided(view.shape, view.strides, typed.storage_offset() + view.offset)
 
@@ -56,7 +57,7 @@ def whole(spec: BufferSpec) -> View:
 
 
 def shows_all(view: View, spec: BufferSpec) -> bool:
-    """Whether it is that view, for all sizes of a step for many."""
+    """Whether ``view`` shows all of the buffer; in a step for many sizes, for all of them."""
     mine, other = (*view.shape, *view.strides), (*spec.shape, *spec.strides)
     return view.dtype is spec.dtype and same(view.offset, 0) and same_sizes(mine, other)
 
@@ -71,8 +72,8 @@ def laid_out(values: Tensor, spec: BufferSpec) -> Tensor:
 
 @dataclass(slots=True)
 class BufferUses:
-    """The places that one buffer appears in: of each view of it those that show the same tensor.
-    ``whole``: the view of which the tensor itself is bound, if it is the call's own."""
+    """The places where one buffer appears: for each view of it, the places that hold this view.
+    ``whole``: the view for which the tensor itself is bound, for a buffer that a call allocates."""
 
     whole: View | None = None
     pointers: list[tuple[Pointers, int]] = field(default_factory=list[tuple[Pointers, int]])
@@ -84,15 +85,15 @@ class BufferUses:
         return chain.from_iterable(self.views.values())
 
     def bind(self, tensor: Tensor, spec: BufferSpec, address: int | None = None) -> None:
-        """From now on the buffer is ``tensor``, whose layout is that of ``spec``. ``address``: its
-        first byte's, if that is known."""
+        """Bind the buffer to ``tensor``, whose layout is that of ``spec``. ``address``: that of its
+        first byte, if known."""
         if self.pointers:
             self.bind_pointers(tensor.data_ptr() if address is None else address)
         if self.views:
             self.bind_views(tensor, spec)
 
     def bind_pointers(self, address: int) -> None:
-        """The first byte of the buffer is there."""
+        """Write the address of the buffer's first byte into every pointer array."""
         for array, position in self.pointers:
             array[position] = address
 
@@ -114,7 +115,7 @@ class BufferUses:
                 container[key] = shown
 
     def hold(self, value: object) -> None:
-        """From now on the buffer is ``value``, of any size, or a number."""
+        """Bind a buffer without a fixed size to ``value``, a tensor or a number."""
         for container, key in self.slots:
             container[key] = value
 
@@ -187,8 +188,9 @@ class Bindings:
 
 
 class Live:
-    """The buffers of ``Place.CALL`` of the call that runs now. Not a part of the executable, so
-    that its actions do not hold it: the arena goes with the last reference to a step."""
+    """The buffers of ``Storage.CALL`` of the call that runs now. They are no part of the
+    executable, so that its actions hold no reference to it: the arena is freed with the last
+    reference to a step."""
 
     def __init__(self, bindings: Bindings, device: torch.device) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -201,7 +203,7 @@ class Live:
         self.define(spec, new)
 
     def define(self, spec: BufferSpec, tensor: Any) -> None:
-        """From now on the buffer is ``tensor``; of those without a size it may be a number."""
+        """Bind a buffer to ``tensor``, which may be a number for a buffer without a size."""
         self.tensors[spec.name] = tensor
         uses = self._bindings.uses[spec.name]
         if spec.unsized:

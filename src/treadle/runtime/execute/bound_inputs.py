@@ -13,13 +13,13 @@ from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched
 from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 GONE = torch.empty(0, device="cpu")
-"""In the place of a tensor that a call has let go of."""
+"""Stands in the place of a tensor that a call has released."""
 
 
 @final
 class BoundInputs:
-    """``tensors``: of the call that runs now. ``steady``: which of them need no look; ``moving``:
-    which are no longer the step's after a call, even if the next one gets the same."""
+    """``tensors``: the inputs of the call that runs now. ``steady``: which of them need no check;
+    ``moving``: which are released after each call, even if the next call gets the same."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class BoundInputs:
     def bind(
         self, inputs: Sequence[Tensor], *, trusted: bool = False, vouched: Vouched = ()
     ) -> None:
-        """``RuntimeFailure`` TR-401 where one is not what the step was compiled for. ``trusted``:
-        all of them have the types that they should have."""
+        """Bind the inputs of a call. ``RuntimeFailure`` TR-401 if one is not what the step was
+        compiled for. ``trusted``: all of them are known to have the right types."""
         if len(inputs) != len(self._inputs):
             raise wrong_count(len(inputs), len(self._inputs))
         self.tensors = inputs
@@ -73,7 +73,7 @@ class BoundInputs:
             steady.learn(inputs, [bound.stays for bound in self._inputs])
 
     def let_go(self, names: Collection[str]) -> None:
-        """Of those of the call that runs now."""
+        """Release inputs of the call that runs now."""
         tensors = list(self.tensors)
         for at, bound in enumerate(self._inputs):
             if bound.spec.name in names:
@@ -83,14 +83,14 @@ class BoundInputs:
         self.tensors = tensors
 
     def clear(self) -> None:
-        """The call is over: let go of those that may be elsewhere in the next one."""
+        """End the call: release the inputs that may be elsewhere in the next one."""
         for bound in self._passing:
             bound.uses.drop()
         self._passing.clear()
         self.tensors = ()
 
     def forget(self) -> None:
-        """From now on nothing is bound."""
+        """Release all inputs."""
         for bound in self._inputs:
             bound.forget()
         if self.steady is not None:
@@ -98,10 +98,10 @@ class BoundInputs:
 
 
 class _Input:
-    """One input. Its views stay bound from the second call with one tensor on: parameters and state
-    stay in place, and neither a batch (which may not stay) nor what a backward takes is kept alive
-    between calls. The address alone does not tell: an allocator gives a new tensor the place of one
-    that is gone."""
+    """One input. Its views stay bound from the second call with the same tensor on. So parameters
+    and state stay bound, while neither a batch nor the inputs of a backward are kept alive between
+    calls. The address alone does not identify a tensor: an allocator may give a new tensor the
+    address of a freed one."""
 
     __slots__ = ("_may_stay", "address", "spec", "stays", "tensor", "uses")
 
@@ -110,13 +110,14 @@ class _Input:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is known of it."""
+        """Forget the tensor."""
         self.address = -1  # in the last call
         self.stays = False  # do its views stay bound?
         self.tensor: Callable[[], Tensor | None] = _no_tensor  # of the last call, if it is there
 
     def bind(self, tensor: Tensor, address: int, *, again: bool) -> None:
-        """To ``tensor``, which is at ``address``; ``again``: as in the last call."""
+        """Bind the input to ``tensor``, which is at ``address``; ``again``: it is that of the last
+        call."""
         self.stays = again and self._may_stay
         if not again:
             self.tensor, self.address = weakref.ref(tensor), address

@@ -30,12 +30,12 @@ from treadle.runtime.store.artifact import Artifact, BufferSpec, Storage, View
 from treadle.util.memory import memory_start
 
 FirstLaunches = Callable[[Sequence[Tensor]], None]
-"""Launches what comes before the artifact's own steps, on the inputs of a call."""
+"""Launches, on the inputs of a call, the work that precedes the artifact's own steps."""
 _NONE_BROUGHT: Mapping[int, Tensor] = {}
 
 
 def nothing(*_: object) -> None:
-    """For a caller to whom it does not matter when a call begins, or who launches nothing first."""
+    """For a caller that need not know when a call begins, or that launches nothing first."""
 
 
 @final
@@ -89,8 +89,9 @@ class CallFrame:
         starts: Callable[[], None] = nothing,
         vouched: Vouched = (),
     ) -> None:
-        """Up to the first step. ``starts`` is called once the inputs are found to fit; ``brought``:
-        copies of those on the host. TR-401 when an input is not what the step was compiled for."""
+        """Begin a call, up to its first step. ``starts`` is called once the inputs are found to
+        fit; ``brought``: copies of the inputs on the host. TR-401 when an input is not what the
+        step was compiled for."""
         self._incoming.brought = brought
         self.inputs.bind(inputs, vouched=vouched)
         starts()
@@ -99,12 +100,12 @@ class CallFrame:
         self._first(inputs)
 
     def begin_round(self, inputs: Sequence[Tensor], *, trusted: bool) -> None:
-        """The same of a call that others like it surround, in a loop: nothing else changes."""
+        """Begin one of several calls in a loop, between which only the inputs change."""
         self.inputs.bind(inputs, trusted=trusted)
         self._allocate_unfilled()
 
     def use_threads(self) -> None:
-        """As many as PyTorch uses."""
+        """Use as many threads as PyTorch does."""
         if self._functions.set_threads is not None:
             self._functions.set_threads(torch.get_num_threads())
 
@@ -113,9 +114,9 @@ class CallFrame:
             self._live.allocate(spec)
 
     def results(self, first: int = 0, end: int | None = None) -> list[Tensor | None]:
-        """After the last step, or those before ``end`` after the last step that makes one of them.
-        They are the caller's: no later call changes them. Each is an object of its own, also where
-        two are of one memory (``loss.detach()``, twice)."""
+        """The results, after the last step; or those before ``end``, after the last step that makes
+        one of them. They belong to the caller: no later call changes them. Each is a separate
+        object, also where two share memory (``loss.detach()``, twice)."""
         results: list[Tensor | None] = [None] * len(self._artifact.results)
         given: set[int] = set()
         tensors = self._live.tensors
@@ -128,29 +129,30 @@ class CallFrame:
         return results[first:end]
 
     def bring_gradients(self, gradients: list[Tensor]) -> None:
-        """Those of the results that the caller has by now. The list is emptied as they are read."""
+        """Bind the gradients of the results, which the caller has by now. The list is emptied as
+        they are read."""
         self._incoming.gradients = gradients
 
     def end(self) -> None:
-        """After the results, and after an error."""
+        """End the call, after its results or after an error."""
         self._incoming.brought = _NONE_BROUGHT
         self._incoming.gradients = []
         self._live.release(tuple(self._live.tensors))
         self.inputs.clear()
 
     def let_go(self, names: Collection[str]) -> None:
-        """Of inputs, and of what the call has allocated, that no step to come touches."""
+        """Release inputs, and buffers that the call has allocated, that no later step touches."""
         self.inputs.let_go(names)
         self._live.release(tuple(name for name in self._live.tensors if name in names))
 
     def copied(self) -> "KeptCall":
-        """What the steps to come may write to."""
+        """A copy of everything that later steps may write to."""
         alive = self.alive()
         copies = [tensor.clone() for tensor in alive.values()]
         return KeptCall(self.memory.copied(), alive, copies)
 
     def restore(self, kept: "KeptCall") -> None:
-        """As it was when ``kept`` was copied."""
+        """Restore the state in which ``kept`` was copied."""
         self._live.release(tuple(self._live.tensors))
         self.memory.restore(kept.block)
         for tensor, copy in zip(kept.alive.values(), kept.copies, strict=True):
@@ -158,13 +160,13 @@ class CallFrame:
         self.define(kept.alive)
 
     def give_back(self) -> None:
-        """Free all that stays between calls, also of those it takes turns with; the next one
-        allocates it again."""
+        """Free all memory that stays between calls, including that of executables that share the
+        arena; the next call allocates it again."""
         self.memory.give_back()
         self._forget()
 
     def leave(self) -> None:
-        """The same of what those it takes turns with do not need."""
+        """Free the memory between calls that no executable sharing the arena needs."""
         self.memory.leave()
         self._forget()
 
@@ -173,22 +175,22 @@ class CallFrame:
         self.inputs.forget()
 
     def views(self) -> list[Tensor]:
-        """The tensors of its own through which it reads and writes what it is bound to."""
+        """The views through which it reads and writes the tensors that it is bound to."""
         return self._bindings.views()
 
     # For replays.
 
     def alive(self) -> dict[str, Tensor]:
-        """The buffers that calls have allocated by now, and not given back."""
+        """The buffers that library calls have allocated so far and that are not released yet."""
         return dict(self._live.tensors)
 
     def define(self, buffers: Mapping[str, Tensor]) -> None:
-        """From now on these are buffers that calls allocate."""
+        """Bind buffers that library calls allocate to these tensors."""
         for name, tensor in buffers.items():
             self._live.define(self._artifact.buffers[name], tensor)
 
     def bring(self, inputs: Sequence[Tensor], at: int) -> Tensor:
-        """A copy on the device of the input on the host that is number ``at``."""
+        """A copy on the device of input number ``at``, which is on the host."""
         return self._incoming.copy(inputs, at)
 
     def settle(self, *, failed: bool = False) -> list[Tensor]:
@@ -223,7 +225,7 @@ class CallFrame:
     def copied_out(
         self, results: Sequence[Tensor | None], held: Mapping[str, Tensor]
     ) -> list[Tensor | None]:
-        """``results``, of which copies for those in the memory of ``held``."""
+        """``results``, with copies in place of those in the memory of ``held``."""
         own = {memory_start(held_tensor) for held_tensor in held.values()}
         return [
             result.clone() if result is not None and memory_start(result) in own else result
@@ -231,7 +233,7 @@ class CallFrame:
         ]
 
     def _view(self, shown: "_Shown") -> Tensor:
-        """A result that is no buffer of a call, or not all of one."""
+        """A result that is not exactly one buffer of a library call."""
         spec = shown.spec
         match spec.place:
             case Storage.INPUT:
@@ -249,9 +251,9 @@ class CallFrame:
 @final
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The result ``at`` a place, a ``view`` of the buffer ``name``. ``as_it_is``: it is what a call
-    allocated, and no view of that, so autograd lets its owner write to it. ``number``: of the input
-    that it shows, if it shows one."""
+    """The result ``at`` a place, a ``view`` of the buffer ``name``. ``as_it_is``: it is the very
+    tensor that a call allocated and not a view, so autograd lets its owner write to it. ``number``:
+    the number of the input that it shows, if it shows one."""
 
     at: int
     name: str
@@ -262,7 +264,7 @@ class _Shown:
 
 
 def _shown(artifact: Artifact) -> list[_Shown]:
-    """The results but for those that are ``None``."""
+    """The results that are not ``None``."""
     numbers = {name: number for number, name in enumerate(artifact.inputs)}
     found: list[_Shown] = []
     for at, view in enumerate(artifact.results):

@@ -38,9 +38,9 @@ class Executable:
 
     ``like``: an executable of the same sources, maybe for other sizes, whose code and generators it
     shares, and its arena unless it is given another. ``generators``: those of the user's that the
-    artifact's calls draw from, by number. ``policy``: by it, a step that is bound by launching is
-    recorded by ``recorder`` (on a GPU CUDA's) and replayed. ``arena``: what it takes turns in with
-    others, for its temporaries.
+    artifact's calls draw from, by number. ``policy``: decides whether a launch-bound step is
+    recorded by ``recorder`` (CUDA graphs on a GPU) and replayed. ``arena``: memory for its
+    temporaries that it uses in turn with others.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Executable:
     ) -> list[Tensor | None]:
         """One call. The result tensors are the caller's: no later call changes them.
 
-        ``seconds``: if given, one entry per step of the artifact, to which its time is added; each
-        step is waited for. ``begins`` is called once the inputs are found to fit.
+        ``seconds``: if given, one entry per step of the artifact, to which its time is added; the
+        host waits for each step. ``begins`` is called once the inputs are found to fit.
         ``RuntimeFailure`` TR-401 when an input is not what the step was compiled for; TR-403,
         naming the step's origin, when a step fails.
         """
@@ -125,15 +125,15 @@ class Executable:
 
     @property
     def watched(self) -> WatchedInputs | None:
-        """What the next call asks about inputs that stay, unless somebody vouches for it."""
+        """What the next call checks about inputs that stay, unless the caller vouches for them."""
         if self.is_recorded and self.replay is not None:
             return self.replay.watched
         steady = self.frame.inputs.steady
         return None if steady is None else steady.watched
 
     def another(self) -> "Executable":
-        """One of the same code with an arena of its own, for a call while this one has not ended
-        its own."""
+        """An executable of the same code with its own arena, for a call that begins before this
+        one's has ended."""
         return Executable(self.artifact, self._build, like=self, arena=Arena(), policy=self.policy)
 
     def undisturbed(self) -> Undisturbed:
@@ -142,8 +142,8 @@ class Executable:
 
     @contextmanager
     def repeated(self) -> Generator[Function]:
-        """Calls one after another, of a loop that does nothing else meanwhile: what does not change
-        between them is done once. The arena is there until the last one is over."""
+        """For the consecutive calls of a loop: work that does not change between them is done once.
+        The arena exists until the last call is over."""
         frame = self.frame
         with self._arena.lock, self.undisturbed():
             frame.memory.allocate()
@@ -158,7 +158,7 @@ class Executable:
                 frame.give_back()
 
     def _round(self, inputs: Sequence[Tensor], *, trusted: bool) -> list[Tensor]:
-        """One of these calls: what it is given after the first, programs of the loop made."""
+        """One of these calls. After the first, the programs of the loop made its inputs."""
         try:
             self.frame.begin_round(inputs, trusted=trusted)
             self.frame.actions.run()
@@ -172,8 +172,8 @@ class Executable:
 
     @property
     def promised_bytes(self) -> int:
-        """What no call holds more than of all that take turns in its arena, with the recordings
-        that there are."""
+        """An upper bound of the bytes that any call of the executables in its arena holds,
+        including recordings."""
         return self._arena.promised_bytes + self._arena.recordings.nbytes
 
     @property
@@ -183,14 +183,15 @@ class Executable:
 
     @property
     def own_bytes(self) -> int:
-        """That stay allocated for it alone, beside what all that take turns in its arena share."""
+        """Bytes that stay allocated for it alone, apart from what all executables in its arena
+        share."""
         replay = self.replay
         kept = 0 if replay is None else self._arena.recordings.result_bytes(replay)
         return constant_bytes(self.artifact) + kept
 
     @property
     def place_bytes(self) -> int:
-        """That recordings of those it takes turns with share for their inputs."""
+        """Bytes that the recordings of its arena share for their inputs."""
         return self._arena.recordings.block_bytes
 
     def takes_turns_with(self, other: "Executable") -> bool:
@@ -198,7 +199,7 @@ class Executable:
         return self._arena is other._arena
 
     def release(self) -> None:
-        """Give back what those it takes turns with do not need; the next call allocates it
+        """Free the memory that no other executable in its arena needs; the next call allocates it
         again."""
         with self._arena.lock:
             if self.replay is not None:
@@ -212,8 +213,8 @@ def _loaded(artifact: Artifact, build: Build) -> Functions:
 
 
 def _programs_of(artifact: Artifact, build: Build) -> Mapping[str, Executable]:
-    """What its loops run in each round. They take turns in one arena: one of them runs while the
-    others are in the middle of theirs."""
+    """The programs that its loops run in each iteration. They share one arena, in which one runs
+    while others are in the middle of a call."""
     turns = Arena(grows_only=True)
     bodies = artifact.bodies.items()
     return {name: Executable(body, build, arena=turns) for name, body in bodies}

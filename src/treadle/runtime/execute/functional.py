@@ -21,7 +21,7 @@ from treadle.compat.operators.schemas import OpOverload, overload_of, schema_of,
 
 NAMESPACE = "treadle_functional"
 _ORIGINALS: dict[OpOverload, OpOverload] = {}
-"""By the operator that returns what is written, the one that writes."""
+"""Maps each operator that returns the written values to the operator that writes."""
 
 
 def written_by(op: OpOverload) -> tuple[str, ...]:
@@ -34,8 +34,8 @@ def written_by(op: OpOverload) -> tuple[str, ...]:
 
 
 def functional_of(op: OpOverload) -> OpOverload | None:
-    """The operator that returns what ``op`` writes; ``None`` where it writes to lists, or returns
-    what it was given."""
+    """The operator that returns what ``op`` writes; ``None`` if ``op`` writes to lists or returns
+    one of its arguments."""
     written = _written(op)
     if not written or not all(
         isinstance(schema_of(op).arguments[at].type, torch.TensorType) for at in written
@@ -57,9 +57,9 @@ def named(name: str) -> OpOverload:
 
 
 def updating(name: str) -> Callable[..., tuple[object, ...]]:
-    """``treadle_functional.<name>`` with an option ``out``: where the written values are to be, and
-    ``None`` for those that nobody reads. What is there already is not copied. The results are those
-    of the original alone."""
+    """``treadle_functional.<name>`` with an option ``out``: the tensors that get the written
+    values, with ``None`` for values that nobody reads. A value that is already in its tensor is not
+    copied. The results are those of the original operator only."""
     op = _ORIGINALS[named(name)]
     names = [argument.name for argument in schema_of(op).arguments]
     written = [names[at] for at in _written(op)]

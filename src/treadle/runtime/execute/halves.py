@@ -40,7 +40,7 @@ _WIDENED = {
 
 
 def widened(name: str, op: Callable[..., object]) -> Callable[..., object]:
-    """``op``, or what calls it with float32 in the place of halves on CPUs."""
+    """``op``, or a function that calls it with float32 in place of 16-bit floats on CPUs."""
     wide = _WIDENED.get(name)
     if wide is None:
         return op

@@ -1,5 +1,5 @@
-"""Other inputs of a call than those on the device: inputs on the host when a step on a GPU is
-called, and the gradients of a forward's results, which arrive after it has run.
+"""The inputs of a call that are not on the device at its beginning: inputs on the host when a step
+on a GPU is called, and the gradients of a forward's results, which arrive after it has run.
 
 Each input on the host is copied on a separate stream, so the copy from pinned memory overlaps with
 the previous step on the GPU; the step's own stream waits for it, the host does not.
@@ -19,7 +19,7 @@ from treadle.targets.registry import target_for
 
 _COPY = "aten._to_copy.default"
 INCOMING = "treadle.incoming_gradient.default"
-"""A step that gives one of ``Incoming.gradients``."""
+"""The operator of a step that brings one of ``Incoming.gradients``."""
 
 
 @final
@@ -35,8 +35,9 @@ class HostInput:
 
 @final
 class Incoming:
-    """Copies of a call's ``inputs`` from the host to the device of ``artifact``. ``brought``: those
-    that the call already has, by position; ``gradients``: those of its results, once there are."""
+    """Copies of a call's ``inputs`` from the host to the device of ``artifact``. ``brought``: the
+    copies that the call already has, by position; ``gradients``: those of its results, once they
+    are known."""
 
     def __init__(self, artifact: Artifact, inputs: BoundInputs, live: Live) -> None:
         self.brought: Mapping[int, Tensor] = {}
@@ -52,13 +53,13 @@ class Incoming:
         self._stream: torch.cuda.Stream | None = None
 
     def fill(self, host_input: HostInput) -> None:
-        """The step that brings an input: its buffer is the copy from now on."""
+        """Run the step that brings an input: bind its buffer to the copy."""
         place = self.brought.get(host_input.position)
         copy = self._copied(self._inputs.tensors, host_input) if place is None else place
         self._live.define(self._buffers[host_input.buffer], copy)
 
     def gradient(self, _results: object, number: int, *_type: object) -> Tensor:
-        """One of the gradients, which is let go of here."""
+        """Return one of the gradients and release it here."""
         taken, self.gradients[number] = self.gradients[number], GONE
         return taken
 
@@ -67,8 +68,9 @@ class Incoming:
         return self._copied(inputs, self._imports[position])
 
     def _copied(self, inputs: Sequence[Tensor], host_input: HostInput) -> Tensor:
-        """Where the host may wait, the caller may overwrite the input as soon as the step returns:
-        pageable memory has been read by then; for pinned memory the host waits until it has."""
+        """If the host may wait, the caller may overwrite the input as soon as the step returns:
+        pageable memory has been read by then, and for pinned memory the host waits until it has
+        been read."""
         source, spec = inputs[host_input.position], self._buffers[host_input.buffer]
         stream = self._stream = self._stream or torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(self._device)
@@ -85,7 +87,7 @@ class Incoming:
 
 
 def imported(artifact: Artifact, step: object) -> HostInput | None:
-    """What a step brings from the host to a GPU, if it does that and no more."""
+    """The input that a step brings from the host to a GPU, if the step does nothing else."""
     if target_for(artifact.device).on_host or not isinstance(step, CallStep):
         return None
     source = step.args[0] if step.op == _COPY and len(step.args) == 1 else None

@@ -35,7 +35,7 @@ class JointCalls:
 
     @property
     def note(self) -> str:
-        """Why calls are recorded, or are not, in words."""
+        """Why calls are or are not recorded, in words."""
         return self._first_program.note
 
     def forward(
@@ -91,7 +91,7 @@ class OpenCall:
                 self.close()
 
     def close(self) -> None:
-        """Nobody will ask for its backward."""
+        """End the call without a backward."""
         program, self._program = self._program, None
         if program is not None:
             program.close()
@@ -117,11 +117,11 @@ class _Program:
 
     @property
     def note(self) -> str:
-        """Why its calls are recorded, or are not."""
+        """Why its calls are or are not recorded."""
         return "" if self._replay is None else self._replay.note
 
     def forward(self, inputs: Sequence[Tensor], seconds: list[float] | None) -> list[Tensor | None]:
-        """A call begins."""
+        """Begin a call and run its forward."""
         frame = self._frame
 
         def usual() -> list[Tensor | None]:
@@ -139,7 +139,7 @@ class _Program:
     def backward(
         self, gradients: list[Tensor], seconds: list[float] | None, *, again: bool
     ) -> list[Tensor | None]:
-        """The other half. ``again``: what it reads is there afterwards as well."""
+        """Run the backward. ``again``: everything that it reads still exists afterwards."""
         frame, replay = self._frame, self._replay
 
         def usual() -> list[Tensor | None]:
@@ -159,7 +159,7 @@ class _Program:
                     restore()
 
     def _copied(self) -> Callable[[], None]:
-        """Puts back what there is of the call now."""
+        """A function that restores the present state of the call."""
         frame, replay = self._frame, self._replay
         kept = frame.copied()
         if replay is None or not replay.is_replayed:
@@ -173,7 +173,7 @@ class _Program:
         return restore
 
     def release(self) -> None:
-        """Give its arena back, while it runs no call."""
+        """Free its arena, unless it runs a call."""
         self._executable.release()
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class _Program:
 
 
 def _cut(artifact: Artifact) -> int:
-    """The first step that takes an incoming gradient; behind the last one where none does."""
+    """The first step that takes an incoming gradient, or the number of steps if none does."""
     takes = (
         at
         for at, step in enumerate(artifact.steps)

@@ -107,8 +107,8 @@ class CallAllocating:
         return value
 
     def _inspect(self, results: Sequence[object]) -> tuple[bool, ...]:
-        """Which results must be copied: those that share the storage of an argument, or have none,
-        or are floats of another precision than PyTorch says.
+        """Which results must be copied: those that share the storage of an argument, or have no
+        storage, or are floats of another precision than PyTorch's type rules say.
 
         An argument's bytes may be given to another buffer, or written, while the result lives.
         """
@@ -127,7 +127,7 @@ class CallAllocating:
 
 
 def _require_like(result: object, spec: BufferSpec) -> None:
-    """TR-403 unless a call gave what PyTorch's type rules say, or floats of another precision."""
+    """TR-403 unless a result is what PyTorch's type rules say, or a float of another precision."""
     if not isinstance(result, Tensor):
         raise RuntimeFailure(f"it returned no tensor for {spec.name}", code="TR-403")
     floats = result.is_floating_point() and spec.dtype.is_floating_point

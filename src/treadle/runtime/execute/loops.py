@@ -32,7 +32,7 @@ class Repeatable(Protocol):
     artifact: Artifact
 
     def repeated(self) -> AbstractContextManager[Function]:
-        """While entered, a function that runs as often as it is called."""
+        """A context that gives a function which runs the program at each call."""
         ...
 
 
@@ -93,12 +93,12 @@ class Scan:
 
 @final
 class Branch:
-    """Runs one of two programs, as its first argument says; the host waits for it."""
+    """Runs one of two programs, as its first argument says; the host waits for that value."""
 
     __slots__ = ("no", "yes")
 
     def __init__(self, bodies: Sequence[str], programs: Mapping[str, Repeatable]) -> None:
-        """``bodies``: the names of the program if it holds, and of the other one."""
+        """``bodies``: the name of the program for a true value, and that of the other one."""
         self.yes, self.no = (programs[name] for name in bodies)
 
     def __call__(self, taken: Tensor, operands: Sequence[Tensor], *_: str) -> list[Tensor]:
@@ -122,7 +122,7 @@ RUNNERS: Mapping[
     "treadle.scan_backward.default": Scan,
     "treadle.branch.default": Branch,
 }
-"""What runs calls with functions of their own, by their operators."""
+"""The runner of each operator whose calls have functions of their own."""
 
 
 def _arena(program: tuple[str, Repeatable]) -> int:

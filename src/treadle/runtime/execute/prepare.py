@@ -40,8 +40,8 @@ from treadle.util.expected import require_expected
 @final
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What the steps of an artifact are made actions of. ``programs``: those of its loops, by name;
-    ``filled``: the buffers of calls that a step has filled so far."""
+    """Everything needed to make actions of an artifact's steps. ``programs``: those of its loops,
+    by name; ``filled``: the buffers of calls that a step has filled so far."""
 
     artifact: Artifact
     functions: Functions
@@ -138,7 +138,7 @@ class Preparation:
 
 
 def _require(args: list[object]) -> None:
-    """Of a list whose tensors are bound at each call: it has no tensor yet."""
+    """Fails for a list whose tensors are bound at each call, since it has no tensor yet."""
     (holds,) = args
     assert isinstance(holds, Tensor)
     require_expected(holds)

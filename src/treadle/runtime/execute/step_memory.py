@@ -17,7 +17,7 @@ from treadle.runtime.store.artifact import Artifact, BufferSpec, Storage
 
 @final
 class StepMemory:
-    """A tenant of ``arena``, whose block is bound to what the artifact keeps in it."""
+    """A tenant of ``arena`` that binds the buffers of the artifact to the arena's block."""
 
     def __init__(self, artifact: Artifact, bindings: Bindings, arena: Arena) -> None:
         self.artifact = artifact
@@ -35,7 +35,7 @@ class StepMemory:
         arena.join(self)
 
     def allocate(self) -> None:
-        """Block and constants, where they are not there or the block is another one."""
+        """Allocate block and constants if they do not exist or the block has changed."""
         if self._allocated == self._arena.stamp():
             return
         block = self._arena.get(self, self._device)
@@ -53,7 +53,7 @@ class StepMemory:
         self._allocated = self._arena.stamp()
 
     def _bind_host(self) -> None:
-        """What is on the host meanwhile."""
+        """Bind the buffers that are offloaded to the host."""
         block = self._arena.host.block
         if self._on_host and self._host_block is not block:
             self._host_block = block
@@ -69,7 +69,7 @@ class StepMemory:
             self._bindings.uses[name].bind(placed, spec)
 
     def in_arena(self, spec: BufferSpec) -> Tensor:
-        """A buffer of the block, or of that on the host."""
+        """The tensor of a buffer in the block or in the host block."""
         block = self._host_block if spec.device else self._block
         assert block is not None
         raw = block[spec.offset : spec.offset + spec_bytes(spec)]
@@ -85,7 +85,7 @@ class StepMemory:
             self._block.copy_(copy)
 
     def held(self) -> list[Tensor]:
-        """The block and the constants, as far as they are there."""
+        """The block and the constants, as far as they exist."""
         block = self._arena.bytes
         return [*([] if block is None else [block]), *self.constants.values()]
 
@@ -105,20 +105,21 @@ class StepMemory:
 
     @property
     def recordings(self) -> SharedRecordings:
-        """Of all that take turns in the arena."""
+        """The recordings of all tenants of the arena."""
         return self._arena.recordings
 
     def admit(self, member: Recorded, need: RecordingBytes) -> Tensor | None:
-        """Memory for the places of a recording beside the plans; ``None`` if there is none."""
+        """Memory for the fixed places of a recording, in addition to the plans; ``None`` if there
+        is no room."""
         promised = self._arena.promised_bytes
         return self._arena.recordings.admit(member, need, promised, self._device)
 
     def give_back(self) -> None:
-        """Free both; those it takes turns with lose the block as well."""
+        """Free block and constants; the other tenants lose the block as well."""
         self._arena.free()
         self.constants, self._allocated = {}, None
 
     def leave(self) -> None:
-        """Free the constants, and of the block what nobody else needs."""
+        """Free the constants, and the part of the block that no other tenant needs."""
         self._arena.leave(self)
         self.constants, self._allocated = {}, None

@@ -8,8 +8,8 @@ import torch
 
 @final
 class Undisturbed:
-    """Gradients are not recorded, and nothing is cast: casts are steps of an artifact already, so
-    a surrounding autocast must not add any. ``kind``: of the device."""
+    """Gradients are not recorded, and nothing is cast: casts are steps of an artifact already, so a
+    surrounding autocast must not add any. ``kind``: the type of the device."""
 
     __slots__ = ("_autocast", "_kind", "_recorded")
 

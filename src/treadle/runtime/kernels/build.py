@@ -1,4 +1,4 @@
-"""What turns the sources of an artifact into functions on this machine."""
+"""Turns the sources of an artifact into functions on this machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -83,9 +83,8 @@ def add_loader(language: str, loader: MakeLoader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What this process can make of sources: a loader for each language that it can load, among
-    them ``language``, that of generated kernels. Without it an artifact that has only library
-    calls still runs."""
+    """The loaders of this process, one for each language that it can load. ``language`` is that of
+    generated kernels; without it, an artifact that has only library calls still runs."""
 
     language: str = ""
     loaders: Mapping[str, Loader] = field(default_factory=dict[str, Loader])
@@ -107,8 +106,8 @@ class Build:
         return content_key(self.language, *parts)
 
     def ahead(self, operations: int) -> AbstractContextManager[None]:
-        """The time between now and ``load``, in which a graph of so many operations is compiled:
-        what compiles its sources can start meanwhile."""
+        """A context from now to ``load``, in which a graph of so many operations is compiled; the
+        compilers of its sources can start meanwhile."""
         loader = self.loaders.get(self.language)
         return nullcontext() if loader is None else loader.ahead(operations)
 
@@ -152,7 +151,7 @@ def _by_language(sources: Sequence[Source]) -> dict[str, list[Source]]:
 
 
 def build(cache: Cache, *, device: str, target: str = "") -> Build:
-    """What this machine has for steps on ``device``, or for the target of that name."""
+    """The build of this machine for steps on ``device``, or for the target of that name."""
     language = target_for(device, target).language
     make = _LOADERS.get(language)
     loader = None if make is None else make(cache)

@@ -18,8 +18,8 @@ _FLAGS = ("-x", "c", "-O2", "-fPIC", "-shared")
 def load_c(
     source: str, names: Sequence[str], directory: str, *, keeps_lock: bool
 ) -> dict[str, Any]:
-    """The functions of a text in C by name, for addresses of 64 bits; none where there is no
-    compiler. ``keeps_lock``: calls keep the interpreter lock, so that nothing changes meanwhile."""
+    """The functions of a text in C by name, if addresses have 64 bits; none without a compiler.
+    ``keeps_lock``: calls keep the interpreter lock, so that nothing changes meanwhile."""
     paths = map(shutil.which, COMPILERS)
     path = next((each for each in paths if each), None)
     if path is None or ctypes.sizeof(ctypes.c_void_p) != ctypes.sizeof(ctypes.c_uint64):

@@ -98,8 +98,8 @@ def find_cxx(preferred: str = "") -> Compiler | None:
 
 
 def remembered_cxx(cache: Cache) -> Compiler | None:
-    """``find_cxx()``, whose answer is kept: to start a compiler twice is half of what a process
-    waits for that finds all else in the cache."""
+    """``find_cxx()`` with its answer cached: starting a compiler twice takes half the time of a
+    process that finds everything else in the cache."""
     paths = [path for name in _NAMES if (path := shutil.which(name))]
     key = _probe_key(paths)
     if not key:
@@ -116,8 +116,9 @@ def remembered_cxx(cache: Cache) -> Compiler | None:
 
 
 def _probe_key(paths: Sequence[str]) -> str:
-    """All that an answer of ``find_cxx`` depends on: the files, the process, the environment. Empty
-    where a file does not say which compiler it is: a script, or what starts another (ccache)."""
+    """Everything that the answer of ``find_cxx`` depends on: the files, the process, the
+    environment. Empty if a file does not tell which compiler it is: a script, or a wrapper that
+    starts another (ccache)."""
     tools = [path for name in _TOOLS if (path := shutil.which(name))]
     kept = [each.name for each in fields(Compiler)]
     facts = [__name__, *kept, *BASE_FLAGS, cpu_identity(), *loaded_openmp()]
@@ -158,7 +159,8 @@ def cpu_identity() -> str:
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """What the kernel says the processor can do, sorted; empty where it does not say."""
+    """The processor's features as the operating system reports them, sorted; empty if it does
+    not."""
     try:
         lines = _CPU.read_text().splitlines()
     except OSError:

@@ -34,10 +34,10 @@ from treadle.runtime.kernels.driver_launch import (
 from treadle.runtime.store.cache import Cache, content_key
 
 _FOLDERS = ("_C", "backends", "compiler", "language", "runtime")
-"""Of Triton: all that decides what it makes of a function."""
+"""Settings of Triton that decide what it compiles a function to."""
 _NO_CODE = b""
 _HOOKS = ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook")
-"""Of users', by which they hear of compiles or change them."""
+"""Hooks of users, which observe or change compiles."""
 
 
 @final
@@ -56,26 +56,27 @@ class DeviceCode:
     def of(
         name: str, signature: Sequence[object], metadata: Mapping[str, Any], binary: bytes
     ) -> "DeviceCode | None":
-        """From what Triton says of a kernel; ``None`` for one that it has to launch itself."""
+        """Made from Triton's metadata of a kernel; ``None`` for a kernel that Triton has to launch
+        itself."""
         if parameters_of(signature) is None or not is_plain(metadata):
             return None
         kinds = tuple(map(str, signature))
         return DeviceCode(name, kinds, metadata["num_warps"], metadata["shared"], binary)
 
     def entry(self) -> bytes:
-        """As the cache has it."""
+        """The bytes in the cache."""
         head = [self.name, self.signature, self.warps, self.shared]
         return json.dumps(head).encode() + b"\n" + self.binary
 
     @staticmethod
     def parse(entry: bytes) -> "DeviceCode":
-        """What ``entry`` made."""
+        """The inverse of ``entry``."""
         head, _, binary = entry.partition(b"\n")
         name, signature, warps, shared = json.loads(head)
         return DeviceCode(name, tuple(signature), warps, shared, binary)
 
     def loaded(self, library: DriverLibrary) -> DriverKernel | None:
-        """On the current device; ``None`` if its driver does not take the code."""
+        """The kernel on the current device; ``None`` if its driver rejects the code."""
         active: Any = driver.active
         try:
             _, function, _, _, threads = active.utils.load_binary(
@@ -89,7 +90,7 @@ class DeviceCode:
 
 @final
 class DeviceCodeStore:
-    """Device code by the texts of functions and classes of arguments, kept in ``cache``."""
+    """Device code by the text of a function and the class of its arguments, kept in ``cache``."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -100,12 +101,12 @@ class DeviceCodeStore:
         return key is not None and self._cache.get(key) is not None
 
     def find(self, part: str, library: DriverLibrary) -> DriverKernel | None:
-        """The kernel on the current device, if it is there and Triton is not needed."""
+        """The kernel on the current device, if it is in the cache and Triton is not needed."""
         key = _key(part)
         return None if key is None else _loaded(self._cache, key, library)
 
     def keep(self, part: str, code: DeviceCode | None) -> None:
-        """For other processes. ``None``: Triton has to launch it."""
+        """Store a kernel for other processes. ``None``: Triton has to launch it."""
         key = _key(part)
         if key is not None:
             self._cache.put(key, _NO_CODE if code is None else code.entry())
@@ -128,8 +129,8 @@ def _loaded(cache: Cache, key: str, library: DriverLibrary) -> DriverKernel | No
 
 
 def _key(part: str) -> str | None:
-    """``None`` where Triton is to be asked in any case: somebody looks at what it compiles, or
-    changes it."""
+    """``None`` if Triton must be asked in any case, because hooks observe or change what it
+    compiles."""
     if any(getattr(knobs.runtime, name, None) for name in _HOOKS):
         return None
     compilation = knobs.compilation

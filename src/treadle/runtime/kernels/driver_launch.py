@@ -1,4 +1,4 @@
-"""Compiled Triton kernels that follow each other, launched by one call of C.
+"""Consecutive compiled Triton kernels, launched by one call of a C function.
 
 ::
 
@@ -82,16 +82,16 @@ Pointers = ctypes.Array[Any]
 @final
 @dataclass(frozen=True, slots=True)
 class KernelParameter:
-    """Of a compiled kernel: so many bytes, of the ``argument`` of this number; ``None``: scratch
-    that it does not use."""
+    """A parameter of a compiled kernel: its size in bytes, and the number of its ``argument``;
+    ``None`` for scratch that the kernel does not use."""
 
     argument: int | None
     nbytes: int
 
 
 def parameters_of(signature: Sequence[object]) -> tuple[KernelParameter, ...] | None:
-    """What a kernel takes whose arguments have these types, in Triton's words: constants are part
-    of its code. ``None``: others than pointers and integers with a sign."""
+    """The parameters of a kernel whose arguments have these types, by Triton's names; constants are
+    part of its code. ``None`` if any is neither a pointer nor a signed integer."""
     kept = [(at, str(kind)) for at, kind in enumerate(signature) if kind != "constexpr"]
     widths = [_WORD if kind.startswith("*") else _WIDTHS.get(kind, 0) for _, kind in kept]
     if not all(widths):
@@ -109,11 +109,11 @@ METADATA = (
     "shared",
     "num_warps",
 )
-"""What Triton says of a kernel and a launch depends on."""
+"""Triton's metadata of a kernel that a launch depends on."""
 
 
 def metadata_of(kernel: Any) -> dict[str, Any]:
-    """Of a ``kernel`` of Triton's."""
+    """That metadata of a ``kernel`` of Triton's."""
     return {name: getattr(kernel.metadata, name) for name in METADATA}
 
 
@@ -135,7 +135,8 @@ class DriverLibrary:
 
     @staticmethod
     def of(library: Any) -> "DriverLibrary | None":
-        """``None`` for a driver before CUDA 12.4, which does not tell what a kernel takes."""
+        """``None`` for a driver before CUDA 12.4, which does not report the parameters of a
+        kernel."""
         try:
             launch, info = library["cuLaunchKernel"], library["cuFuncGetParamInfo"]
         except AttributeError:
@@ -146,7 +147,7 @@ class DriverLibrary:
         return DriverLibrary(address, info)
 
     def widths(self, function: int, most: int) -> list[int]:
-        """Bytes of the parameters of a kernel, ``most`` of them at most."""
+        """The sizes in bytes of a kernel's parameters, ``most`` of them at most."""
         offset, nbytes = ctypes.c_size_t(), ctypes.c_size_t()
         places = ctypes.byref(offset), ctypes.byref(nbytes)
         asked = (self.param_info(function, at, *places) for at in range(most))
@@ -157,7 +158,7 @@ class DriverLibrary:
 @dataclass(frozen=True, slots=True)
 class DriverKernel:
     """A kernel on a device that cuLaunchKernel launches: the driver's handle of its ``function``,
-    and what it takes. ``shared``: bytes."""
+    and its parameters. ``shared``: bytes."""
 
     function: int
     parameters: tuple[KernelParameter, ...]
@@ -168,7 +169,7 @@ class DriverKernel:
     def of(
         library: DriverLibrary, function: int, signature: Sequence[object], warps: int, shared: int
     ) -> "DriverKernel | None":
-        """``None`` if the driver says that it takes something else than its ``signature``."""
+        """``None`` if the parameters that the driver reports differ from the ``signature``."""
         parameters = parameters_of(signature)
         if parameters is None:
             return None
@@ -206,14 +207,14 @@ class _Row(ctypes.Structure):
 @final
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """What a kernel is launched with: the array that holds its pointers at each launch, and then
+    """The arguments of a kernel: the array that holds its pointers at each launch, followed by
     numbers."""
 
     pointers: Pointers
     numbers: tuple[int, ...]
 
     def packed(self, parameters: Sequence[KernelParameter]) -> tuple[Pointers, Pointers]:
-        """Where each of ``parameters`` is, and what holds the numbers."""
+        """The address of each of ``parameters``, and the array that holds the numbers."""
         slots = (ctypes.c_int64 * max(1, len(self.numbers)))(*self.numbers)
         first, count = ctypes.addressof(self.pointers), len(self.pointers)
         places: list[int] = []
@@ -230,7 +231,8 @@ class KernelArguments:
 
 @final
 class KernelRow:
-    """One kernel of a launch. Others launch it first, and then C if it ``holds`` it."""
+    """One kernel of a launch. Triton launches it first; once the row holds the kernel (``holds``),
+    C does."""
 
     __slots__ = ("_addresses", "_arguments", "_expected", "_kernel", "_packed", "row")
 
@@ -243,22 +245,22 @@ class KernelRow:
         self._expected: Pointers | None = None
 
     def launches_nothing(self) -> None:
-        """From now on: its grid is empty."""
+        """Launch nothing from now on, since the grid is empty."""
         self.row.state = _NOTHING
 
     def reads(self, arguments: KernelArguments, addresses: Pointers, *, exact: bool) -> None:
-        """Once: its kernels get ``arguments``. Each is right for exactly the ``addresses`` of its
-        first launch, or for all that are aligned where those were."""
+        """Called once: its kernels get ``arguments``. A kernel is valid for exactly the
+        ``addresses`` of its first launch, or for all addresses that are aligned like those."""
         self._arguments, self._addresses = arguments, addresses
         self.row.addresses, self.row.count = ctypes.addressof(addresses), len(addresses)
         self.row.exact = exact
 
     def waits(self) -> None:
-        """Until it is told again what it holds: its arguments change."""
+        """Hold no kernel until ``holds`` is called again, because the arguments change."""
         self.row.state = _BY_TRITON
 
     def holds(self, kernel: DriverKernel, programs: int) -> None:
-        """From now on it launches ``kernel``."""
+        """Launch ``kernel`` from now on."""
         if self._addresses is None or self._arguments is None:
             return
         if kernel is not self._kernel:
@@ -274,8 +276,8 @@ class KernelRow:
 
 
 class DriverLaunch(ABC):
-    """A launch of one or more kernels. ``rows``: of each, in order; ``fills_tables``: whether a
-    recording of it needs tables of its own."""
+    """A launch of one or more kernels. ``rows``: one for each, in order; ``fills_tables``: whether
+    a recording needs tables of its own."""
 
     __slots__ = ()
     rows: tuple[KernelRow, ...]
@@ -290,11 +292,11 @@ class DriverLaunch(ABC):
 
     @abstractmethod
     def by_triton(self, at: int) -> None:
-        """Launch the kernel of one row, which may hold it from then on."""
+        """Launch the kernel of one row by Triton; the row may hold it from then on."""
 
     @abstractmethod
     def is_recorded(self) -> bool:
-        """Whether what is launched now is recorded and not done."""
+        """Whether launches are recorded now instead of run."""
 
 
 @final
@@ -337,7 +339,7 @@ def _current_stream() -> int:
 
 
 def is_watched() -> bool:
-    """Whether somebody is to hear of each launch of Triton's."""
+    """Whether hooks observe each launch of Triton's."""
     hooks: tuple[Any, ...] = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return any(hook.calls if isinstance(hook, knobs.HookChain) else hook for hook in hooks)
 
@@ -345,17 +347,17 @@ def is_watched() -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class KernelRunner:
-    """Makes one action of launches that follow each other."""
+    """Makes one action of consecutive launches."""
 
     run: Callable[[int, int, int, int], int]
     library: DriverLibrary
 
     def takes(self, action: object) -> bool:
-        """Whether it knows how to run this one."""
+        """Whether it can run this launch."""
         return isinstance(action, DriverLaunch) and bool(action.rows)
 
     def launch(self, kernel: DriverKernel, programs: int, arguments: KernelArguments) -> bool:
-        """One kernel now; whether the driver took it."""
+        """Launch one kernel now; whether the driver accepted it."""
         row = KernelRow()
         row.reads(arguments, arguments.pointers, exact=True)
         row.holds(kernel, programs)
@@ -369,8 +371,8 @@ class KernelRunner:
 
 
 def kernel_runner(directory: str, library: DriverLibrary | None) -> KernelRunner | None:
-    """Compiled once for a cache; ``None`` without a C compiler or the driver's ``library``. Calls
-    drop the interpreter lock: the driver waits where too much is launched."""
+    """Compiled once per cache; ``None`` without a C compiler or the driver's ``library``. Calls
+    release the interpreter lock, because the driver blocks when too many launches are queued."""
     found: Mapping[str, Any] = {}
     if library is not None:
         found = load_c(_SOURCE, ("launch_kernels",), directory, keeps_lock=False)
@@ -384,7 +386,7 @@ def kernel_runner(directory: str, library: DriverLibrary | None) -> KernelRunner
 
 @functools.cache
 def cuda_library() -> DriverLibrary | None:
-    """The driver of this machine, which is there where a kernel can be launched."""
+    """The driver of this machine; it exists wherever a kernel can be launched."""
     try:
         return DriverLibrary.of(ctypes.CDLL("libcuda.so.1"))
     except OSError:

@@ -29,7 +29,7 @@ void run_launches(const word *table, long long count) {
 
 
 class JoinedLaunchError(Exception):
-    """An ``error`` of the launch that is number ``at`` of those that run as one."""
+    """An ``error`` of launch number ``at`` among those that run as one."""
 
     def __init__(self, at: int, error: Exception) -> None:
         super().__init__(str(error))
@@ -40,7 +40,7 @@ class LaunchJoiner(Protocol):
     """Makes one action of launches of one kind."""
 
     def takes(self, action: object) -> bool:
-        """Whether it knows how to run this one."""
+        """Whether it can run this launch."""
         ...
 
     def together(self, launches: Sequence[Any]) -> Callable[[], None]:
@@ -66,7 +66,7 @@ class NativeLaunch:
 
     @property
     def row(self) -> tuple[int, int, int, int]:
-        """Of a table."""
+        """The row of this launch in a table."""
         held: Any = self.function
         function = ctypes.cast(held, ctypes.c_void_p).value
         assert function is not None
@@ -83,7 +83,7 @@ class LaunchTable(functools.partial[None]):
 
     @staticmethod
     def of(run: Callable[[int, int], None], launches: tuple[NativeLaunch, ...]) -> "LaunchTable":
-        """Of launches in this order."""
+        """The table of these launches, in this order."""
         rows = [word for launch in launches for word in launch.row]
         words = (ctypes.c_uint64 * len(rows))(*rows)
         table = LaunchTable(run, ctypes.addressof(words), len(launches))
@@ -99,7 +99,7 @@ class LaunchRunner:
     run: Callable[[int, int], None]
 
     def takes(self, action: object) -> bool:
-        """Those in C++."""
+        """Whether the launch is one in C++."""
         return isinstance(action, NativeLaunch)
 
     def together(self, launches: Sequence[NativeLaunch]) -> LaunchTable:
@@ -109,8 +109,8 @@ class LaunchRunner:
 
 @functools.cache
 def launch_runner(directory: str) -> LaunchRunner | None:
-    """Compiled once for a cache; ``None`` where there is no C compiler. Calls drop the interpreter
-    lock, as those of single launches do."""
+    """Compiled once per cache; ``None`` without a C compiler. Calls release the interpreter lock,
+    as single launches do."""
     found = load_c(_SOURCE, ("run_launches",), directory, keeps_lock=False)
     if not found:
         return None

@@ -15,9 +15,9 @@ from treadle.runtime.store.cache import Cache
 
 
 class DeviceFunction(Protocol):
-    """Of the storages of the buffers of each instance (1-D, stride 1) and its sizes, one launch:
-    each call of it runs the function on what the lists hold at the time. ``pointers``: where their
-    addresses stand then, where a ``joiner`` of the language wants them."""
+    """Makes a launch from the storages of the buffers of each instance (1-D, stride 1) and its
+    sizes. Each call of the launch runs the function on what the lists hold at the time.
+    ``pointers``: the array with their addresses, if a ``joiner`` of the language needs it."""
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class Functions:
     joiners: tuple[LaunchJoiner, ...] = ()
 
     def joined(self, other: "Functions") -> "Functions":
-        """Those of both, which share their tables."""
+        """The functions of both, which share their tables."""
         setter = self.set_threads or other.set_threads
         native, device = {**self.native, **other.native}, {**self.device, **other.device}
         return Functions(native, device, setter, self.tables, (*self.joiners, *other.joiners))
@@ -58,14 +58,14 @@ class Loader(Protocol):
         ...
 
     def ahead(self, operations: int) -> AbstractContextManager[None]:
-        """The time between now and ``load`` of what a graph of so many operations becomes."""
+        """A context from now to ``load``, for a graph of so many operations."""
         ...
 
     def load(
         self, sources: Sequence[Source], launches: Sequence[Launch], tables: Tables
     ) -> Functions:
-        """Every function of ``sources``, ready for ``launches``; ``tables``: where those of the
-        functions come from."""
+        """Every function of ``sources``, ready for ``launches``; ``tables``: makes the tables of
+        the functions."""
         ...
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
@@ -74,4 +74,4 @@ class Loader(Protocol):
 
 
 MakeLoader = Callable[[Cache], Loader | None]
-"""Of a cache; ``None`` where this machine cannot load the language."""
+"""Makes the loader for a cache; ``None`` if this machine cannot load the language."""

@@ -53,7 +53,8 @@ def _backward(
     autocast: torch.dtype | None,
     needs_x: bool,
 ) -> list[Tensor]:
-    """What comes after a sequence's end has no part in any sum, whatever is there."""
+    """Gradients of packed sequences. Values after a sequence's end enter no sum, whatever they
+    are."""
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
     lengths = lengths.to(x.device)
     inside = _inside(x, lengths)[..., None]
@@ -73,12 +74,12 @@ def _backward(
 
 
 def _inside(x: Tensor, lengths: Tensor) -> Tensor:
-    """[T, B]: whether a step belongs to its sequence."""
+    """A mask [T, B]: whether a time step belongs to its sequence."""
     return torch.arange(len(x), device=x.device)[:, None] < lengths.to(x.device)
 
 
 def _in_time(x: Tensor, lengths: Tensor, reverse: bool) -> Tensor:
-    """Each sequence from its own end to its beginning, if asked for."""
+    """The values in time order; with each sequence reversed, if asked for."""
     if not reverse:
         return x
     time = torch.arange(len(x), device=x.device)[:, None]
@@ -109,4 +110,5 @@ LENGTHS = {
     f"treadle.{name}.default": [*inspect.signature(kernel).parameters].index("lengths")
     for name, kernel in _KERNELS.items()
 }
-"""Where an operation has its lengths: right after a tensor whose time none may exceed."""
+"""The position of the lengths in each operation's arguments: right after a tensor whose number of
+time steps none may exceed."""

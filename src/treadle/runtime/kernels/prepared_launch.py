@@ -1,7 +1,7 @@
 """A device function with its grid, ready to be launched.
 
-The code of a class of arguments is looked for where it is cheapest: what this process has launched,
-what the cache has (``device_code.py``), Triton.
+The code for a class of arguments is looked up in the cheapest place first: what this process has
+launched, then the cache (``device_code.py``), then Triton.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Jit(Protocol):
 
 
 class LaunchStage(TypedDict):
-    """One device function of an entry, and how it is launched: so many ``programs``, by its
+    """One device function of an entry, and the number of its ``programs``, as a function of its
     sizes."""
 
     jit: Jit
@@ -43,7 +43,7 @@ class LaunchStage(TypedDict):
 
 
 def options_of(stage: LaunchStage) -> dict[str, int | bool]:
-    """What Triton is told beside arguments."""
+    """The options for Triton, apart from arguments."""
     # The printer writes where a product and a sum round once: ``codegen.contraction``.
     options: dict[str, int | bool] = {"num_warps": stage["warps"], "enable_fp_fusion": False}
     if stage["pipeline"]:
@@ -60,7 +60,7 @@ def class_of(
 
 
 def _size_class(size: int) -> tuple[bool, bool, bool]:
-    """For which numbers Triton makes the same code."""
+    """The class of numbers for which Triton generates the same code."""
     return size % ALIGNED == 0, size == 1, size >= 2**31
 
 
@@ -86,7 +86,7 @@ class FunctionCode:
     known: dict[Class, _Kernel] = field(default_factory=dict[Class, _Kernel])
 
     def find(self, key: Class) -> _Kernel | None:
-        """What this process has launched, or else what the cache has."""
+        """The kernel that this process has launched, or else that in the cache."""
         known = self.known.get(key)
         if known is not None or self.runner is None or self.store is None:
             return known
@@ -94,7 +94,8 @@ class FunctionCode:
         return None if stored is None else self.known.setdefault(key, _Kernel(None, stored))
 
     def launched(self, key: Class, kernel: Any) -> _Kernel:
-        """Triton has launched ``kernel``, which it compiled if its own cache did not have it."""
+        """Note that Triton has launched ``kernel``, and compiled it if its own cache did not have
+        it."""
         driver = None
         if self.runner is not None:
             driver = DriverKernel.of_triton(self.runner.library, kernel)
@@ -105,7 +106,7 @@ class FunctionCode:
 
 
 def part_of(home: str, key: Class) -> str:
-    """What an entry of the cache is for."""
+    """The part of a cache key that names the function and its class."""
     return f"{home} {key!r}"
 
 
@@ -118,8 +119,8 @@ def _code_of(kernel: Any) -> DeviceCode | None:
 @dataclass(slots=True)
 class PreparedLaunch:
     """A device function with its grid and the sizes that it is told. After the first launch of a
-    class, Triton's dispatch (which inspects every argument) is passed by. ``kind``: what
-    the class depends on beside the arguments; ``row``: what is told which kernel it was."""
+    class, Triton's dispatch (which inspects every argument) is bypassed. ``kind``: what the class
+    depends on beside the arguments; ``row``: the table row that then holds the kernel."""
 
     stage: LaunchStage
     programs: int
@@ -159,7 +160,8 @@ class PreparedLaunch:
             self.row.holds(kernel.driver, self.programs)
 
     def _by_driver(self, kernel: _Kernel, addresses: Sequence[int]) -> bool:
-        """Whether that was possible. Whoever watches Triton's launches is to hear of it."""
+        """Whether the driver launched it. Hooks on Triton's launches must still observe the
+        launch."""
         runner = self.code.runner
         if kernel.driver is None or runner is None or is_watched():
             return False
@@ -169,7 +171,8 @@ class PreparedLaunch:
     def _by_triton(
         self, key: Class, tensors: Sequence[Tensor], extra: Mapping[str, int]
     ) -> _Kernel | None:
-        """Nothing from the interpreter, which compiles nothing."""
+        """The kernel that Triton launched; ``None`` from Triton's interpreter, which compiles
+        nothing."""
         call = self.stage["jit"][(self.programs,)]
         kernel = call(*tensors, *self.sizes, **extra, **options_of(self.stage))
         return None if kernel is None else self.code.launched(key, kernel)

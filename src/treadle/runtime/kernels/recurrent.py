@@ -1,4 +1,5 @@
-"""Kernels of recurrent layers: PyTorch's own where there are some, and a backward through time.
+"""Kernels of recurrent layers: PyTorch's own where there are some, and a backward through time
+where they have none.
 
 ::
 
@@ -66,7 +67,8 @@ def _backward(
     autocast: torch.dtype | None,
     needs_x: bool,
 ) -> list[Tensor]:
-    """Gradients of ``x`` if asked for, ``h``, ``c`` if there is one, and the weights."""
+    """The gradients of ``x`` if asked for, of ``h``, of ``c`` if there is one, and of the
+    weights."""
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
     with torch.no_grad():
         tensors = x, y, torch.zeros_like(y) if dy is None else dy
@@ -112,7 +114,7 @@ def gradients(
 
 
 def _only(inside: Tensor | None, value: Tensor, outside: float = 0.0) -> Tensor:
-    """``value`` at steps that there are."""
+    """``value`` at time steps inside a sequence, zero elsewhere."""
     return value if inside is None else value.masked_fill(~inside, outside)
 
 
@@ -225,7 +227,7 @@ def _through_lstm(
 
 
 def _backwards(*values: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Their parts at each time, last first."""
+    """The parts of the tensors at each time step, the last first."""
     return reversed(list(zip(*(tensor.unbind(0) for tensor in values), strict=True)))
 
 

@@ -1,4 +1,5 @@
-"""cuDNN's recurrent layers: all in one call, their weights one buffer, as nn.LSTM keeps them."""
+"""cuDNN's recurrent layers: all layers in one call, with their weights in one buffer, as nn.LSTM
+keeps them."""
 
 import functools
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ def _cudnn_backward(
 
 
 class _CudnnCall:
-    """What cuDNN is told of a call beside its tensors."""
+    """The arguments of a cuDNN call apart from its tensors."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class _CudnnCall:
         return _layouts[key]
 
     def _flattened(self, weights: list[Tensor]) -> Tensor:
-        """A buffer of which ``weights`` are views from now on."""
+        """A new buffer; ``weights`` become views of it."""
         sizes = self.hidden, self.project, self.layers
         return aten._cudnn_rnn_flatten_weight.default(
             weights, self.per_layer, self.width, self.mode, *sizes, False, self.bidirectional
@@ -152,7 +153,7 @@ _layouts: dict[tuple[object, ...], tuple[tuple[int, ...], int]] = {}
 
 
 def _of_size(kept: Tensor, size: int) -> Tensor:
-    """``kept`` with bytes at its end up to ``size``, which the plan counts on."""
+    """``kept``, padded to ``size`` bytes, which the plan assumes."""
     if kept.numel() == size:
         return kept
     if kept.numel() > size:
@@ -176,7 +177,7 @@ def cudnn_reserve(
     cell: str,
 ) -> int:
     """Bytes that cuDNN keeps for the backward of layers whose x, h and weights have these shapes:
-    nothing but the library says, so it runs once; where there is none, about as many."""
+    only the library knows, so it runs once; without the library, an estimate."""
     time, rows = shapes[0][:2]
     if not torch.cuda.is_available():
         outputs = sum(shape[0] for shape in shapes[2:] if len(shape) == 2)

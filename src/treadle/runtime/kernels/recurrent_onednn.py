@@ -42,7 +42,8 @@ def onednn_forward(
 
 
 def _four(weights: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Without biases their places are taken by weights, which are not read."""
+    """The four weights of a layer. Without biases, weights that nobody reads take the places of the
+    biases."""
     return weights if len(weights) == 4 else (*weights, *weights)
 
 

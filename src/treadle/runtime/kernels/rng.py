@@ -20,11 +20,11 @@ from treadle.util.errors import RuntimeFailure
 LIBRARY = rng_operators.DRAWS
 """Operators of ours that an artifact may call as it calls PyTorch's; importing registers them."""
 OPERATOR = "treadle.bernoulli.out"
-"""What an artifact calls it: ``(x, p, *, out)``, as ``aten.bernoulli.p``."""
+"""Its name in an artifact: ``(x, p, *, out)``, as ``aten.bernoulli.p``."""
 FUNCTION = "treadle_bernoulli"
 _WORDS = 624
 STATE_BYTES = 5056
-"""Of PyTorch's generator, which is read into a tensor for each call."""
+"""Size of the state of PyTorch's generator, which is read into a tensor for each call."""
 _HEAD = struct.Struct("<Qiiq")  # seed, words left and one more, whether seeded, next word
 _ONE = {
     torch.bool: 1,
@@ -36,7 +36,7 @@ _ONE = {
 
 
 def can_draw(dtype: torch.dtype) -> bool:
-    """Whether there is code for results of ``dtype`` that gives what this PyTorch would."""
+    """Whether generated code draws results of ``dtype`` exactly as this PyTorch does."""
     return dtype in _ONE and is_known()
 
 

@@ -27,12 +27,12 @@ _WORKER = str(Path(__file__).with_name("triton_worker.py"))
 _FUNCTIONS_PER_WORKER = 4
 """A worker starts in the time that two functions take: with four, most of its time is compiling."""
 _OPERATIONS_PER_WORKER = 400
-"""Of a graph, which become about four functions: the 5,000 of GPT-2 with 12 layers become 59
-(``benchmarks/device_code.py``)."""
+"""Operations of a graph that become about four functions: the 5,000 of GPT-2 with 12 layers become
+59 (``benchmarks/device_code.py``)."""
 _waiting: ContextVar[tuple["subprocess.Popen[str]", ...]] = ContextVar("waiting", default=())
 """Workers that were started for the compile that runs, and have no job yet."""
 Target = tuple[str, int, int]
-"""A backend of Triton's, the architecture, and the threads of a warp."""
+"""A target: Triton's backend, the architecture, and the threads of a warp."""
 
 
 @final
@@ -50,14 +50,14 @@ class CompileJob:
 
     @property
     def line(self) -> str:
-        """As the worker reads it."""
+        """The job as a line that the worker reads."""
         return json.dumps(asdict(self))
 
 
 @contextmanager
 def workers_ahead(operations: int) -> Iterator[None]:
-    """While the block runs, workers for the functions of a graph of so many ``operations`` are
-    there, or on their way."""
+    """While the block runs, workers for the functions of a graph of so many ``operations`` run or
+    are starting."""
     count = _count(operations // _OPERATIONS_PER_WORKER)
     with _workers(count) as workers:
         before = _waiting.set(tuple(workers))
@@ -70,9 +70,9 @@ def workers_ahead(operations: int) -> Iterator[None]:
 def compile_ahead(
     jobs: Sequence[CompileJob], target: Target
 ) -> list[tuple[CompileJob, DeviceCode | None]]:
-    """Those of ``jobs`` that were compiled, with their code or ``None`` where Triton has to launch
-    it. Jobs that take long come first in the list. So few that one worker would do are left to
-    their launches, which take no longer."""
+    """The compiled ``jobs``, with their code, or ``None`` if Triton has to launch it. Jobs that
+    take long come first in the list. If one worker would do for all, they are left to their
+    launches, which take no longer."""
     count = _count(len(jobs) // _FUNCTIONS_PER_WORKER)
     if not count:
         return []
@@ -103,7 +103,7 @@ def compile_ahead(
 
 
 def _compiled(job: CompileJob, reply: str) -> list[tuple[CompileJob, DeviceCode | None]]:
-    """What a worker made of a ``job``: nothing if it failed or ended."""
+    """The worker's result for a ``job``: nothing if it failed or ended."""
     made: dict[str, Any] = json.loads(reply) if reply else {}
     if not made:
         return []
@@ -112,8 +112,8 @@ def _compiled(job: CompileJob, reply: str) -> list[tuple[CompileJob, DeviceCode 
 
 
 def _count(worth: int) -> int:
-    """How many workers to start where so many are worth it: none instead of one, and none in a
-    program that is no Python."""
+    """How many workers to start if so many are worthwhile: none instead of one, and none if the
+    program is not a Python interpreter."""
     is_python = sys.executable and not getattr(sys, "frozen", False)
     count = min(worth, len(os.sched_getaffinity(0)))
     return count if is_python and count > 1 else 0
@@ -121,7 +121,7 @@ def _count(worth: int) -> int:
 
 @contextmanager
 def _workers(count: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that end with this one, and when the block does."""
+    """Worker processes, which end with the block and with this process."""
     paths = os.pathsep.join(path for path in sys.path if path)
     started: list[subprocess.Popen[str]] = []
     try:
@@ -145,7 +145,7 @@ def _workers(count: int) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def _send(worker: subprocess.Popen[str], line: str) -> bool:
-    """Whether it is there to read it."""
+    """Send a line; whether the worker is alive to read it."""
     assert worker.stdin is not None
     try:
         worker.stdin.write(line + "\n")

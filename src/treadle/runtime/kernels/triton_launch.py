@@ -59,7 +59,7 @@ Sizes = Sequence[Sequence[int]]
 
 
 def launcher(cache: Cache) -> "TritonLauncher":
-    """The launcher of this process; its module files lie in the cache directory."""
+    """The launcher of this process; its module files are in the cache directory."""
     library = None if knobs.runtime.interpret else cuda_library()
     runner = kernel_runner(str(cache.directory), library)
     return TritonLauncher(cache.directory / "triton", runner)
@@ -67,8 +67,8 @@ def launcher(cache: Cache) -> "TritonLauncher":
 
 @dataclass(frozen=True, slots=True)
 class TritonLauncher:
-    """Loads Triton modules; a ``Loader`` of ``runtime/kernels/loader.py``. ``runner``: what
-    launches kernels without Triton."""
+    """Loads Triton modules; a ``Loader`` of ``runtime/kernels/loader.py``. ``runner`` launches
+    kernels without Triton."""
 
     folder: Path
     runner: KernelRunner | None = None
@@ -79,7 +79,7 @@ class TritonLauncher:
         return f"triton {triton.__version__}"
 
     def ahead(self, operations: int) -> AbstractContextManager[None]:
-        """Workers start, where device code is compiled."""
+        """Start the workers, if device code is compiled here."""
         return nullcontext() if knobs.runtime.interpret else workers_ahead(operations)
 
     def load(
@@ -108,8 +108,8 @@ class TritonLauncher:
     def _compile_ahead(
         self, homes: Mapping[str, tuple[ModuleType, int]], launches: Sequence[Launch]
     ) -> None:
-        """What no process with this cache has compiled. ``homes``: of each function its module and
-        the length of its text."""
+        """Compile what no process with this cache has compiled. ``homes``: the module of each
+        function and the length of its text."""
         if knobs.runtime.interpret:
             return
         jobs = {
@@ -137,7 +137,7 @@ class TritonLauncher:
 
 
 class Entry(TypedDict):
-    """A function of a generated module. ``sizes``: the names of those that it is told. ``table``:
+    """A function of a generated module. ``sizes``: the names of the sizes that it takes. ``table``:
     whether it takes the addresses of buffers, and ``n`` of each kernel, from a table."""
 
     table: bool
@@ -148,8 +148,8 @@ class Entry(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLaunch:
-    """A function of a module: ``function(storages, sizes)`` is one launch of it. ``code``: for the
-    launches of all sizes."""
+    """A function of a module: ``function(storages, sizes)`` makes one launch of it. ``code``:
+    shared by the launches of all sizes."""
 
     entry: Entry
     tables: Tables
@@ -163,8 +163,8 @@ class DeviceLaunch:
 
 @final
 class _Bound(DriverLaunch):
-    """One launch. What does not change from call to call (grids, block tables) is worked out at the
-    first, when the storages are there."""
+    """One launch. What does not change from call to call (grids, block tables) is computed at the
+    first call, when the storages exist."""
 
     __slots__ = ("_function", "_pointers", "_prepared", "_sizes", "_storages", "rows")
 
@@ -179,18 +179,18 @@ class _Bound(DriverLaunch):
 
     @property
     def fills_tables(self) -> bool:
-        """Whether it takes its buffers from one."""
+        """Whether it takes its buffers from a table."""
         return self._function.entry["table"]
 
     def __call__(self) -> None:
         self._first_prepared()(self._storages)
 
     def by_triton(self, at: int) -> None:
-        """One of its stages."""
+        """Launch one of its stages by Triton."""
         self._first_prepared()(self._storages, at)
 
     def is_recorded(self) -> bool:
-        """What is launched on its device."""
+        """Whether launches on its device are recorded now."""
         return self._function.tables.is_recording(self._device())
 
     def _device(self) -> torch.device:
@@ -209,7 +209,7 @@ class _Bound(DriverLaunch):
 
 
 class _Mirrors:
-    """Copies of host scalars on the device, one per place that takes one."""
+    """Copies of host scalars on the device, one for each place that takes such a scalar."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -236,7 +236,7 @@ class _Mirrors:
 
 
 class _One:
-    """One instance: buffers are plain arguments. Stages run one after the other."""
+    """A launch of one instance: buffers are plain arguments. Stages run one after another."""
 
     def __init__(
         self, function: DeviceLaunch, sizes: Sizes, mirrors: _Mirrors, rows: Sequence[KernelRow]
@@ -252,7 +252,7 @@ class _One:
         ]
 
     def join(self, pointers: Pointers) -> None:
-        """From now on rows may hold its kernels, for buffers at ``pointers``."""
+        """Let rows hold its kernels from now on, for buffers at ``pointers``."""
         for row in self._rows:
             row.reads(KernelArguments(pointers, self._told), pointers, exact=False)
 
@@ -266,8 +266,9 @@ class _One:
 @final
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What a launch of many instances is told: ``flat``, of each the number of its elements, as
-    numbers of ``kind``; ``unit``: what all of them are multiples of; ``dims``, those of all."""
+    """The sizes that a launch of many instances takes. ``flat``: the number of elements of each
+    instance, as integers of ``kind``; ``unit``: a common divisor of them; ``dims``: the sizes that
+    all share."""
 
     flat: tuple[int, ...]
     dims: tuple[int, ...]
@@ -288,7 +289,7 @@ class _Sizes:
 
 
 def _home(module: ModuleType, function: str) -> str:
-    """A function by the content of its module."""
+    """The name of a function, by the content of its module."""
     return f"{module.__name__} {function}"
 
 
@@ -308,7 +309,7 @@ def _jobs(module: ModuleType, launch: Launch) -> Iterator[tuple[str, CompileJob]
 def _class_and_arguments(
     entry: Entry, sizes: Sizes, stage: int
 ) -> tuple[Class, tuple[str | int, ...]]:
-    """Of a launch on aligned tensors. Arguments as a job has them."""
+    """The class of a launch on aligned tensors, and its arguments as a job has them."""
     if not entry["table"]:
         types, told = tuple(entry["types"]), tuple(sizes[0])
         return class_of((stage,), told, (), [True] * len(types)), (*types, *told)
@@ -320,7 +321,8 @@ def _class_and_arguments(
 
 
 def _classes(sizes: Sizes) -> list[Sizes]:
-    """Sizes as they are; of those that each call says a sample, and the multiple of 16 above it."""
+    """The sizes as they are; for sizes that each call decides, a sample and the next multiple of
+    16."""
     if all(type(size) is int for each in sizes for size in each):
         return [sizes]
     samples = [[sample_of(size) for size in each] for each in sizes]
@@ -328,8 +330,8 @@ def _classes(sizes: Sizes) -> list[Sizes]:
 
 
 def _blocks(counts: Sequence[int]) -> Tensor:
-    """Of instances with so many programs each: for each program its instance, and its number in
-    it."""
+    """For instances with so many programs each: the instance of each program, and its number within
+    the instance."""
     of_each = torch.tensor(counts, dtype=torch.int64)
     instances = torch.arange(len(counts)).repeat_interleave(of_each)
     before = (of_each.cumsum(0) - of_each).repeat_interleave(of_each)
@@ -338,8 +340,8 @@ def _blocks(counts: Sequence[int]) -> Tensor:
 
 
 class _Many:
-    """Many instances: a table of addresses, of each the number of its elements, and for each
-    program its instance. Sizes that the call says are those of all.
+    """A launch of many instances: a table of addresses, the number of elements of each instance,
+    and the instance of each program. Sizes that the call decides are common to all.
 
     ::
 
@@ -368,7 +370,7 @@ class _Many:
         self._spare: list[Tensor] = []  # for a recording
 
     def join(self, pointers: Pointers) -> None:
-        """From now on a row may hold its kernel, for buffers at ``pointers``."""
+        """Let a row hold its kernel from now on, for buffers at ``pointers``."""
         for row in self._rows:
             row.reads(KernelArguments(self._given, self._dims), pointers, exact=True)
 

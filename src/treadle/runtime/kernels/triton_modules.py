@@ -26,7 +26,8 @@ def module_of(folder: Path, text: str) -> ModuleType:
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
-    """Atomically, since other processes may write the same file; elsewhere if we may not."""
+    """Write atomically, since other processes may write the same file; to another folder if this
+    one is not writable."""
     path = folder / name
     if path.exists() and path.read_text() == text:
         return path

@@ -1,9 +1,9 @@
 """Compiles functions of generated modules into Triton's cache, in a process of its own.
 
 It is run as a file and imports neither treadle nor PyTorch, so it is there in a fraction of a
-second. The first line of its input is the target, and the names of
-what is asked of each kernel; each further line is a job as
-``triton_ahead.py`` writes it, and gets a line in reply: what was compiled, or nothing.
+second. The first line of its input has the target and the names of the facts to return of each
+kernel. Each further line is a job as ``triton_ahead.py`` writes it, and gets a line in reply: what
+was compiled, or nothing.
 """
 
 import base64
@@ -27,7 +27,7 @@ from triton.runtime.jit import MockTensor
 @final
 @dataclass(frozen=True, slots=True)
 class _Driver:
-    """All that Triton asks a driver while it compiles; no GPU is touched."""
+    """Everything that Triton asks a driver while it compiles; no GPU is used."""
 
     target: GPUTarget
 
@@ -44,7 +44,7 @@ class _Driver:
 @final
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """A type of elements by its name, which is how Triton knows those of PyTorch."""
+    """An element type by its name, by which Triton recognizes PyTorch's dtypes."""
 
     name: str
 
@@ -63,7 +63,8 @@ def _module(name: str, path: str) -> ModuleType:
 
 
 def _compile(job: Mapping[str, Any], metadata: Sequence[str] = ()) -> dict[str, object]:
-    """By the call of the launch itself, with tensors at address 0, which is a multiple of 16."""
+    """Compile by the same call as the launch, with tensors at address 0, which is a multiple of
+    16."""
     stage = _module(job["module"], job["path"]).FUNCTIONS[job["function"]]["stages"][job["stage"]]
     arguments = [
         MockTensor(_Type(argument)) if isinstance(argument, str) else argument
@@ -82,8 +83,8 @@ def _compile(job: Mapping[str, Any], metadata: Sequence[str] = ()) -> dict[str, 
 
 @functools.cache
 def _compiles_launchers() -> bool:
-    """Whether Triton has C code for each signature that it launches, as 3.6 does (3.9 has one
-    function for all), and the driver's library is there to link it with."""
+    """Whether Triton compiles C code for each signature that it launches, as 3.6 does (3.9 has one
+    function for all), and the driver's library exists to link it with."""
     return hasattr(nvidia, "make_launcher") and find_library("cuda") is not None
 
 

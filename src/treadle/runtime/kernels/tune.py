@@ -16,7 +16,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Runs artifacts to compare them, and remembers what was found. ``machine``: a digest of all
+    """Runs artifacts to compare them, and caches the answers. ``machine``: a digest of everything
     that times depend on."""
 
     build: Build
@@ -24,7 +24,8 @@ class Trials:
     machine: str
 
     def seconds(self, artifact: Artifact, inputs: Sequence[Tensor]) -> float:
-        """The fastest of a few calls, after one that is not counted; each is waited for."""
+        """Seconds of the fastest of a few calls, after one that is not counted; the host waits for
+        each."""
         executable = Executable(artifact, self.build)
         wait, device = executable.target.driver.synchronize, executable.device
         executable.run(inputs)
@@ -38,7 +39,7 @@ class Trials:
         return min(seconds_)
 
     def remembered(self, question: str, answer: Callable[[], int]) -> int:
-        """The number that ``answer`` gave on such a machine before, or gives now."""
+        """The number that ``answer`` gave earlier on such a machine, or gives now."""
         key = content_key("trial", question, self.machine)
         known = self.cache.get(key)
         if known is not None:

@@ -32,7 +32,7 @@ from treadle.runtime.ranks.peers import Peers, peers_of
 @final
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A collective in flight; ``peers``: with whom, where the host itself waits for them."""
+    """A collective in flight; ``peers``: the other ranks, if the host itself waits for them."""
 
     work: "distributed.Work"
     awaited: Awaited
@@ -53,7 +53,7 @@ class _Started:
         return True
 
     def wait(self) -> None:
-        """Until it is over; ``GroupFailure`` if a rank is gone."""
+        """Wait until it is over; ``GroupFailure`` if a rank is gone."""
         if self.peers is None:
             self.work.wait()
         else:
@@ -69,7 +69,7 @@ def _note(
     kind: str,
     group: "distributed.ProcessGroup",
 ) -> None:
-    """A collective is in flight, if this rank is in the group."""
+    """Note a collective in flight, if this rank is in the group."""
     if work is not None and not out.numel():
         work.wait()  # there is no address to find it by
     elif work is not None:
@@ -77,12 +77,12 @@ def _note(
 
 
 def _flat(x: Tensor) -> Tensor:
-    """The elements in the order of memory: sums do not care for shapes."""
+    """The elements in memory order: a sum does not depend on shapes."""
     return x.as_strided((x.numel(),), (1,)) if x.numel() else x.reshape(0)
 
 
 def _put(x: Tensor, out: Tensor) -> Tensor:
-    """``x`` in the memory of ``out``, flat."""
+    """Copy ``x`` into the memory of ``out``, in memory order."""
     if out.data_ptr() != x.data_ptr():
         out.copy_(x)
     return _flat(out)

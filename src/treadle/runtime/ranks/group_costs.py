@@ -33,13 +33,14 @@ from treadle.util.errors import RuntimeFailure
 SIZES = tuple(4096 << (2 * step) for step in range(8))
 """4 KiB to 64 MiB, each four times the one before: bytes of the larger side on a rank."""
 _SECONDS = 0.15
-"""For each kind: what would take longer is not measured, and larger sizes take as their bytes."""
+"""Seconds for each kind: sizes that would take longer are not measured, and their times are
+proportional to their bytes."""
 _SIDE = 512
 """Rows and columns of the products beside which a collective is measured."""
 _BESIDE = 1 << 22
 """Bytes of that collective."""
 _ENOUGH = 0.015
-"""Seconds to call one size again and again, three times at least and 25 at most."""
+"""Seconds for repeated calls of one size: at least three calls, at most 25."""
 _REDUCE, _GATHER, _SCATTER = "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"
 _IMAGINED = "fake"
 """The backend whose ranks are not there."""
@@ -48,7 +49,8 @@ _IMAGINED = "fake"
 _KNOWN: WeakKeyDictionary[distributed.ProcessGroup, dict[torch.device, GroupMeasurement | None]] = (
     WeakKeyDictionary()
 )
-"""What was said of the groups of this process. A rank that asked again might be the only one."""
+"""The answers for the groups of this process. They are kept because a rank that asked again might
+be the only one that asks."""
 
 
 def measured_group(
@@ -56,11 +58,12 @@ def measured_group(
 ) -> GroupMeasurement | None:
     """The times of the group's collectives on tensors of ``device``.
 
-    The first call in a process is a collective call of all the group's ranks; later ones give the
-    same and tell nobody. ``None`` on all ranks if one of them says not to ``measure``, for a group
-    of one rank or of ranks that are not there, and where there is no memory for it.
+    The first call in a process is a collective call of all the group's ranks; later ones return the
+    same without communication. ``None`` on all ranks if one of them has ``measure=False``, for a
+    group of one rank or of fake ranks, and if there is no memory for it.
 
-    ``RuntimeFailure`` TR-551 if what rank 0 says is not a measurement: another version of treadle.
+    ``RuntimeFailure`` TR-551 if rank 0 sends no measurement, because it runs another version of
+    treadle.
     """
     known = _KNOWN.setdefault(group, {})
     if device not in known:
@@ -71,7 +74,8 @@ def measured_group(
 
 
 def _agreed(meeting: "_Meeting", cache: Cache, measure: bool) -> GroupMeasurement | None:
-    """From the cache of the first rank, or by measuring; in the caches of all after."""
+    """The times from the cache of the first rank, or measured; afterwards all ranks have them
+    cached."""
     if not meeting.all(measure):
         return None
     facts = meeting.facts()
@@ -156,7 +160,7 @@ class _Meeting:
         return _GroupFacts(key, len(set(hosts)))
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """Of one call on this rank, begun together."""
+        """Seconds of one call on this rank, which all ranks begin together."""
         self.all(True)  # a barrier that asks for no device
         self._synchronize()
         begin = time.perf_counter()
@@ -183,7 +187,8 @@ def _measured(meeting: _Meeting, facts: _GroupFacts) -> GroupMeasurement | None:
 
 
 def _hidden(meeting: _Meeting) -> float:
-    """Which share of a gather's time products beside it hide, on the rank where that is least."""
+    """The share of a gather's time that concurrent matrix products hide, on the rank where it is
+    smallest."""
     gather = _prepared(meeting, _GATHER, _BESIDE)
     if gather is None:
         return 1.0
@@ -205,7 +210,8 @@ def _hidden(meeting: _Meeting) -> float:
 
 
 def _points(meeting: _Meeting, kind: str) -> list[tuple[int, float]]:
-    """Sizes from the smallest on until their time is used up, each with its seconds."""
+    """The sizes from the smallest on, each with its seconds, until the time for measurements is
+    used up."""
     points: list[tuple[int, float]] = []
     spent = 0.0
     for nbytes in SIZES:
@@ -225,8 +231,8 @@ def _points(meeting: _Meeting, kind: str) -> list[tuple[int, float]]:
 
 
 def _prepared(meeting: _Meeting, kind: str, nbytes: int) -> Callable[..., object] | None:
-    """A call on numbers of our own; ``None`` on all ranks if one has no memory for it, which
-    another tensor of that size stands for."""
+    """A call on made-up numbers; ``None`` on all ranks if one has no memory for it. ``spare``
+    stands for the memory of the result."""
     count = max(nbytes // 4 // meeting.ranks, 1)
     size = count if kind == _GATHER else count * meeting.ranks
     try:
@@ -242,7 +248,8 @@ def _prepared(meeting: _Meeting, kind: str, nbytes: int) -> Callable[..., object
 def _call(
     kind: str, x: Tensor, meeting: _Meeting, beside: Callable[[], None] | None = None
 ) -> None:
-    """As a step does it: by the functional operator. ``beside``: what is computed meanwhile."""
+    """A collective by the functional operator, as in a step. ``beside``: work that runs at the same
+    time."""
     reduce = () if kind == _GATHER else ("sum",)
     ranks = () if kind == _REDUCE else (meeting.ranks,)
     started = collective_op(kind)(x, *reduce, *ranks, name_of_group(meeting.group))

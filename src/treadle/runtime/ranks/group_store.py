@@ -34,7 +34,8 @@ RESTART = "start all ranks again from the last checkpoint"
 @final
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A collective that was started: the how-many-th of which call, what, and when."""
+    """A collective that was started: its call, its number in the call, its kind, and when it
+    began."""
 
     call: int
     number: int
@@ -56,19 +57,19 @@ class Told:
 
     @staticmethod
     def parse(text: bytes) -> "Told":
-        """From the text under ``broken``."""
+        """Read from the text under ``broken``."""
         call, code, message, where, remedy = json.loads(text)
         fault = GroupFailure(message, code=code, where=where, remedy=remedy)
         return Told(call, fault, time.monotonic())
 
     def ends(self, call: int, began: float) -> bool:
-        """Whether a wait of ``call`` since ``began`` is over by it."""
+        """Whether it ends a wait in ``call`` that began at ``began``."""
         return self.call <= call or time.monotonic() - max(self.heard, began) > GRACE
 
 
 @final
 class GroupStore:
-    """What this rank says to those of its group, and hears of them. ``rank``: its own."""
+    """The messages of this rank to its group and from it. ``rank``: its own number."""
 
     def __init__(self, group: "distributed.ProcessGroup") -> None:
         store = store_of(group)
@@ -80,28 +81,27 @@ class GroupStore:
 
     @property
     def following(self) -> int:
-        """The next rank, of which this one has to see that it is there: so that somebody notices
-        each death."""
+        """The next rank. This rank checks that it is alive, so that each death is noticed."""
         return self.ranks[(self.ranks.index(self.rank) + 1) % len(self.ranks)]
 
     def tell_address(self) -> None:
-        """Where this rank is."""
+        """Publish the address of this rank."""
         self.keys.set(f"address/{self.rank}", listening(self._host).text())
 
     def ask(self, call: int) -> None:
-        """All ranks are to say what they run in ``call``."""
+        """Ask all ranks to say what they run in ``call``."""
         self.keys.set("asked", str(call))
 
     def asked(self) -> int | None:
-        """The last call of which a rank asks that."""
+        """The last call for which a rank asked that."""
         return int(self.keys.get("asked")) if self.keys.check(["asked"]) else None
 
     def tell_waiting(self, awaited: Awaited) -> None:
-        """What this rank waits for."""
+        """Publish what this rank waits for."""
         self.keys.set(f"at/{self.rank}", json.dumps([awaited.call, str(awaited)]))
 
     def tell_end(self, error: BaseException) -> None:
-        """The script of this rank ends with ``error``."""
+        """Publish that the script of this rank ends with ``error``."""
         self.keys.set(f"ended/{self.rank}", in_words(error))
 
     def waits_at(self, rank: int, awaited: Awaited) -> bool:
@@ -109,7 +109,8 @@ class GroupStore:
         return rank == self.rank or self._place_of(rank) == (awaited.call, str(awaited))
 
     def last_seen(self, rank: int, call: int) -> str:
-        """Where it is by what it said, in words; ``call``: of the one that asks."""
+        """What the rank last published about its position, in words; ``call``: that of the rank
+        that asks."""
         place = self._place_of(rank)
         if not self.keys.check([f"address/{rank}"]):
             return f"rank {rank}, which has not started a call"
@@ -118,7 +119,7 @@ class GroupStore:
         return f"rank {rank}, which waits for {place[1]}"
 
     def ended(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Those of ``ranks`` that have, in words."""
+        """Those of ``ranks`` that have ended, in words."""
         gone: dict[int, str] = {}
         for rank in ranks:
             if rank == self.rank:
@@ -140,8 +141,8 @@ class GroupStore:
 
 @final
 class GroupFault:
-    """The first fault of a group. ``raised``: as this rank has raised it, after which it goes on
-    with nothing."""
+    """The first fault of a group. ``raised``: the error that this rank has raised for it;
+    afterwards this rank runs nothing with the group."""
 
     def __init__(self, store: GroupStore) -> None:
         self.raised: GroupFailure | None = None
@@ -150,8 +151,8 @@ class GroupFault:
         self._left = False  # whether this rank has said that it knows
 
     def heard(self) -> Told | None:
-        """What the group knows. The store is asked until there is one: it may be gone when a later
-        call raises it."""
+        """The fault that the group knows of. The store is asked until there is one, and the answer
+        is kept: the store may be gone when a later call raises the fault."""
         if self._told is None and self._store.keys.check(["broken"]):
             self._told = Told.parse(self._store.keys.get("broken"))
         return self._told
@@ -163,8 +164,8 @@ class GroupFault:
 
     def declare(self, fault: GroupFailure, call: int) -> GroupFailure:
         """The first fault of the group: ``fault``, found in ``call``, unless another rank has
-        found one before. A rank that finds one has begun ``call``, or votes in it, and has done its
-        part of all calls before."""
+        declared one before. A rank that finds one has begun ``call``, or votes in it, and has done
+        its part of all earlier calls."""
         if self.raised is None:
             text = json.dumps([call, fault.code, fault.message, fault.where, fault.remedy])
             self._told = Told.parse(self._store.keys.compare_set("broken", "", text))
@@ -174,8 +175,8 @@ class GroupFault:
         return self.raised
 
     def leave(self) -> None:
-        """Say, once, that this rank knows of the fault; the one whose process holds the store is
-        there until all do."""
+        """Publish once that this rank knows of the fault. The process that holds the store waits
+        until all ranks know."""
         if not self._left:
             self._left = True
             self._store.keys.add("heard", 1)
@@ -183,7 +184,8 @@ class GroupFault:
                 self._stay()
 
     def _stay(self) -> None:
-        """The store ends with this process: until the others have heard, or a while."""
+        """Wait until the others know, or for a limited time, because the store ends with this
+        process."""
         store, end = self._store, time.monotonic() + GRACE
         while time.monotonic() < end:
             if store.keys.add("heard", 0) >= len(store.ranks) - len(store.ended(store.ranks)):
@@ -192,14 +194,15 @@ class GroupFault:
 
     @contextmanager
     def of_store(self) -> Generator[None]:
-        """An error of the store itself is that of the process that holds it."""
+        """Turn an error of the store into one of the process that holds it."""
         try:
             yield
         except RuntimeError as error:
             raise self.without_store(error) from error
 
     def without_store(self, error: RuntimeError) -> GroupFailure:
-        """TR-503: nothing can be heard of the other ranks. What was heard before explains it."""
+        """TR-503: the other ranks cannot be reached. A fault that was heard of before explains
+        it."""
         if self._told is not None:
             return self.adopted(self._told)
         self.raised = GroupFailure(

@@ -1,8 +1,9 @@
-"""Whether another process still exists, without a thread and without a message from it.
+"""A check whether another process still exists, without a thread in it and without messages from
+it.
 
-Each process that wants to be found listens on a port and never answers. The operating system
-accepts connections to it as long as the process exists, even during a long kernel, and refuses them
-from the moment it has ended, for whatever reason.
+Each process that can be checked listens on a port and never answers. The operating system accepts
+connections to it as long as the process exists, even during a long kernel, and refuses them from
+the moment it has ended, for whatever reason.
 """
 
 import enum
@@ -17,7 +18,7 @@ _BACKLOG = 128
 
 
 class Liveness(enum.StrEnum):
-    """What is known of a process."""
+    """The result of a check."""
 
     THERE = "there"
     ENDED = "ended"
@@ -38,12 +39,12 @@ class ProcessAddress:
         return f"process {self.process} on {self.host}"
 
     def text(self) -> str:
-        """For ``parse``."""
+        """The text that ``parse`` reads."""
         return f"{self.host} {self.process} {self.address} {self.port}"
 
     @staticmethod
     def parse(text: str) -> "ProcessAddress":
-        """What ``text`` gave."""
+        """The inverse of ``text``."""
         host, process, address, port = text.split()
         return ProcessAddress(host, int(process), address, int(port))
 

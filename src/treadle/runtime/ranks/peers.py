@@ -60,8 +60,8 @@ class Peers:
         atexit.register(_note_end, weakref.ref(self))
 
     def begin(self, variant: VariantText) -> None:
-        """A call of a step that communicates. TR-502 on all ranks, before any of them starts a
-        collective of it, unless all run the same."""
+        """Begin a call of a step that communicates. TR-502 on all ranks, before any of them starts
+        a collective of the step, unless all run the same step."""
         self._go_on()
         self.call += 1
         self._within = True
@@ -74,8 +74,8 @@ class Peers:
         self._agreed = variant
 
     def refused(self, variant: VariantText) -> None:
-        """This rank runs nothing in a call, and says so; it waits for nobody. TR-502 on those that
-        run a step; where none does, all go on."""
+        """Publish that this rank runs nothing in a call, and wait for nobody. TR-502 on the ranks
+        that run a step; if none does, all continue."""
         if self.fault.raised is not None:
             return
         self.call += 1
@@ -85,7 +85,7 @@ class Peers:
         self._agreed = variant
 
     def end(self) -> None:
-        """This rank has done its part of the call: an error from here on is one of the next."""
+        """End this rank's part of the call: later errors belong to the next call."""
         self._within = False
 
     def started(self, what: str) -> Awaited:
@@ -94,8 +94,8 @@ class Peers:
         return Awaited(self.call, self._number, what, time.monotonic())
 
     def wait(self, work: "distributed.Work", awaited: Awaited) -> None:
-        """Until a collective that the host waits for has ended. TR-503 if a rank has, TR-504 when
-        the time of the group is over, TR-505 if one failed, TR-502 if one runs another step."""
+        """Wait until a collective has ended, on the host. TR-503 if a rank has ended, TR-504 after
+        the timeout of the group, TR-505 if a rank failed, TR-502 if one runs another step."""
         pause = _SHORTEST
         looks = _Looks(self, awaited)
         try:
@@ -107,7 +107,8 @@ class Peers:
                 raise self.fault.declare(self._reason(error, awaited), self.call) from error
 
     def raised(self, error: BaseException) -> None:
-        """This rank leaves the call by an error of its own: the others need not wait for it."""
+        """Publish that this rank leaves the call by an error of its own, so that the others need
+        not wait for it."""
         if self.fault.raised is not None or isinstance(error, GroupFailure):
             return
         call = self.call if self._within else self.call + 1
@@ -145,7 +146,7 @@ class Peers:
             raise self.fault.declare(_death(ended, f"{awaited} cannot end"), self.call)
 
     def _vote(self, call: int, variant: VariantText) -> None:
-        """Say what this rank runs; TR-502 if not all said the same."""
+        """Publish what this rank runs; TR-502 if not all ranks run the same."""
         votes = self._give(call, variant)
         self._until(votes)
         if not votes.is_same():
@@ -188,7 +189,7 @@ class Peers:
             )
 
     def _reason(self, error: RuntimeError, awaited: Awaited) -> GroupFailure:
-        """Why a collective failed: what another rank has found out, or what is found here."""
+        """Why a collective failed: the fault that another rank has found, or the one found here."""
         if time.monotonic() - awaited.began > 0.9 * self._timeout:
             late = [rank for rank in self.store.ranks if not self.store.waits_at(rank, awaited)]
             return self._too_late(str(awaited), late, awaited.call)
@@ -222,8 +223,8 @@ class Peers:
 
 @final
 class _Looks:
-    """What a rank looks at while it waits for a collective. A store that is gone is not yet a
-    fault: the process that held it may have done its part of the last collective, and ended."""
+    """The checks of a rank while it waits for a collective. A store that is gone is not yet a
+    fault: the process that held it may have done its part of the last collective and ended."""
 
     def __init__(self, peers: Peers, awaited: Awaited) -> None:
         self._peers = peers
@@ -232,7 +233,7 @@ class _Looks:
         self._gone: tuple[float, RuntimeError] | None = None
 
     def look(self) -> None:
-        """Raise what ``Peers.wait`` does for other ranks' sake."""
+        """Raise the errors of ``Peers.wait`` that come from other ranks."""
         now = time.monotonic()
         if self._gone is None:
             try:
@@ -248,7 +249,7 @@ class _Looks:
 
 
 def _ends_within(work: "distributed.Work", seconds: float) -> bool:
-    """Whether it ends in this time. Raises its own error."""
+    """Whether the collective ends within this time. Raises the collective's own error."""
     try:
         return work.wait(timedelta(seconds=max(seconds, _MILLISECOND)))
     except RuntimeError:
@@ -265,7 +266,7 @@ def _death(ended: dict[int, str], consequence: str) -> GroupFailure:
 
 
 def _note_end(known: "weakref.ref[Peers]") -> None:
-    """At the end of the interpreter: the error that ended it."""
+    """Publish, when the interpreter exits, the error that ended the script."""
     peers = known()
     error = vars(sys).get("last_value")  # of one that nobody handled
     if peers is not None and isinstance(error, BaseException):
@@ -277,7 +278,7 @@ _KNOWN: dict[str, tuple[Callable[[], object], Peers]] = {}
 
 
 def peers_of(group: "distributed.ProcessGroup", device: torch.device) -> Peers:
-    """Those in ``group``; a group that was made anew has new ones."""
+    """The peers of ``group``; a group that was created again has new ones."""
     name = name_of_group(group)
     known = _KNOWN.get(name)
     if known is None or known[0]() is not group:

@@ -29,8 +29,9 @@ _NO_LINE = "an input or a result of the step, without a source line"
 @final
 @dataclass(frozen=True, slots=True)
 class VariantText:
-    """What all ranks must have in common of a compiled step, a line per node or collective, and
-    the user's line of each, which need not be equal. ``digest`` is that of the lines."""
+    """The part of a compiled step that all ranks must have in common: a line per node or
+    collective, and the user's line of each, which need not be equal. ``digest`` is that of the
+    lines."""
 
     lines: tuple[str, ...]
     wheres: tuple[str, ...]
@@ -42,12 +43,12 @@ class VariantText:
         object.__setattr__(self, "digest", digest)
 
     def text(self) -> str:
-        """For ``parse``."""
+        """The text that ``parse`` reads."""
         return json.dumps([self.lines, self.wheres])
 
     @staticmethod
     def parse(text: str) -> "VariantText":
-        """What ``text`` gave."""
+        """The inverse of ``text``."""
         lines, wheres = json.loads(text)
         return VariantText(tuple(lines), tuple(wheres))
 
@@ -71,8 +72,8 @@ class Votes:
         self._first = False  # of those with its digest
 
     def give(self, rank: int, variant: VariantText, previous: "tuple[int, str] | None") -> None:
-        """``previous``: call and digest of the vote before, which nobody looks at any more once
-        all have voted in this one."""
+        """Vote. ``previous``: call and digest of the previous vote, which nobody reads any more
+        once all have voted in this one."""
         size = len(self._ranks)
         self._store.set(f"{self._base}/of/{rank}", variant.digest)
         self._first = self._store.add(f"{self._base}/for/{variant.digest}", 1) == 1
@@ -84,7 +85,7 @@ class Votes:
         self._store.set(f"{self._base}/verdict", SAME if same else DIFFER)
 
     def tell(self, variant: VariantText) -> None:
-        """Give the lines of this rank's, for whoever asks what differs."""
+        """Publish the lines of this rank, for ranks that look for the difference."""
         if self._first:
             self._store.set(f"{self._base}/text/{variant.digest}", variant.text())
 
@@ -97,7 +98,7 @@ class Votes:
         return self._store.check([f"{self._base}/verdict"])
 
     def is_same(self) -> bool:
-        """What the verdict says; after it was decided."""
+        """Whether the verdict is that all are the same; valid once it is decided."""
         return self._store.get(f"{self._base}/verdict").decode() == SAME
 
     def missing(self) -> list[int]:
@@ -124,8 +125,8 @@ class Votes:
 
 
 def difference(digests: Mapping[int, str], texts: Mapping[str, VariantText]) -> GroupFailure:
-    """TR-502: what differs first between the step of most ranks (of the lowest, where no step has
-    most) and that of each other rank. ``digests`` by rank, ``texts`` by digest."""
+    """TR-502: the first difference between the step of most ranks (that of the lowest rank if no
+    step has most) and that of each other rank. ``digests`` by rank, ``texts`` by digest."""
     count = Counter(digests.values())
     usual = max(count, key=lambda digest: (count[digest], -_ranks_of(digest, digests)[0]))
     common = _ranks_of(usual, digests)

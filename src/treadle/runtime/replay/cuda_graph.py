@@ -21,9 +21,10 @@ from torch import Tensor
 from treadle.runtime.replay.replay_policy import Launches
 
 _MOST = 4096
-"""Bytes of a memset that a kernel of one block does. Of larger ones the driver makes kernels."""
+"""Bytes of a memset up to which a kernel of one block does it. The driver itself uses kernels for
+larger ones."""
 _EDGES = 12030
-"""The driver, CUDA 12.3, from which edges of graphs carry something."""
+"""The first driver version (CUDA 12.3) in which edges of graphs carry data."""
 _WORD = 4
 _THREADS = 256
 _FILL = b"""
@@ -54,12 +55,12 @@ next:
 
 
 class CudaRecorder:
-    """Records with CUDA graphs. ``clear``: gives libraries' workspaces back: before a recording,
-    whose own come beside them, and after it, so that later ones take the same.
+    """Records with CUDA graphs. ``clear``: frees the workspaces of libraries, before a recording,
+    which allocates its own in addition, and after it, so that later recordings use the same ones.
 
-    All recordings that are alive share one pool of memory. A later one may be given what an earlier
-    one has freed by its end, so they are replayed one at a time, and what was made in one is copied
-    out before the next."""
+    All live recordings share one memory pool. A later one may get memory that an earlier one has
+    freed by its end. So recordings are replayed one at a time, and results are copied out before
+    the next replay."""
 
     def __init__(self, device: torch.device, clear: Callable[[], None]) -> None:
         self._device = device
@@ -68,7 +69,7 @@ class CudaRecorder:
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float]:
-        """Seconds until everything was launched, and until it was done."""
+        """Seconds until everything was launched, and until everything was done."""
         torch.cuda.synchronize(self._device)
         start = time.perf_counter()
         run()
@@ -77,8 +78,8 @@ class CudaRecorder:
         return launched - start, time.perf_counter() - start
 
     def start(self) -> None:
-        """Make room for a recording, unless the caller records. A pool is freed with its last
-        recording, and may not be used from then on."""
+        """Prepare a memory pool for a recording, unless the caller is recording. A pool is freed
+        with its last recording and may not be used afterwards."""
         if torch.cuda.is_current_stream_capturing():
             return
         self._clear()
@@ -86,7 +87,7 @@ class CudaRecorder:
             self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Record ``run``: what it made, and what replays it."""
+        """Record ``run``: its results, and the function that replays it."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the caller records launches itself")
         driver = _driver()
@@ -106,8 +107,8 @@ class CudaRecorder:
         return results, graph.replay
 
     def _recover(self) -> None:
-        """After a recording that failed: make another recording that ends well, so that generators
-        and the allocator leave the state of a recording."""
+        """After a failed recording, make one that succeeds, so that generators and the allocator
+        leave the recording state."""
         torch.cuda.synchronize(self._device)
         empty = torch.zeros((), device=self._device)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
@@ -125,11 +126,11 @@ class _Memset(Protocol):
 
 
 def memsets_as_kernels(graph: int, driver: ModuleType) -> int:
-    """Make small memsets of a graph that is not yet instantiated kernels; how many.
+    """Replace small memsets by kernels in a graph that is not yet instantiated; the number of
+    replacements.
 
-    ``graph``: its address. ``driver``: ``cuda.bindings.driver``. Kernels wait for what the memsets
-    waited for, and what waited for these waits for them. ``RuntimeError``, with the driver's word,
-    where it refuses.
+    ``graph``: its address. ``driver``: ``cuda.bindings.driver``. The kernels take over the edges of
+    the memsets. ``RuntimeError`` with the driver's message if it refuses.
     """
     handle = driver.CUgraph(graph)
     _, count = _ask(driver.cuGraphGetNodes, handle)
@@ -149,7 +150,8 @@ def memsets_as_kernels(graph: int, driver: ModuleType) -> int:
 
 
 def _kernel_for(params: _Memset, driver: ModuleType) -> object:
-    """The parameters of a kernel that does what this memset does, if it is small and of words."""
+    """The parameters of a kernel that does the same as this memset, if the memset is small and
+    consists of whole words."""
     size, first = int(params.elementSize) * int(params.width), int(params.dst)
     if int(params.height) != 1 or size > _MOST or size % _WORD or first % _WORD:
         return None
@@ -166,7 +168,7 @@ def _kernel_for(params: _Memset, driver: ModuleType) -> object:
 
 
 def _replace(graph: object, node: object, kernel: object, driver: ModuleType) -> None:
-    """``kernel`` instead of ``node``, with its edges and what they carry."""
+    """Put ``kernel`` in the place of ``node``, with its edges and their data."""
     before, how_before = _neighbours(driver, "cuGraphNodeGetDependencies", node)
     after, how_after = _neighbours(driver, "cuGraphNodeGetDependentNodes", node)
     (replacement,) = _ask(driver.cuGraphAddKernelNode, graph, None, 0, kernel)
@@ -194,7 +196,7 @@ def _with_edges(driver: ModuleType, name: str) -> Callable[..., Sequence[Any]]:
 
 
 def _ask(function: Callable[..., Sequence[Any]], *args: object) -> Sequence[Any]:
-    """What the driver answers."""
+    """Call the driver and return its answer."""
     status, *values = function(*args)
     if int(status):
         raise RuntimeError(f"{function.__name__}: {status}")
@@ -212,7 +214,7 @@ def _fill_function(driver: ModuleType, device: int) -> object:
 @functools.cache
 def _driver() -> ModuleType | None:
     """``cuda.bindings.driver``, which PyTorch requires where it is built for CUDA on Linux. Without
-    it, or with a driver that does not tell what edges carry, memsets stay as they are."""
+    it, or with a driver that does not report the data of edges, memsets stay as they are."""
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError:

@@ -1,5 +1,5 @@
-"""Where a recording finds the inputs of a call: moving inputs are copied to fixed places, the
-others are where they were at the recording."""
+"""The places of a recording's inputs: inputs that move from call to call are copied to fixed
+places, the others are where they were during the recording."""
 
 from collections.abc import Iterable, Sequence
 from typing import final
@@ -14,7 +14,7 @@ from treadle.runtime.replay.unchanged_inputs import SteadyInputs, Vouched, Watch
 from treadle.runtime.store.artifact import Artifact, BufferSpec
 
 _ALIGNMENT = 256
-"""As the allocator's own tensors have it, so that kernels read them in the same widths."""
+"""The alignment of the allocator's own tensors, so that kernels read places in the same widths."""
 
 
 @final
@@ -40,16 +40,17 @@ class FixedPlaces:
 
     @property
     def nbytes(self) -> int:
-        """Of the places of all that moves."""
+        """Bytes of the places of all moving inputs."""
         return place_bytes(self._specs[at] for at in self._moving)
 
     @property
     def are_written(self) -> bool:
-        """Whether the step writes to what would be a copy."""
+        """Whether the step writes to an input that would be copied to a place."""
         return bool(self._moving & self._policy.written)
 
     def observe(self, inputs: Sequence[Tensor]) -> None:
-        """What is elsewhere than in the call before moves, unless the step writes to it."""
+        """Note the inputs that are elsewhere than in the previous call as moving, unless the step
+        writes to them."""
         addresses = [input_.data_ptr() for input_ in inputs]
         if self._addresses:
             pairs = zip(addresses, self._addresses, strict=True)
@@ -58,12 +59,12 @@ class FixedPlaces:
         self._addresses = addresses
 
     def are_alike(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether all that moves has the layout of its place."""
+        """Whether all moving inputs have the layouts of their places."""
         return all(self._is_alike(inputs[at], at) for at in sorted(self._moving))
 
     def settle(self, inputs: Sequence[Tensor], memory: Tensor) -> None:
-        """From now on what moves has a place in ``memory``, which has these numbers, and the rest
-        stays."""
+        """Fix the places: the moving inputs, by their numbers, get places in ``memory``, and the
+        rest stays."""
         moving = sorted(self._moving)
         self._places = dict(
             zip(moving, places_in(memory, [self._specs[at] for at in moving]), strict=True)
@@ -76,12 +77,12 @@ class FixedPlaces:
 
     @property
     def watched(self) -> WatchedInputs | None:
-        """What ``fit`` asks about inputs that stay."""
+        """The inputs that stay, which ``fit`` checks."""
         return None if self._steady is None else self._steady.watched
 
     def fit(self, inputs: Sequence[Tensor], vouched: Vouched = ()) -> bool:
-        """Whether what was recorded is right for these: what moved has its layout, nothing else
-        moved."""
+        """Whether the recording is valid for these inputs: moving ones have the layouts of their
+        places, and no other one has moved."""
         for at in self._places:
             if not self._is_alike(inputs[at], at):
                 return False
@@ -98,7 +99,7 @@ class FixedPlaces:
         return tensor.data_ptr() != self._addresses[at] or tensor.dtype is not self._specs[at].dtype
 
     def fill(self, inputs: Sequence[Tensor]) -> None:
-        """Copy what moves to its place."""
+        """Copy moving inputs to their places."""
         for at, place in self._places.items():
             hosted = self._specs[at].device
             place.copy_(self._frame.bring(inputs, at) if hosted else inputs[at])
@@ -123,12 +124,12 @@ class FixedPlaces:
 
 
 def place_bytes(specs: Iterable[BufferSpec]) -> int:
-    """Of memory that has a place for each."""
+    """Bytes of memory that has a place for each."""
     return sum(_rounded(spec_bytes(spec)) for spec in specs)
 
 
 def places_in(memory: Tensor, specs: Iterable[BufferSpec]) -> list[Tensor]:
-    """One for each, one after another."""
+    """The places in ``memory``, one after another."""
     places: list[Tensor] = []
     start = 0
     for spec in specs:

@@ -35,7 +35,7 @@ Usual = Callable[[], Results]
 
 
 class _Mode(Enum):
-    """How the call that is open runs."""
+    """How the open call runs."""
 
     USUAL = auto()
     TIMED = auto()
@@ -46,7 +46,7 @@ class _Mode(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """Launches, and what they allocated that was there after them."""
+    """Recorded launches, and the buffers that they allocated and did not free."""
 
     launch: Callable[[], None]
     alive: Mapping[str, Tensor]
@@ -54,9 +54,9 @@ class _Recorded:
 
 @final
 class JointReplay:
-    """Records the calls of one program when it is time, and serves those that its recordings are
-    right for. ``cut``: the first step of the backward; ``results``: how many of the results are the
-    forward's."""
+    """Records the calls of one program when it is time, and replays those calls for which its
+    recordings are valid. ``cut``: the first step of the backward; ``results``: how many of the
+    results are the forward's."""
 
     def __init__(
         self,
@@ -92,16 +92,16 @@ class JointReplay:
 
     @property
     def note(self) -> str:
-        """Why calls are recorded or are not, in words."""
+        """Why calls are or are not recorded, in words."""
         return self._when.note
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the call that is open is."""
+        """Whether the open call is replayed."""
         return self._mode is _Mode.REPLAYED
 
     def forward(self, inputs: Sequence[Tensor], usual: Usual) -> Results:
-        """The forward's results; ``usual`` gives them launch by launch."""
+        """The forward's results; ``usual`` computes them launch by launch."""
         self._mode = _Mode.USUAL
         if self._when.is_off:
             return usual()
@@ -137,7 +137,7 @@ class JointReplay:
                 return usual()
 
     def close(self) -> None:
-        """The call is over."""
+        """End the call."""
         if self._mode is _Mode.RECORDING and self._backward is None:
             self._drop()  # its backward did not come
         if self._mode is _Mode.TIMED:
@@ -145,7 +145,7 @@ class JointReplay:
         self._mode, self._inputs = _Mode.USUAL, ()
 
     def copied(self) -> list[Tensor]:
-        """Of a replayed call, what its forward has allocated."""
+        """Copies of what the forward of a replayed call has allocated."""
         assert self._forward is not None
         return [tensor.clone() for tensor in self._forward.alive.values()]
 
@@ -173,13 +173,13 @@ class JointReplay:
 
     @property
     def place_bytes(self) -> int:
-        """Of the places that inputs and incoming gradients need."""
+        """Bytes of the places for inputs and incoming gradients."""
         if self._when.is_off:
             return 0
         return self._places.nbytes + place_bytes(self._incoming.values())
 
     def _memory_for_places(self, inputs: Sequence[Tensor]) -> Tensor | None:
-        """If this call may be recorded."""
+        """Memory for places, if this call may be recorded."""
         need = RecordingBytes(self.place_bytes, self._result_bytes)
         memory = self._frame.memory
         return memory_for_recording(self, self._when, self._places, memory, need, inputs)
@@ -225,7 +225,7 @@ class JointReplay:
         return self._own(results, self._backward)
 
     def _record(self, launched: Callable[[], None]) -> _Recorded | None:
-        """A recording of ``launched``, whose work is done; ``None`` where it cannot be, and the
+        """A recording of ``launched``, whose work is done too; ``None`` if recording fails, and the
         work is done as usual."""
         frame, before = self._frame, self._frame.alive()
 
@@ -246,7 +246,7 @@ class JointReplay:
         return _Recorded(launch, alive)
 
     def _own(self, results: Results, recorded: _Recorded) -> Results:
-        """The caller's own: no later call changes them."""
+        """Results that belong to the caller: no later call changes them."""
         return self._frame.copied_out(results, recorded.alive)
 
     def _replayed_forward(self, forward: _Recorded, inputs: Sequence[Tensor]) -> Results:
@@ -270,7 +270,7 @@ class JointReplay:
 
 
 def _incoming(artifact: Artifact) -> dict[int, BufferSpec]:
-    """By the number of an incoming gradient, the buffer that it fills."""
+    """The buffer that each incoming gradient fills, by the number of the gradient."""
     specs: dict[int, BufferSpec] = {}
     for step in artifact.steps:
         if isinstance(step, CallStep) and step.op == INCOMING:

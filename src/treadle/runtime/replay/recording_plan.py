@@ -22,8 +22,9 @@ _A_RECORDING = 2
 @dataclass(frozen=True, slots=True)
 class RecordingPlan:
     """``refusal``: why nothing can be recorded. ``segments``: empty where all is one recording;
-    ``steps``: how many there are. ``placeable``: the inputs for which copies at fixed places may
-    stand. ``results``: those that calls allocate; ``nbytes``: what a recording keeps of calls."""
+    ``steps``: how many there are. ``placeable``: the inputs that may be replaced by copies at fixed
+    places. ``results``: those that library calls allocate; ``nbytes``: the bytes of calls that a
+    recording keeps."""
 
     refusal: str
     segments: tuple[Segment, ...]
@@ -34,7 +35,7 @@ class RecordingPlan:
 
     @classmethod
     def of(cls, artifact: Artifact, policy: ReplayPolicy) -> Self:
-        """For calls under ``policy``."""
+        """The plan for calls under ``policy``."""
         reasons = [why_not(artifact, step, policy.written) for step in artifact.steps]
         segments = _segments(artifact, reasons)
         refusal = "" if segments else next(filter(None, reasons), "")
@@ -56,7 +57,7 @@ class RecordingPlan:
         )
 
     def made_apart(self) -> set[str]:
-        """What no recorded segment makes: it is each call's own."""
+        """The results that no recorded segment makes: each call makes its own."""
         return {name for segment in self.segments if not segment.recorded for name in segment.makes}
 
 
@@ -70,8 +71,8 @@ def _placeable(artifact: Artifact, reasons: Sequence[str]) -> frozenset[int]:
 
 
 def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]) -> str:
-    """Why a step cannot be recorded; empty if it can. ``written``: inputs that the step writes: one
-    of them that is on the host is brought when its turn comes."""
+    """Why a step cannot be recorded; empty if it can. ``written``: inputs that the step writes;
+    those of them on the host are copied in order, when the step needs them."""
     if isinstance(step, Launch):
         hosted = any(artifact.buffers[buffer].device for row in step.buffers for buffer in row)
         return "not recorded: part of the step runs on the host" if hosted else ""
@@ -91,7 +92,8 @@ def why_not(artifact: Artifact, step: Launch | CallStep, written: frozenset[int]
 
 
 def _segments(artifact: Artifact, why: Sequence[str]) -> tuple[Segment, ...]:
-    """The parts of a step that is recorded in parts; none if all of it is, or too little."""
+    """The segments of a step that is recorded in parts; none if all of it can be recorded, or too
+    little."""
     pairs = list(zip(artifact.steps, why, strict=True))
     if not any(why) or any(word and isinstance(step, Launch) for step, word in pairs):
         return ()

@@ -20,10 +20,10 @@ from treadle.util.expected import NotExpected
 
 
 class Recording(Protocol):
-    """Launches that were recorded. Its text says of what it consists."""
+    """Launches that were recorded. ``str`` describes them."""
 
     def replay(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """The results of a call whose moving inputs are at their places."""
+        """Replay a call whose moving inputs are at their places; its results."""
         ...
 
 
@@ -64,7 +64,7 @@ def record_whole(
     places: FixedPlaces,
     inputs: Sequence[Tensor],
 ) -> Attempt:
-    """This call, launched on the fixed places, and then the same launches recorded."""
+    """Launch this call on the fixed places, and then record the same launches."""
     bound, brought = places.bound(inputs)
 
     def launched() -> dict[str, Tensor]:
@@ -88,9 +88,9 @@ def record_whole(
 @final
 @dataclass(slots=True)
 class SegmentedRecording:
-    """Some segments of a step, between which the others run. ``launches``: by segment, where it was
-    recorded; ``held``: what segments take of earlier ones at later calls, and results; ``tables``:
-    what the launches read."""
+    """Recorded segments of a step; the other segments run between them. ``launches``: by segment,
+    if it was recorded; ``held``: buffers that later segments or results take at later calls;
+    ``tables``: the tables that the launches read."""
 
     frame: CallFrame
     plan: RecordingPlan
@@ -107,7 +107,7 @@ class SegmentedRecording:
         return f"{count} CUDA graphs, {apart} operations apart"
 
     def replay(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """What was recorded is replayed, the rest runs."""
+        """Replay the recorded segments, and run the others."""
         frame = self.frame
         try:
             frame.begin(*self.places.bound(inputs))
@@ -125,8 +125,8 @@ class SegmentedRecording:
             frame.end()
 
     def record(self, segment: Segment, recorder: Recorder) -> str:
-        """Record a segment and do its work; why it could not be recorded, if so: its work is done
-        then as well."""
+        """Record a segment and do its work; the reason if it could not be recorded. Its work is
+        done then as well."""
         frame = self.frame
         before = frame.alive()
 
@@ -147,12 +147,13 @@ class SegmentedRecording:
         return ""
 
     def run(self, segment: Segment) -> None:
-        """A segment that is not recorded."""
+        """Run a segment that is not recorded."""
         self.frame.actions.run_steps(segment.steps)
         self.launches.append(None)
 
     def hold(self, segment: Segment) -> None:
-        """Of what a segment has made, what other segments take at later calls, and results."""
+        """Keep those buffers of a segment that other segments take at later calls, or that are
+        results."""
         alive = self.frame.alive()
         wanted = set(segment.copied)
         if segment.recorded:
@@ -163,7 +164,7 @@ class SegmentedRecording:
     def results(
         self, inputs: Sequence[Tensor], values: Mapping[str, Tensor]
     ) -> list[Tensor | None]:
-        """What no recorded segment made is this call's own."""
+        """The results; those that no recorded segment made belong to this call."""
         apart = self.plan.made_apart()
         held = {name: values[name] for name in self.plan.results - apart}
         fresh = {
@@ -180,7 +181,8 @@ def record_segments(
     places: FixedPlaces,
     inputs: Sequence[Tensor],
 ) -> Attempt:
-    """This call, segment by segment: what can be recorded is, and is replayed at once."""
+    """Run this call segment by segment: each segment that can be recorded is recorded and replayed
+    at once."""
     recording = SegmentedRecording(frame, plan, places)
     failure = ""
     recorder.start()

@@ -34,7 +34,7 @@ from treadle.util.expected import NotExpected
 
 @final
 class Replay:
-    """Records a step when it is time, and serves the calls that its recording is right for."""
+    """Records a step when it is time, and replays the calls for which its recording is valid."""
 
     def __init__(
         self, artifact: Artifact, frame: CallFrame, recorder: Recorder, policy: ReplayPolicy
@@ -58,7 +58,7 @@ class Replay:
         return self._recording is not None
 
     def watch(self, run: Callable[[], None]) -> None:
-        """Run a call as usual; one of the first is timed."""
+        """Run a call as usual; one of the first calls is timed."""
         if not self._when.is_timed():
             run()
             return
@@ -70,7 +70,7 @@ class Replay:
 
     @property
     def watched(self) -> WatchedInputs | None:
-        """What a replay asks about inputs that stay."""
+        """The inputs that stay, which a replay checks."""
         return self._places.watched
 
     def run(
@@ -96,23 +96,24 @@ class Replay:
         return None
 
     def drop(self) -> None:
-        """Forget the recording, and give its memory back."""
+        """Forget the recording and free its memory."""
         self._frame.memory.recordings.leave(self)
         self.lose_recording(again=False)
 
     def lose_recording(self, *, again: bool) -> None:
-        """Forget the recording, and make it again. ``again``: however often it was made."""
+        """Forget the recording; a later call makes it again. ``again``: however often it was
+        made."""
         self._recording = None
         self._places.drop()
         self._when.put_off(again=again)
 
     @property
     def place_bytes(self) -> int:
-        """Of the places that its inputs need."""
+        """Bytes of the places that its inputs need."""
         return 0 if self._when.is_off else self._places.nbytes
 
     def _memory_for_places(self, inputs: Sequence[Tensor]) -> Tensor | None:
-        """If this call may be recorded."""
+        """Memory for places, if this call may be recorded."""
         need = RecordingBytes(self._places.nbytes, self._plan.nbytes)
         refusal = "an argument is written to" if self._places.are_written else ""
         memory = self._frame.memory

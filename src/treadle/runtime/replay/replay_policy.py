@@ -9,32 +9,34 @@ from torch import Tensor
 from treadle.runtime.replay.unchanged_inputs import SteadyInputs, WatchInputs
 
 Launches = Callable[[], dict[str, Tensor]]
-"""Launches everything; gives the results that calls allocated, by the names of their buffers."""
+"""Launches everything, and returns the results that library calls allocated, by the names of their
+buffers."""
 
 
 class Recorder(Protocol):
-    """What records launches; on a GPU CUDA does."""
+    """Records launches; on a GPU as CUDA graphs."""
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float]:
-        """Run; seconds until everything was launched, and until everything was done."""
+        """Run it, and return the seconds until everything was launched and until everything was
+        done."""
         ...
 
     def start(self) -> None:
-        """A new recording: of all launches, or of several parts that share their memory."""
+        """Start a new recording: of all launches, or of several parts that share their memory."""
         ...
 
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Run without doing the work. What it gave, and what does the work, into those tensors.
-        ``RuntimeError`` if that cannot be."""
+        """Record a run without doing its work. Returns its results, and the function that does the
+        work and fills them. ``RuntimeError`` if recording fails."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPolicy:
-    """What a recording has to know of a step. ``moving``: inputs that are elsewhere at each call;
-    ``written``: those that change in place; ``room``: bytes it may cost beside the plan's own;
-    ``clear``: gives the workspaces of libraries back; ``watch``: watches inputs that stay;
-    ``records``: whether anything is to be recorded."""
+    """The facts about a step that recording depends on. ``moving``: inputs that are elsewhere at
+    each call; ``written``: inputs that change in place; ``room``: bytes that it may cost in
+    addition to the plan; ``clear``: frees the workspaces of libraries; ``watch``: watches inputs
+    that stay; ``records``: whether anything is to be recorded."""
 
     moving: frozenset[int]
     written: frozenset[int]
@@ -44,5 +46,5 @@ class ReplayPolicy:
     records: bool = True
 
     def steady_inputs(self, count: int, moving: frozenset[int]) -> SteadyInputs | None:
-        """Of ``count`` inputs those that stay, where layouts are watched."""
+        """The steady ones of ``count`` inputs, if layouts are watched."""
         return None if self.watch is None else SteadyInputs(count, moving, self.watch)

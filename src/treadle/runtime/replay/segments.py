@@ -18,14 +18,15 @@ from treadle.runtime.execute.bindings import spec_bytes
 from treadle.runtime.store.artifact import Artifact, BufferSpec, CallStep, Launch, Storage
 
 MOST = 12
-"""Segments with which recording still pays."""
+"""The number of segments up to which recording still pays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Steps that run one after another, by number. ``reads``: buffers of calls that a recorded
     segment fills and this segment, which is not recorded, reads. ``copied``: buffers that it fills
-    and a recorded segment reads, at the addresses of the recording. ``makes``: all it fills."""
+    and a recorded segment reads, at the addresses of the recording. ``makes``: all buffers that it
+    fills."""
 
     steps: tuple[int, ...]
     recorded: bool
@@ -35,7 +36,7 @@ class Segment:
 
 
 def split(artifact: Artifact, recorded: Sequence[bool]) -> tuple[Segment, ...]:
-    """The steps of an artifact in segments. ``recorded``: which steps can be."""
+    """The steps of an artifact in segments. ``recorded``: which steps can be recorded."""
     uses = [_Uses.of(artifact, at) for at in range(len(artifact.steps))]
     movable = [
         not can and isinstance(step, CallStep) and _is_calm(step)
@@ -72,7 +73,7 @@ def _runs(order: Sequence[int], recorded: Sequence[bool]) -> list[tuple[list[int
 def _linked(
     artifact: Artifact, uses: Sequence["_Uses"], parts: Sequence[tuple[list[int], bool]]
 ) -> tuple[Segment, ...]:
-    """What goes from segment to segment in buffers that calls allocate."""
+    """The segments, each with the buffers of library calls that it shares with others."""
     is_recorded: dict[str, bool] = {}  # by name: whether a recorded segment makes it
     for steps, recorded in parts:
         for at in steps:
@@ -101,7 +102,7 @@ def _linked(
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """The memory of a step. To give a buffer back is to write to it."""
+    """The memory that a step uses. Releasing a buffer counts as a write to it."""
 
     reads: tuple[BufferSpec, ...]
     writes: tuple[BufferSpec, ...]
@@ -158,7 +159,7 @@ def _may_write(step: CallStep) -> bool:
 
 
 def _may_end_the_call(step: CallStep) -> bool:
-    """Whether it looks at what the artifact takes for granted, or meets other ranks."""
+    """Whether it checks an assumption of the artifact, or communicates with other ranks."""
     return bool(facts_by_name(step.op).effects & (Effect.CONDITION | Effect.COMMUNICATES))
 
 

@@ -20,93 +20,98 @@ from torch import Tensor
 from treadle.runtime.replay.replay_policy import Recorder
 
 _MOST = 24
-"""Recordings that are held at once: the driver keeps the arguments of every launch of each."""
+"""The largest number of recordings at once: the driver keeps the arguments of every launch of
+each."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RecordingBytes:
-    """``places``: of inputs, shared; ``results``: what the recording alone keeps."""
+    """Bytes of a recording. ``places``: those of inputs, which are shared; ``results``: those that
+    the recording alone keeps."""
 
     places: int
     results: int
 
     @property
     def without_room(self) -> str:
-        """Why there is no recording, if there is no room for these."""
+        """The reason to give if there is no room for these."""
         return f"copies of {self.places + self.results} bytes do not fit beside the plan"
 
 
 class Recorded(Protocol):
-    """What may have a recording. ``limit_bytes``: that its calls may hold with all recordings."""
+    """An executable that may have a recording. ``limit_bytes``: the most that its calls may hold,
+    including all recordings."""
 
     limit_bytes: int
 
     @property
     def place_bytes(self) -> int:
-        """Of the places that its inputs need."""
+        """Bytes of the places that its inputs need."""
         ...
 
     def lose_recording(self, *, again: bool) -> None:
-        """Forget the recording. ``again``: it is made again, however often it was made."""
+        """Forget the recording. ``again``: it will be made again, however often it was made."""
         ...
 
 
 @final
 class SharedRecordings:
-    """``recorder``: of all of them. ``newest``: the identity of the one that was used last (a
-    reference would keep it alive); 0 if there is none."""
+    """``recorder``: the recorder of all of them. ``newest``: the identity of the one that was used
+    last (a reference would keep it alive); 0 if there is none."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self._members: WeakSet[Recorded] = WeakSet()
         self._held: WeakKeyDictionary[Recorded, RecordingBytes] = WeakKeyDictionary()
-        """The least recently used first."""
+        """The members with recordings, the least recently used first."""
         self.newest = 0
         self._changes = 0  # of what is held
         self._block: Tensor | None = None
 
     def join(self, member: Recorded) -> None:
-        """From now on it may have a recording."""
+        """Add a member, which may have a recording from now on."""
         self._members.add(member)
         self._changes += 1
 
     @property
     def nbytes(self) -> int:
-        """Held by all of them, the shared block counted once."""
+        """Bytes of all recordings; the shared block counts once."""
         return self.block_bytes + sum(each.results for each in self._held.values())
 
     @property
     def block_bytes(self) -> int:
-        """Of the places that they share."""
+        """Bytes of the shared places."""
         return 0 if self._block is None else self._block.numel()
 
     def result_bytes(self, member: Recorded) -> int:
-        """Of results that the recording of ``member`` keeps."""
+        """Bytes of the results that the recording of ``member`` keeps."""
         held = self._held.get(member)
         return 0 if held is None else held.results
 
     def stamp(self) -> tuple[int, int]:
-        """Another one whenever a recording was made or let go of, or a member came or died."""
+        """A value that changes whenever a recording is made or dropped, or a member joins or
+        dies."""
         return self._changes, len(self._members)
 
     def use(self, member: Recorded) -> None:
-        """It is the most recently used one."""
+        """Note ``member`` as the most recently used one."""
         if self.newest != id(member):
             self._held[member] = self._held.pop(member)
             self.newest = id(member)
 
     def keep_within(self, promised: int) -> None:
-        """Let go of as many as it takes beside ``promised`` bytes of the plans, which may be more
-        than when they were made."""
+        """Drop as many recordings as needed to fit beside the ``promised`` bytes of the plans,
+        which may have grown since they were made."""
         while self._held and self.nbytes > self._room(promised):
             self._lose_oldest()
 
     def admit(
         self, member: Recorded, need: RecordingBytes, promised: int, device: torch.device
     ) -> Tensor | None:
-        """Memory for the places of a recording that is made now, beside ``promised`` bytes of the
-        plans: others have gone if they had to. ``None`` if there is no room for it alone."""
+        """Memory for the places of a recording that is made now, beside the ``promised`` bytes of
+        the plans. Other recordings are dropped if necessary. ``None`` if there is no room even
+        without them."""
         room = self._room(promised) - need.results
         while self._held and (len(self._held) >= _MOST or not self._fits(need.places, room)):
             self._lose_oldest()
@@ -122,14 +127,15 @@ class SharedRecordings:
         return self._block
 
     def leave(self, member: Recorded) -> None:
-        """Its recording is no more."""
+        """Note that the recording of ``member`` is gone."""
         self._held.pop(member, None)
         self._changes += 1
         if not self._held:
             self._block, self.newest = None, 0
 
     def lose_all(self, *, again: bool) -> None:
-        """No recording is right any more. ``again``: however often they were made."""
+        """Drop all recordings, because none is valid any more. ``again``: they will be made again,
+        however often they were made."""
         for member in list(self._held):
             self._lose(member, again=again)
 

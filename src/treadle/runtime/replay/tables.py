@@ -9,14 +9,15 @@ from treadle.targets.registry import target_for
 
 
 class Tables:
-    """Makes tables without waiting for the device. While launches are recorded nothing can be
-    copied: the tables of a recording exist before it, belong to it, and are filled after it."""
+    """Makes tables without waiting for the device. Nothing can be copied while launches are
+    recorded. So the tables of a recording are allocated before it, belong to it, and are filled
+    after it."""
 
     def __init__(self) -> None:
         self._empty: list[tuple[Tensor, list[int]]] = []
 
     def is_recording(self, device: torch.device) -> bool:
-        """Whether the current stream records what is launched instead of doing it."""
+        """Whether the current stream records launches instead of running them."""
         return target_for(device).driver.is_recording()
 
     def of(self, addresses: Sequence[int], device: torch.device) -> Tensor:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class WatchedInputs(Protocol):
-    """Some tensors among inputs, and what they were like."""
+    """Some tensors among the inputs, with their layouts and addresses."""
 
     def are_in(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the very same tensors stand there."""
+        """Whether the inputs have the very same tensors at their places."""
         ...
 
     def is_same(self) -> bool:
@@ -23,36 +23,36 @@ class WatchedInputs(Protocol):
 
 
 def are_at(places: Sequence[int], tensors: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Whether the very same ``tensors`` stand at these places."""
+    """Whether the inputs have the very same ``tensors`` at these places."""
     return all(map(operator.is_, map(inputs.__getitem__, places), tensors))
 
 
 @final
 class UntouchedTensors:
-    """Tensors that nobody can change meanwhile: those of a loop that runs."""
+    """Tensors that nobody can change for now: those of a running loop."""
 
     def __init__(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """What they are like has no say."""
+        """Layouts and addresses do not matter."""
         self._places, self._tensors = places, tensors
 
     def are_in(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether they stand there."""
+        """Whether the inputs have them at their places."""
         return are_at(self._places, self._tensors, inputs)
 
     def is_same(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
 
 Vouched = Collection[object]
-"""What watches things and was asked for this call already: all of them are as they were."""
+"""Watchers that were checked for this call already: nothing that they watch has changed."""
 WatchInputs = Callable[[Sequence[int], Sequence[Tensor]], WatchedInputs | None]
-"""Of places and the tensors there."""
+"""Makes a watcher of places and the tensors there."""
 
 
 @final
 class SteadyInputs:
-    """Which inputs of the last call need no look at this one. ``moving``: those that are never
+    """The inputs of the last call that need no check in this one. ``moving``: those that are never
     expected to be the same; ``watch``: watches the others."""
 
     def __init__(self, count: int, moving: frozenset[int], watch: WatchInputs) -> None:
@@ -62,7 +62,7 @@ class SteadyInputs:
         self.drop()
 
     def drop(self) -> None:
-        """Nothing is known, and no tensor is held."""
+        """Forget everything, and hold no tensor."""
         self._at: list[int] = []
         self._tensors: list[Tensor] = []
         self._watched: WatchedInputs | None = None
@@ -70,16 +70,16 @@ class SteadyInputs:
 
     @property
     def is_known(self) -> bool:
-        """Whether some need no look."""
+        """Whether some inputs need no check."""
         return self._watched is not None
 
     @property
     def watched(self) -> WatchedInputs | None:
-        """What says whether those that need no look are as they were."""
+        """The watcher of the inputs that need no check."""
         return self._watched
 
     def others(self, inputs: Sequence[Tensor], vouched: Vouched = ()) -> Sequence[int]:
-        """The positions of inputs that are to be looked at."""
+        """The positions of inputs that must be checked."""
         if self._watched is None or len(inputs) != self._count:
             return range(len(inputs))
         if not self._watched.are_in(inputs):
@@ -91,7 +91,8 @@ class SteadyInputs:
         return range(len(inputs))
 
     def learn(self, inputs: Sequence[Tensor], bound: Sequence[bool]) -> None:
-        """After a call that looked at all of them: those that stay ``bound`` are known."""
+        """After a call that checked all inputs: those that stay ``bound`` need no check from now
+        on."""
         if self._watched is not None:
             return
         at = [n for n, address in enumerate(bound) if address and n not in self._moving]

@@ -16,13 +16,13 @@ recording."""
 _SHARE = 0.3
 """Recording pays if launching takes at least this share of a call."""
 _ATTEMPTS = 4
-"""After so many recordings, a program whose tensors still move is launched as usual for good."""
+"""After so many recordings, a program whose tensors still move is never recorded again."""
 
 
 @final
 class WhenToRecord:
-    """``note``: why calls are recorded or are not, in words; ``is_off``: they never are again;
-    ``is_due``: the next one is to be."""
+    """``note``: why calls are or are not recorded, in words; ``is_off``: none is recorded any more;
+    ``is_due``: the next one is to be recorded."""
 
     def __init__(self, refusal: str) -> None:
         self.note = refusal
@@ -33,7 +33,7 @@ class WhenToRecord:
         self._is_put_off = False
 
     def is_timed(self) -> bool:
-        """Count a call that is launched as usual; whether it is the one to be timed."""
+        """Count a call that is launched as usual; whether it is the one to time."""
         if self.is_off:
             return False
         if self._is_put_off:
@@ -43,20 +43,20 @@ class WhenToRecord:
         return self._calls in _TIMED_CALLS
 
     def time_another(self) -> None:
-        """The call that was to be timed did not end."""
+        """Time another call, because the one that was to be timed did not end."""
         self._calls -= 1
 
     def took(self, launching: float, total: float) -> None:
-        """Seconds of the call that was timed."""
+        """Decide by the seconds of the call that was timed."""
         times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
         self.is_due = self._pays = launching >= _SHARE * total
         self.is_off = not self._pays and self._calls >= _TIMED_CALLS[-1]
         self.note = times if self._pays else f"not recorded: {times}"
 
     def put_off(self, *, again: bool = False) -> None:
-        """The recording is gone: once more as usual, which prepares what a recording needs, and
-        then a new one. ``again``: however often there was one. Nothing is put off that is not known
-        to pay."""
+        """After the loss of a recording: launch one call as usual, which prepares what a recording
+        needs, and then record again. ``again``: however often there was one. If recording is not
+        known to pay, nothing changes."""
         if self.is_off or not self._pays:
             return
         self.is_due, self._is_put_off = False, True
@@ -64,7 +64,7 @@ class WhenToRecord:
         self.note = f"{self.note.split(';')[0]}; to be recorded again"
 
     def why_not(self) -> str:
-        """Count an attempt; why it must not be, in words, if so."""
+        """Count an attempt; the reason, in words, if it must not be made."""
         self.is_due = False
         self._attempts += 1
         return "its tensors move from call to call" if self._attempts > _ATTEMPTS else ""
@@ -75,12 +75,12 @@ class WhenToRecord:
         self.note = f"not recorded: {why}"
 
     def recorded(self, what: str) -> None:
-        """From now on calls are replayed, as ``what``."""
+        """Note that calls are replayed from now on, as ``what``."""
         self.note = f"{self.note.split(';')[0]}; replayed as {what}"
 
 
 class Replayed(Recorded, Protocol):
-    """What has recordings of its calls, or is to have them."""
+    """Something that has recordings of its calls, or is to have them."""
 
     def give_up(self, why: str) -> None:
         """Launch as usual for good."""
@@ -97,7 +97,8 @@ def memory_for_recording(
     refusal: str = "",
 ) -> Tensor | None:
     """Memory for the places of a recording of the call with ``inputs``; ``None`` if this call is
-    not recorded: another one is, or ``member`` is given up, at once for a ``refusal``."""
+    not recorded, because another one will be or ``member`` gives up recording. A ``refusal`` makes
+    it give up at once."""
     why = when.why_not() or refusal
     if not why and not (places.are_alike(inputs) and memory.keeps_block()):
         when.put_off()

@@ -20,7 +20,7 @@ from treadle.util.nested import Nested, Plain, leaves, map_leaves
 
 
 class Storage(enum.StrEnum):
-    """Where a buffer's bytes are."""
+    """The kind of memory that a buffer is in."""
 
     INPUT = "input"  # bound at every call
     CONSTANT = "constant"
@@ -30,9 +30,9 @@ class Storage(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """Storage of a step: ``offset`` in bytes for ``ARENA``; strides in elements. ``unsized``: what
-    the call that fills it gives, a tensor of any size or a number. ``device``: empty for the
-    artifact's own."""
+    """Storage of a step: ``offset`` in bytes for ``ARENA``; strides in elements. ``unsized``: the
+    call that fills it decides its size, or it is a number. ``device``: empty for the artifact's
+    device."""
 
     name: str
     dtype: torch.dtype
@@ -141,8 +141,8 @@ class CallStep:
 class Artifact:
     """``releases[i]`` names the call-allocated buffers that die after step ``i``. ``bodies``: what
     the loops among its steps run in each round, under the digest of what each holds. ``untouched``:
-    of how many of its first steps none writes to an input or meets other processes. ``host_bytes``:
-    of the block on the host for the buffers of a step on a GPU that are there meanwhile.
+    the number of first steps none of which writes to an input or communicates with other processes.
+    ``host_bytes``: the size of the host block for offloaded buffers of a step on a GPU.
 
     Shapes, strides, offsets and sizes may hold a ``Size``: then the artifact is a pattern for many
     shapes, right for the sizes that fit its ``guards``, and ``at_sizes`` makes the one to run.
@@ -166,7 +166,7 @@ class Artifact:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it is for many shapes, and runs as what ``at_sizes`` makes of it."""
+        """Whether it is for many shapes, so that only what ``at_sizes`` makes of it can run."""
         specs = self.buffers.values()
         return any(_has_sizes((*spec.shape, *spec.strides)) for spec in specs)
 
@@ -206,8 +206,8 @@ class Artifact:
 
     @property
     def fallbacks(self) -> tuple[CallStep, ...]:
-        """Calls that no one chose: operations without a lowering, each with its reason; those of
-        the rounds of loops with the origin of their loop."""
+        """Calls of operations without a lowering, each with its reason; calls inside loops have the
+        origin of their loop."""
         calls: list[CallStep] = []
         for step in self.steps:
             if isinstance(step, CallStep):
@@ -218,14 +218,15 @@ class Artifact:
 
     @property
     def kernel_count(self) -> int:
-        """Launches of generated kernels in one step, in which each loop has one round."""
+        """Launches of generated kernels in one step, counting one iteration of each loop."""
         return sum(
             1 if isinstance(step, Launch) else sum(b.kernel_count for b in self.bodies_of(step))
             for step in self.steps
         )
 
     def bodies_of(self, step: CallStep) -> "tuple[Artifact, ...]":
-        """What a loop among its steps runs in each round; nothing for another call."""
+        """The artifacts that a loop among its steps runs in each iteration; none for another
+        call."""
         return tuple(self.bodies[name] for name in step.bodies)
 
     @property
@@ -236,7 +237,7 @@ class Artifact:
 
 
 def _has_sizes(numbers: Iterable[int]) -> bool:
-    """Whether calls decide one of them."""
+    """Whether calls decide one of the sizes."""
     return any(isinstance(number, Size) for number in numbers)
 
 

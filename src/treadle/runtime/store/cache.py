@@ -34,7 +34,7 @@ _LONGEST_WAIT = 120.0  # seconds: rather compile twice than wait for a lock that
 
 
 def content_key(*parts: str | bytes) -> str:
-    """The name of what these parts determine: sha256 over each part with its length."""
+    """The key of the entry that these parts determine: sha256 over each part with its length."""
     digest = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -108,7 +108,7 @@ class Cache:
         return sum(size for _, size, _ in _entries(self._root()))
 
     def count(self) -> int:
-        """Entries, those of a temporary directory not counted."""
+        """The number of entries, without those of a temporary directory."""
         return sum(1 for _ in _entries(self.directory))
 
     def clear(self) -> tuple[int, int]:
@@ -182,9 +182,9 @@ class Cache:
     def _evict(self, keep: Path) -> None:
         """Remove the least recently used entries until the rest fits the limit.
 
-        That looks at every entry there is, so of small ones only one in sixteen asks for it where
-        its own folder says that the limit may be near, and elsewhere one in 256: the limit may be
-        passed by a few small entries.
+        That reads the size of every entry. So only one in 16 small entries triggers it if its own
+        folder suggests that the limit is near, and otherwise one in 256; a few small entries may
+        exceed the limit.
         """
         entries = sorted(_entries(self._root()))
         excess = sum(size for _, size, _ in entries) - self.limit_bytes

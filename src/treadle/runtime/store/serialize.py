@@ -42,7 +42,7 @@ _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
 
 
 def artifact_to_bytes(artifact: Artifact) -> bytes:
-    """The artifact as UTF-8 JSON. ``RuntimeFailure`` (TR-405) for an argument that is no data."""
+    """The artifact as UTF-8 JSON. ``RuntimeFailure`` (TR-405) for an argument that is not data."""
     return json.dumps(artifact_to_dict(artifact), separators=(",", ":")).encode()
 
 
@@ -243,7 +243,8 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
 
 
 def _from_tensor(tensor: torch.Tensor) -> dict[str, object]:
-    """Raw bytes in row-major order; an executable lays them out as its buffer says."""
+    """The raw bytes of a tensor in row-major order; an executable lays them out as its buffer
+    says."""
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return {
         "dtype": _name(tensor.dtype),
