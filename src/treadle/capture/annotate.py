@@ -28,9 +28,10 @@ T = TypeVar("T")
 
 
 def annotate(graph: fx.Graph, run: Run) -> None:
-    """Each node knows its ``phase``, ``module``, user's line, and which draw it is; of checkpointed
-    regions that run again the ``region``, and a selective policy's word (``asked``): ``must_save``,
-    ``prefer_save``, ``must_recompute`` or ``prefer_recompute``."""
+    """Give each node its ``phase``, ``module``, user's line, and the number of its draw. Nodes of
+    checkpointed regions that run again also get the ``region``, and the request of a selective
+    policy (``asked``): ``must_save``, ``prefer_save``, ``must_recompute`` or
+    ``prefer_recompute``."""
     recorder = run.recorder
     provenance = recorder.provenance
     phases = _Phases(recorder.backward, run.steps.spans)
@@ -69,7 +70,7 @@ class _Phases:
         self._last = max((end for _, end in backward), default=1 << 60)
 
     def of(self, at: int) -> str:
-        """After the last backward pass all is update."""
+        """The phase of a node; everything after the last backward pass is update."""
         if any(start <= at < end for start, end in self._backward):
             return "backward"
         if at >= self._last or any(start <= at < end for start, end in self._updates):
@@ -80,7 +81,7 @@ class _Phases:
 def _name_generators(
     graph: fx.Graph, positions: Mapping[fx.Node, int], drawn: Sequence[tuple[Span, int]]
 ) -> None:
-    """Draws from a generator of the user's, which were traced without it, get its number.
+    """Give draws from a generator of the user's, which were traced without it, its number.
 
     before:  r = rand.generator([3], generator=None)
     after:   r = rand.generator([3], generator=generator 0)
@@ -108,7 +109,8 @@ class _Following(Generic[T]):
 
 
 class _Draws:
-    """Numbers the random operations; after a state is put back the same numbers come again."""
+    """Numbers the random operations; after a generator state is restored, the same numbers follow
+    again."""
 
     def __init__(self, events: Sequence[tuple[int, bool, int]]) -> None:
         self._events = events
@@ -133,7 +135,8 @@ class _Draws:
         return self._draw - 1
 
     def finish(self) -> None:
-        """After the last node. ``CaptureError`` TR-120 if a state was put back for good."""
+        """Called after the last node. ``CaptureError`` TR-120 if a state was restored and stays
+        restored."""
         for _, put_back, state in self._events[self._next :]:
             if put_back:
                 self._draw = self._kept.get(state, self._draw)

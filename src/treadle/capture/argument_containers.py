@@ -22,10 +22,10 @@ from treadle.capture.python_state.reads.reads_walk import ReadsWalk
 
 @dataclass(slots=True)
 class ServedCall:
-    """The call that is served: what its arguments were taken apart into. ``is_same``: all that it
-    depends on was found to be as at the call before, where optimizers keep their counters included,
-    and nothing of the user's runs in it; ``is_bare``: likewise, and no parameter that it clears has
-    a gradient. ``vouched``: watches of its inputs that were asked then."""
+    """The call that is served, with its arguments as leaves and containers. ``is_same``: nothing
+    that it depends on has changed since the previous call, including where optimizers keep their
+    counters, and no user code runs in it; ``is_bare``: likewise, and no parameter whose gradient it
+    clears has one. ``vouched``: watches of its inputs that were checked then."""
 
     arguments: FlatArguments = field(default_factory=FlatArguments.none)
     is_same: bool = False
@@ -40,17 +40,17 @@ class ServedCall:
 
     @property
     def containers(self) -> list[Container]:
-        """Those of its containers that may have more than their parts."""
+        """Its containers that may hold more than their parts."""
         return self.arguments.containers
 
     def serve(self, arguments: FlatArguments) -> None:
-        """From now on these arguments."""
+        """Serve these arguments from now on."""
         self.arguments, self._nodes = arguments, None
         self.is_same = self.is_bare = False
         self.vouched = ()
 
     def forget(self) -> None:
-        """Nothing of a call is kept."""
+        """Forget the call."""
         self.serve(FlatArguments.none())
 
     def leaf(self, at: int) -> object:
@@ -65,12 +65,13 @@ class ServedCall:
         return self.arguments.keys[at]
 
     def read_objects(self, walk: ReadsWalk, objects: Iterable[tuple[int, str]]) -> None:
-        """What a step depends on of leaves that are objects, given by their numbers and labels."""
+        """The parts of object leaves, given by their numbers and labels, on which a step
+        depends."""
         for at, label in objects:
             walk.add_argument(label, self.leaves[at], partial(self.leaf, at))
 
     def read(self, walk: ReadsWalk) -> None:
-        """What a step depends on of its containers, and of the keys that are objects."""
+        """The parts of its containers, and of keys that are objects, on which a step depends."""
         for at, container in enumerate(self.containers):
             label, find = f"argument {type(container.value).__name__}", partial(self._container, at)
             walk.add_container(label, container.value, find, container.parts)
@@ -101,15 +102,15 @@ class ArgumentLocation:
         return parts_of(self.call.node(self.node), "").parts[self.at]
 
     def get(self) -> object:
-        """What is there now; ``MISSING`` between two calls."""
+        """The value there now; ``MISSING`` between two calls."""
         return MISSING if self.call.arguments.tree is None else self._part().get(self.name)
 
     def look(self, run: RunPlaces) -> list[object]:
-        """What is there in a run."""
+        """The value there in a run."""
         return [run.argument_part(self.node, self.at).get(self.name)]
 
     def put(self, value: object) -> None:
-        """From now on ``value`` is there; ``MISSING`` for nothing."""
+        """Put ``value`` there; ``MISSING`` removes it."""
         self._part().put(self.name, value)
 
 
@@ -127,7 +128,7 @@ class ArgumentAlias:
 
 @final
 class Copies:
-    """The containers that the traced run gets, with what they were like before it."""
+    """The containers that the traced run gets, with their contents before it."""
 
     def __init__(self, tree: object, call: ServedCall) -> None:
         self._call = call
@@ -136,8 +137,8 @@ class Copies:
         self._before = [_parts(node) for node in self._nodes]
 
     def changes(self) -> Iterator[tuple[Change, ArgumentLocation]]:
-        """What the run did to them. ``CaptureError`` TR-117 for what cannot be done again: entries
-        that lists, sets and deques got or lost."""
+        """The changes that the run made to them. ``CaptureError`` TR-117 for changes that cannot be
+        repeated: entries that were added to or removed from lists, sets and deques."""
         for nth, node in enumerate(self._nodes):
             for at, (part, before) in enumerate(self._before[nth]):
                 now = part.now()

@@ -111,9 +111,9 @@ def _clean(
     held: Mapping[int, Location | StateLocation],
     sources: list[SourcedInput],
 ) -> None:
-    """Each node knows who made it, every tensor from outside is an input, and nothing is in the
-    graph that is not a computation with dense tensors. ``sources`` gets those of the new inputs;
-    ``held``: by its id, where a tensor was found."""
+    """Annotate each node with its origin, make every tensor from outside an input, and remove
+    everything that is not a computation with dense tensors. ``sources`` gets the sources of the new
+    inputs; ``held``: where each tensor was found, by its id."""
     graph = module.graph
     annotate(graph, run)
     for node in graph.find_nodes(
@@ -136,8 +136,8 @@ def _clean(
 def _functional(
     module: fx.GraphModule, run: Run, found: ReadsGraph, sources: list[SourcedInput]
 ) -> tuple[StepGraph, list[Source], list[fx.Node]]:
-    """The graph without mutation, what it writes listed at the end; the sources of those of its
-    inputs that are left; and what it decides by."""
+    """The graph without mutation, with its writes listed at the end; the sources of the inputs that
+    remain; and the values that it decides by."""
     graph = module.graph
     (output,) = graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
@@ -212,7 +212,7 @@ def _constants_to_inputs(
 def _outside(
     tensor: Tensor, held: Mapping[int, Location | StateLocation], uses: Uses, name: str
 ) -> SourcedInput:
-    """``held``: by its id, where a tensor was found when the step was captured."""
+    """``held``: where each tensor was found when the step was captured, by its id."""
     if id(tensor) in uses.inputs:
         number = uses.inputs[id(tensor)]
         source = RunTimeNumber(number.compute, is_whole(number.value), tensor.device)
@@ -228,7 +228,7 @@ def _outside(
 
 
 def _strip(graph: fx.Graph) -> None:
-    """Profiler ranges and other calls without values leave the graph."""
+    """Remove profiler ranges and other calls without values from the graph."""
     for node in reversed(list(graph.nodes)):
         op = node.target
         if isinstance(op, OpOverload) and is_profiler_mark(op) and not node.users:
@@ -236,7 +236,8 @@ def _strip(graph: fx.Graph) -> None:
 
 
 def _numbers_made_tensors(graph: fx.Graph) -> None:
-    """``vmap`` makes a tensor of a number by converting it: that is a tensor filled with it."""
+    """``vmap`` makes a tensor of a number by converting it. Replace that by a tensor filled with
+    the number."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
         if isinstance(node.args[0], int | float):
             value: Tensor = tensor_of(node)
@@ -246,7 +247,7 @@ def _numbers_made_tensors(graph: fx.Graph) -> None:
 
 
 def _drop_dead(graph: fx.Graph) -> None:
-    """Unused values go; random ones stay, since they advance eager's stream, and so do effects."""
+    """Remove unused values, except random ones, which advance eager's stream, and effects."""
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and may_drop(node):
             graph.erase_node(node)
@@ -255,7 +256,8 @@ def _drop_dead(graph: fx.Graph) -> None:
 def _drop_unused(
     graph: fx.Graph, sources: list[SourcedInput], outputs: list[Output]
 ) -> tuple[StepGraph, list[Source]]:
-    """Inputs that nothing reads leave the signature (state of parameters without gradients)."""
+    """Remove inputs that nothing reads from the signature (state of parameters without
+    gradients)."""
     places = graph.find_nodes(op="placeholder")
     (output,) = graph.find_nodes(op="output")
     unchanged = {

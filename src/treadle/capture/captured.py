@@ -36,7 +36,7 @@ class CallInputs:
     """Where each input of the graph is found at a call, in the signature's order.
 
     ``call``: where the arguments of a call are found. ``scalars`` and ``values`` read them.
-    ``pending``: state that there was not yet when a call began.
+    ``pending``: state that did not exist yet when a call began.
     """
 
     sources: tuple[Source, ...]
@@ -46,15 +46,15 @@ class CallInputs:
     pending: Pending
 
     def run_time_numbers(self) -> int:
-        """How many of Python's numbers it takes."""
+        """The number of Python numbers that it takes."""
         return sum(isinstance(source, RunTimeNumber) for source in self.sources)
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedResult:
-    """What a call returns and leaves outside: ``leaves``, with slots where tensors of the graph go,
-    and their ``tree``; side effects; and the ``numbers`` that Python needs for them."""
+    """What a call returns and stores outside: ``leaves``, with slots for tensors of the graph, and
+    their ``tree``; side effects; and the ``numbers`` that Python needs for them."""
 
     tree: TreeSpec
     leaves: tuple[object, ...]
@@ -71,8 +71,8 @@ class CapturedResult:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerEffects:
-    """Optimizers that step after the graph; groups in the graph, and the numbers of those whose
-    counters advance."""
+    """Optimizers that step after the graph (``eager``); the groups in the graph, and the numbers of
+    those whose counters advance."""
 
     eager: tuple[EagerStep, ...]
     param_groups: ParamGroups
@@ -92,10 +92,11 @@ class OptimizerEffects:
 class StepDependencies:
     """What the step depends on beside the types of its inputs.
 
-    ``reads``: outside it. ``free``: leaves of the arguments whose values decide nothing.
-    ``counters``: places whose numbers are read at every call. ``decisions``: on numbers that are
-    not in the graph; ``host_draws``: of random ones. ``unread_modes``: modules, by their numbers,
-    that are in any mode. ``conditions``: lines that ask what only raises. ``path``: its decisions
+    ``reads``: its reads of external state. ``free``: leaves of the arguments whose values decide
+    nothing. ``counters``: places whose numbers are read at every call. ``decisions``: decisions on
+    numbers that are not in the graph; ``host_draws``: random numbers of Python's and NumPy's
+    generators. ``unread_modes``: modules, by their numbers, that may be in any mode.
+    ``conditions``: lines with conditions that only decide whether to raise. ``path``: its decisions
     on values of tensors.
     """
 
@@ -109,7 +110,8 @@ class StepDependencies:
     path: Path
 
     def hold(self) -> bool:
-        """Whether what it read outside is as it was, and its decisions come out as they did."""
+        """Whether everything that it read outside is unchanged and its decisions come out as
+        before."""
         return self.reads.hold() and self._decide_alike()
 
     def _decide_alike(self) -> bool:
@@ -119,12 +121,13 @@ class StepDependencies:
             return all(decision.holds() for decision in self.decisions)
 
     def changed(self) -> list[str]:
-        """What of that is different now, in words."""
+        """The differences, in words."""
         with self.host_draws.foreseen():
             return self.reads.changed() or [e.words for e in self.decisions if not e.holds()]
 
     def join(self, watches: Watches) -> bool:
-        """All of it, while it is as it was; whether that can be said."""
+        """Add it to ``watches``, which tell whether it is unchanged; false if that cannot be
+        watched."""
         watches.polled += [self._decide_alike] if self.decisions else []
         return self.reads.join(watches)
 
@@ -136,11 +139,11 @@ class Captured:
 
     Outputs are first the tensor leaves of the user's result, then those of what is left outside,
     then the numbers that Python needs, then gradients the user's code leaves in ``.grad``, then
-    those for optimizers that step eagerly, then write-backs. ``generators``: of the user's, that
-    the graph names by number. ``failed``: after a guess; then it is captured up to there.
-    ``guards``: of sizes that calls change, also of no input's; ``dims``: of the leaves of the
-    arguments that have such; ``sized``: the user's lines that need numbers of them.
-    ``stored``: its reads, for other processes.
+    those for optimizers that step eagerly, then write-backs. ``generators``: the user's generators,
+    which the graph names by number. ``failed``: the error after a guess; then the step is captured
+    up to that point. ``guards``: guards on sizes that calls change, including sizes of no input;
+    ``dims``: those of the arguments' leaves; ``sized``: the user's lines that need such sizes as
+    numbers. ``stored``: its reads, for other processes.
     """
 
     step: StepGraph
@@ -159,7 +162,8 @@ class Captured:
 
     @property
     def kept_bytes(self) -> int:
-        """Gradients of the call before that stay while the step runs, beside what it counts."""
+        """Bytes of the previous call's gradients that stay while the step runs, in addition to its
+        own peak."""
         return sum(local_of(parameter).nbytes for parameter in self.gradients.kept)
 
     def between_calls(self, step: StepGraph) -> "Captured":
@@ -174,7 +178,7 @@ class Captured:
         )
 
     def join(self, watches: Watches) -> bool:
-        """What it reads outside and its counters, while all is as it was; whether that can be
-        said."""
+        """Add its reads and counters to ``watches``, which tell whether they are unchanged; false
+        if that cannot be watched."""
         groups = self.optimizers.stepping()
         return self.dependencies.join(watches) and all(group.join(watches) for group in groups)

@@ -52,7 +52,7 @@ def autocast_on(place: torch.device) -> Iterator[None]:
 
 
 def check_values(inputs: Sequence[Tensor], sources: Sequence[Source]) -> None:
-    """What is to be trained, and what it is trained on, has values and one dense memory."""
+    """Require that models and batches have values in one dense block of memory."""
     for tensor, source in zip(inputs, sources, strict=True):
         is_argument = isinstance(source, Batch)
         if is_argument and tensor.is_nested:

@@ -35,7 +35,7 @@ from treadle.graph.core.signature import StepGraph
 def with_symbols(
     sources: Sequence[Source], inputs: Sequence[Tensor], dims: Dims
 ) -> tuple[list[Tensor], Symbols]:
-    """The inputs as fake tensors; those of ``dims`` with symbols."""
+    """The inputs as fake tensors; those in ``dims`` have symbolic sizes."""
     shapes = (leaf.traced for leaf in dims.values())
     names = {size: size for shape in shapes for size in shape if isinstance(size, Size)}
     mode, known = symbolic_mode(names)
@@ -55,7 +55,7 @@ def with_symbols(
 
 
 def _guard_parts(guards: GuardSet, dims: Dims) -> None:
-    """What is traced for a part of the sizes serves that part."""
+    """Add guards, so that a trace for a part of the sizes serves only that part."""
     for leaf in dims.values():
         for whole in dims_in(leaf.shape):
             part = leaf.part.get(dim_of(whole).name, whole)
@@ -66,15 +66,16 @@ def _guard_parts(guards: GuardSet, dims: Dims) -> None:
 
 
 def take_samples(captured: Captured, symbols: Symbols, dims: Dims) -> None:
-    """From symbols to samples with twins; what the trace asked of sizes is guarded."""
+    """Replace symbols by samples with twins; the conditions that the trace checked on sizes become
+    guards."""
     sampled(captured.step.graph, SampleMode(symbols))
     symbols.note()
     captured.guards, captured.dims = symbols.guards, dims
 
 
 def in_part(captured: Captured, dims: Dims) -> Captured | None:
-    """The same for fewer sizes, which ``dims`` has: what was traced for all of them is right for
-    each. ``None`` where it has to be traced again."""
+    """The same step for fewer sizes, given by ``dims``: a trace for all sizes is valid for each of
+    them. ``None`` if it has to be traced again."""
     symbols = symbols_of_graph(captured.step.graph)
     if symbols is None:
         return None
@@ -94,7 +95,7 @@ def in_part(captured: Captured, dims: Dims) -> Captured | None:
 
 
 def _sizes_in(symbols: Symbols, dims: Dims) -> Mapping[str, Size] | None:
-    """By name all dims of a trace in that part; ``None`` where one is no dim there."""
+    """All dims of a trace in that part, by name; ``None`` if one of them does not vary there."""
     roots = {dim.name: dim for leaf in dims.values() for dim in map(dim_of, dims_in(leaf.traced))}
     parts: dict[str, Dim | None] = dict(roots)
     for dim in symbols.dims:

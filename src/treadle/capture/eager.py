@@ -21,8 +21,8 @@ from treadle.util.errors import CaptureError
 
 
 class CallsClosure(CaptureError):
-    """An optimizer outside the graph is given a closure, which it may call as often as its
-    values say (TR-105)."""
+    """An optimizer outside the graph gets a closure and may call it any number of times, depending
+    on values (TR-105)."""
 
     def __init__(self, optimizer: Optimizer, where: str) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class CallsClosure(CaptureError):
         )
 
     def refused(self) -> CaptureError:
-        """For where the closure alone cannot be compiled."""
+        """The error to raise if the closure by itself cannot be compiled."""
         return CaptureError(
             f"{self.message}; with treadle.DataParallel, ranks average the gradients of whole "
             "steps",
@@ -49,7 +49,7 @@ class CallsClosure(CaptureError):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an optimizer is not in the graph, with the code of the page that explains it."""
+    """The reason why an optimizer is not in the graph, with its code."""
 
     code: str
     words: str
@@ -79,7 +79,7 @@ def _is_split(optimizer: Optimizer) -> bool:
 
 
 def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
-    """Those that become part of the graph."""
+    """The optimizers that become part of the graph."""
     return {
         name: optimizer for name, optimizer in optimizers.items() if why_eager(optimizer) is None
     }
@@ -89,7 +89,7 @@ def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
 @dataclass(frozen=True, slots=True, eq=False)
 class EagerStep:
     """``optimizer.step()`` after the compiled part, with the gradients that the graph made for
-    ``parameters``. ``slots``: how these are made of what the graph gives. ``values``: of
+    ``parameters``. ``slots``: how the gradients are made from the graph's results. ``values``:
     hyper-parameters that the step sets before it, by the number of a group and a key."""
 
     optimizer: Optimizer
@@ -99,7 +99,7 @@ class EagerStep:
     values: tuple[tuple[int, str, Callable[[], object]], ...]
 
     def run(self, grads: Sequence[Tensor]) -> None:
-        """All gradients in their places for the time of the step; put back if it fails."""
+        """Run the step with all gradients in their places. They are restored if it fails."""
         everyone = [p for group in self.optimizer.param_groups for p in group["params"]]
         before = [parameter.grad for parameter in everyone]
         for parameter in everyone:
@@ -121,14 +121,15 @@ class EagerStep:
                 groups[at][key] = value
 
     def snapshot(self) -> Snapshot:
-        """What it changes, kept aside."""
+        """A copy of everything that it changes."""
         groups = self.optimizer.param_groups
         parameters = [p for group in groups for p in group["params"]]
         return Snapshot({}, {"": self.optimizer}, parameters)
 
 
 def run_eagerly(steps: Sequence[EagerStep], grads: Sequence[Tensor]) -> None:
-    """Each optimizer in the order of the user's code; ``grads``: those of all, in that order."""
+    """Run each optimizer, in the order of the user's code; ``grads``: the gradients of all, in that
+    order."""
     at = 0
     for step in steps:
         end = at + slots_in(step.slots)

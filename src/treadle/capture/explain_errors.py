@@ -16,12 +16,12 @@ from treadle.util.errors import CaptureError
 from treadle.util.package import FOLDER, folder_of
 
 OURS = (folder_of(torch), FOLDER)
-"""Where frames are torch's or ours."""
+"""Folders whose code is torch's or ours."""
 _MADE = ("<frozen ", "<eval_with_key>", "<__array_function__ ")
-"""Names of code that has no file and that Python and libraries made. Others (``<string>``,
+"""Names of code without a file that Python and libraries generate. Others (``<string>``,
 ``<stdin>``, ``<ipython-input-1>``) are the user's: of a notebook, or a text that is executed."""
 BETWEEN = (*OURS, *_MADE, str(contextlib.__file__))
-"""Where frames are not the user's."""
+"""Folders whose code is not the user's."""
 
 _METHODS = METHOD_FILES | ASKING_FILES
 
@@ -86,7 +86,7 @@ def refused_nested(what: str, where: str) -> CaptureError:
 
 
 def is_between(file: str) -> bool:
-    """Whether code of a file of that name is not the user's."""
+    """Whether code in a file of that name is not the user's."""
     return file.startswith(BETWEEN)
 
 
@@ -122,8 +122,8 @@ class ExitsProgram(Exception):
 def called_with(
     function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    """``function`` of these: the frame in which Python says that they do not fit, and around which
-    all is the tracer's."""
+    """Call ``function`` with these arguments. If they do not fit, Python raises in this frame; all
+    frames around it are the tracer's."""
     try:
         return function(*args, **kwargs)
     except SystemExit as error:
@@ -131,8 +131,8 @@ def called_with(
 
 
 def users_frames() -> Iterator[FrameType]:
-    """From the innermost that is not of ours outwards, and no method of tensors or sizes; others of
-    torch's are among them."""
+    """The frames from the innermost outwards that is neither ours nor a method of tensors or sizes;
+    other frames of torch's are included."""
     frame = sys._getframe(1)
     while frame is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back

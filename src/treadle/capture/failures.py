@@ -1,4 +1,4 @@
-"""What goes wrong while a step is captured, as errors that a user can act on.
+"""Failures of a capture as errors that a user can act on.
 
 ::
 
@@ -45,16 +45,17 @@ from treadle.util.errors import CaptureError, TreadleError, joined_with
 _TORCH, _TREADLE = OURS
 _DISTRIBUTED = f"{_TORCH}distributed"
 _TYPES = tuple(f"{_TORCH}{name}" for name in ("_decomp", "_meta_registrations", "_prims", "_refs"))
-"""Where PyTorch tells the types of results in Python."""
+"""Files in which PyTorch computes the types of results in Python."""
 _SHARDED = tuple(str(Path(_DISTRIBUTED) / name) for name in ("tensor", "fsdp", "_tensor"))
-"""Where tensors are made that know of other ranks; what they send is in the graph."""
+"""Files that make tensors spread over ranks; their communication is in the graph."""
 _CALLS_TORCH = frozenset({"__torch_function__", "run_backward", dim_is_there.__name__})
-"""The functions of ours in which errors of torch's C++ appear, or that raise its kernels'."""
+"""Our functions in which errors of torch's C++ code appear, or that raise the errors of its
+kernels."""
 _FOR_USERS = frozenset({made_now.__name__, looked_up.__name__})
 
 
 def raise_told(error: Exception) -> NoReturn:
-    """Raise what the user is told of ``error``, with the user's frames alone."""
+    """Raise the error that the user sees for ``error``, with the user's frames only."""
     told = _told(error)
     frames = _users_frames(error.__traceback__)
     if told is error:
@@ -104,7 +105,8 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def noted_eager(error: BaseException) -> None:
-    """A note at what a call raised that ran as it is, since a kernel or a check had refused it."""
+    """Add a note to an error of a call that ran eagerly because a kernel or a check had refused
+    it."""
     if isinstance(error, Exception) and not isinstance(error, TreadleError):
         where = _line_of(traceback.extract_tb(error.__traceback__))
         _noted(error, "which ran without treadle: a check of the compiled step failed", where)
@@ -131,7 +133,8 @@ def _looks_up(where: str) -> CaptureError:
 
 
 def _changes_storage(error: Exception, inner: traceback.FrameSummary | None) -> bool:
-    """Whether a tensor from outside was to get the storage of another one, or all that it is."""
+    """Whether the failure was an attempt to give a tensor from outside the storage of another one,
+    or to swap both."""
     return METADATA_CHANGES in str(error) or (inner is not None and inner.name == "swap_tensors")
 
 
@@ -157,12 +160,12 @@ def _is_users(error: Exception, frames: Sequence[traceback.FrameSummary]) -> boo
 
 
 def _stands_for_users(frames: Sequence[traceback.FrameSummary]) -> bool:
-    """Whether Python makes a text of values, or looks for an entry, as the user's code says."""
+    """Whether Python formats values or looks up an entry on behalf of the user's code."""
     return any(frame.name in _FOR_USERS for frame in frames[-4:])
 
 
 def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
-    """Whether it was the user's code that went too deep, wherever it was when it had."""
+    """Whether the user's code recursed too deeply, wherever the limit was reached."""
     users = sum(not is_between(frame.filename) for frame in frames)
     return isinstance(error, RecursionError) and 2 * users > len(frames)
 
@@ -206,8 +209,8 @@ def of_torch(error: Exception, where: str) -> CaptureError:
 
 
 def _kind_of(error: Exception) -> type[Exception]:
-    """What eager raises: where the type of a result is made in Python, asserts stand for checks of
-    kernels."""
+    """The type of error that eager raises. Where PyTorch computes types of results in Python,
+    asserts stand for the checks of kernels."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, AssertionError) and frames and frames[-1].filename.startswith(_TYPES):
         return RuntimeError
@@ -255,8 +258,8 @@ def _looks_at_value(error: Exception) -> bool:
 
 
 def also(kind: type[Exception]) -> type[CaptureError]:
-    """``CaptureError`` that is a ``kind`` as well: what the user's code catches around eager it
-    catches here."""
+    """A ``CaptureError`` that is a ``kind`` as well, so that the user's handlers for eager errors
+    catch it."""
     return joined_with(kind, CaptureError)
 
 

@@ -32,7 +32,7 @@ _NAMED: dict[object, OpOverload] = {
     aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
     aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
 }
-"""Functional forms whose names or arguments differ from those of the one that writes."""
+"""Functional forms whose names or arguments differ from those of the operation that writes."""
 
 
 @functools.cache
@@ -83,7 +83,7 @@ _CONVERSIONS: dict[object, OpOverload] = {
     aten._conj.default: aten.conj_physical.default,
     aten._neg_view.default: aten.neg.default,
 }
-"""Other readings of the same memory, and the operation that takes one back."""
+"""Operations that view memory as another dtype, and their inverses."""
 Call = Callable[[OpOverload, Args, Kwargs], fx.Node]
 """Adds one operation with its arguments to a graph."""
 
@@ -144,7 +144,8 @@ def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.
 
 
 def _of_expanded(call: Call, base: fx.Node, value: fx.Node) -> fx.Node:
-    """Of elements that are one place the first: all of them have got the same."""
+    """The first of the elements that share a place in memory: all of them were given the same
+    value."""
     shape = tensor_of(base).shape
     extra = tensor_of(value).ndim - len(shape)
     for _ in range(extra):
@@ -170,7 +171,7 @@ def place_of(view: fx.Node) -> tuple[list[int], list[int], int]:
 
 
 def item_of(node: fx.Node) -> tuple[fx.Node, int]:
-    """What ``getitem`` takes, and from what."""
+    """The index that ``getitem`` takes, and its operand."""
     args: Args = node.args
     return args[0], args[1]
 

@@ -58,14 +58,14 @@ _WRITE_TWICE = frozenset({
     aten.masked_fill_, aten.index_put_, aten.index_fill_, aten.triu_, aten.tril_,
     aten.fill_diagonal_, aten.baddbmm_,
 })  # fmt: skip
-"""Others that PyTorch lets write to one place several times."""
+"""Other operations that PyTorch allows to write to one place several times."""
 _SETS = frozenset(getattr(aten.set_, overload) for overload in aten.set_.overloads())
-"""They give a tensor the storage of another one."""
+"""Operations that give a tensor the storage of another one."""
 
 
 @dataclass
 class _Alias:
-    """``node`` of the old graph is ``view(source)``: how to take it from its source again."""
+    """``node`` of the old graph is ``view(source)``, and how to compute the view again."""
 
     source: fx.Node | None
     current: fx.Node
@@ -271,7 +271,8 @@ class Functionalizer:
             self._rebase(old, value, node)
 
     def _draw(self, node: fx.Node, written: fx.Node) -> None:
-        """Numbers drawn in place, where memory has an order of its own: as a function of it."""
+        """An in-place draw into memory that is not in row-major order, as a function of that
+        order."""
         tensor, *rest = node.args
         assert isinstance(tensor, fx.Node)
         val = value_of(tensor)
@@ -283,7 +284,7 @@ class Functionalizer:
         self._rebase(written, drawn, node)
 
     def _note_result(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> None:
-        """What the result of an operation that writes stands for."""
+        """Note which written tensor the result of an operation that writes is."""
         if not returns_written(node.target):
             one, several = (isinstance(value_of(side), torch.Tensor) for side in (node, result))
             if one and not several:  # what it returns comes before what it wrote
@@ -370,7 +371,7 @@ def _written_args(node: fx.Node) -> list[fx.Node]:
 
 
 def _outs(node: fx.Node) -> list[str]:
-    """Names of ``out=`` arguments."""
+    """The names of ``out=`` arguments."""
     names = [name for _, name in written_arguments(node.target)]
     return [name for name in names if name in node.kwargs]
 
@@ -420,7 +421,7 @@ def _same_type(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _retype(graph: fx.Graph) -> None:
-    """The types that a trace got wrong, and those of their readers."""
+    """Correct the types that a trace got wrong, and those of their readers."""
     wrong = [node for node in graph.nodes if node.target in MISTYPED]
     for node in wrong:
         set_value(node, compute(node))

@@ -27,11 +27,12 @@ from treadle.compat.pytree import TreeSpec
 from treadle.graph.core.signature import Input, Role
 
 Dims = Mapping[int, SizedLayout]
-"""By the number of a leaf of the arguments how it lies, with a ``Size`` where calls change it."""
+"""The strides of a leaf of the arguments, by its number, with a ``Size`` for each that calls
+change."""
 
 SourcedInput = tuple[Input, Source]
 Names = Mapping[int, str]
-"""Of parameters, by their ids."""
+"""A fact about parameters, by their ids."""
 
 
 @final
@@ -86,8 +87,9 @@ def input_sources(
     device: torch.device,
     kept: "StateForms",
 ) -> list[SourcedInput]:
-    """In the order of the graph's inputs. ``arguments``: their leaves, with paths (``x``,
-    ``batch['y']``). Gradients come last, so that other inputs have the same names without them."""
+    """The sources in the order of the graph's inputs. ``arguments``: their leaves, with paths
+    (``x``, ``batch['y']``). Gradients come last, so that other inputs have the same names without
+    them."""
     names = _names(models)
     return [
         *_parameters(models, names),
@@ -138,8 +140,8 @@ class StateForms:
     def inputs(
         self, optimizer: Optimizer, parameter: nn.Parameter, key: str, start: Start
     ) -> Iterator[tuple[str, tuple[bool, bool], State]]:
-        """What is added to the name, whether it is in parts, and the source, of each input that a
-        state is."""
+        """For each input that stands for a state: the suffix of its name, whether it is in parts,
+        and its source."""
         shards = self.divisions.of(parameter, update_rule(optimizer))
         if shards is not None:
             parts = True, not shards.is_even
@@ -155,7 +157,7 @@ class StateForms:
 def _of_optimizers(
     param_groups: ParamGroups, names: Names, device: torch.device, kept: StateForms
 ) -> Iterator[SourcedInput]:
-    """State and scalars."""
+    """The sources of state and scalars."""
     for at, param_group in enumerate(param_groups):
         rule, group = update_rule(param_group.optimizer), param_group.group
         for parameter in param_group.parameters:
@@ -186,6 +188,6 @@ def _gradients(models: Mapping[str, nn.Module], names: Names) -> Iterator[Source
 
 
 def _parts(value: Tensor) -> tuple[bool, bool]:
-    """Whether ranks hold parts of it, and whether those may be of several sizes."""
+    """Whether ranks hold parts of it, and whether these parts may have different sizes."""
     layout = layout_of(value)
     return layout is not None, layout is not None and not layout.is_even

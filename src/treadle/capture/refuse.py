@@ -34,15 +34,15 @@ KNOWN_UPDATE_RULES = (
 """Importing the modules registers their update rules."""
 
 LOOSE = "loose"
-"""What stands before the names of tensors that an optimizer steps and no model has."""
+"""The prefix of the names of tensors that an optimizer steps and that belong to no model."""
 
 T = TypeVar("T")
 _WRAPPERS = ("FullyShardedDataParallel", "DataParallel")
 
 
 def check_call(function: object, models: object, compiled: type) -> None:
-    """What ``compile`` is given: a function of a whole step, and the model that it uses.
-    ``compiled``: the class of what it returns."""
+    """Check the arguments of ``compile``: a function of a whole step, and the model that it uses.
+    ``compiled``: the class of its results."""
     if isinstance(function, compiled):
         raise CaptureError(
             "treadle.compile received a step that treadle.compile returned: it is compiled already",
@@ -103,7 +103,7 @@ def refuse_within_trace(function: Callable[..., object]) -> None:
 
 
 def _runs_later(function: Callable[..., object]) -> str:
-    """What a function is whose call only makes a generator or a coroutine; empty for others."""
+    """The kind of a function whose call only makes a generator or a coroutine; empty for others."""
     unwrapped = inspect.unwrap(function)
     if inspect.iscoroutinefunction(unwrapped):
         return "coroutine function"
@@ -112,7 +112,8 @@ def _runs_later(function: Callable[..., object]) -> str:
 
 
 def refuse_unfinished(results: Sequence[object]) -> None:
-    """TR-136 for what runs when the caller takes values out of it: a generator, a coroutine."""
+    """TR-136 for a result that runs only when the caller takes values from it: a generator or a
+    coroutine."""
     for result in results:
         if isinstance(result, Iterator | Awaitable | AsyncIterator):
             raise LateError(
@@ -154,7 +155,7 @@ def _opened(value: object) -> object:
 
 
 def _held_by(owner: object) -> list[tuple[str, Optimizer]]:
-    """Optimizers among the attributes of an object, and in lists and dicts there."""
+    """Optimizers among the attributes of an object, and in lists and dicts among them."""
     optimizers: list[tuple[str, Optimizer]] = []
     for name, value in vars(owner).items():
         if type(value) is dict:

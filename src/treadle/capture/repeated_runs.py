@@ -45,16 +45,16 @@ from treadle.graph.custom_ops.grouped import GROUPED
 from treadle.util.errors import CaptureError
 
 _INSTEAD = {**TRACED_AS, **SPLITS, **PADS, **GROUPED, **ALL_TRUE, **KERNEL_CHECKS}
-"""What to trace in the place of operators that a graph cannot hold, and what is asked before others
-are traced."""
+"""The replacements of operators that a graph cannot hold, and the checks before others are
+traced."""
 
 _MOST_RUNS = 64
-"""Of one trace; each learns something of the step that the next one needs."""
+"""The most runs of one trace; each learns something about the step that the next one needs."""
 
 
 @final
 class RepeatedRuns:
-    """What stands in for others in the next run, and how code is rewritten in it."""
+    """The stand-ins and the rewritten code of the next run."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RepeatedRuns:
         self._draws: list[HeldFunction] = []  # which draw random numbers
 
     def last(self, inputs: list[Tensor], *, symbolic: bool) -> tuple[Run, fx.GraphModule]:
-        """The run that meets nothing new, and its trace."""
+        """The last run, which meets nothing new, and its trace."""
         self._inputs = inputs, symbolic
         for _ in range(_MOST_RUNS):
             run = self._next()
@@ -138,7 +138,7 @@ class RepeatedRuns:
         return run
 
     def _is_last(self, run: Run) -> bool:
-        """Whether a run that came to its end found all as it was to be."""
+        """Whether a run that ended normally met nothing new."""
         late = run.numbers.uses.written_late()
         self._whole |= late
         if late or self._covers_more(run):
@@ -166,7 +166,7 @@ class RepeatedRuns:
         return bool(self._draws)
 
     def _learn(self, error: Exception, run: Run) -> None:
-        """What the next run needs to get past ``error``, which is raised if that is nothing."""
+        """Prepare what the next run needs to get past ``error``; raise it if there is nothing."""
         match error:
             case ScalerBegins():
                 error.begin()
@@ -190,7 +190,8 @@ class RepeatedRuns:
                     self._retreat(error, run)
 
     def _count(self, error: Counted, run: Run) -> None:
-        """The step counts with numbers at places: they change from call to call."""
+        """Note that the step computes with numbers at these places, which change from call to
+        call."""
         new = error.places_beside(self._counters)
         if not self._covers_more(run) and not new:
             raise error
@@ -198,7 +199,7 @@ class RepeatedRuns:
         self._counters += new
 
     def _retreat(self, error: Exception, run: Run) -> None:
-        """What stood in for others may be why: it does so no longer."""
+        """Stop using the stand-ins that may have caused the failure."""
         if self._likely:
             self._likely = ()
         elif self._containers:
@@ -220,7 +221,7 @@ class RepeatedRuns:
 
 
 def _is_again(before: Exception | None, error: Exception) -> bool:
-    """Whether a run ended for the same reason as another one before it."""
+    """Whether a run ended for the same reason as an earlier one."""
     return type(before) is type(error) and str(before) == str(error)
 
 

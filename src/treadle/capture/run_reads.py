@@ -1,4 +1,4 @@
-"""What a run read, once it is over and everything is as it was before."""
+"""The reads of a run, collected once it is over and everything is restored."""
 
 import functools
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ from treadle.util.errors import CaptureError
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class RunReads:
-    """``guard``: what later calls compare. ``origin``: where it comes from. ``places``: by its id,
-    where a tensor of the user's is found at a call."""
+    """``guard``: what later calls compare. ``origin``: where it comes from. ``places``: where a
+    call finds each tensor of the user's, by its id."""
 
     guard: ReadsGuard
     origin: ReadsOrigin
     places: Mapping[int, Location | StateLocation]
 
     def stored(self, run: Run) -> StoredReads:
-        """What the run read, for other processes."""
+        """The reads of the run, for other processes."""
         request, external = run.request, run.external
         assert external is not None
         step, graph = request.objects, self.guard.graph
@@ -39,7 +39,7 @@ class RunReads:
 
 
 def reads_of(run: Run) -> RunReads:
-    """What a run read; what it leaves outside goes where its owner is found at a call."""
+    """The reads of a run. Values that it stores outside are put where a call finds their owners."""
     external, request = run.external, run.request
     assert external is not None
     names = _names(run, external)
@@ -65,7 +65,8 @@ def reads_of(run: Run) -> RunReads:
 
 
 def _is_made(entry: GivenTensor, run: Run) -> bool:
-    """Whether it stands for a number or an array in the graph, and is not a user's tensor."""
+    """Whether it is a stand-in for a number or an array in the graph, and not a tensor of the
+    user's."""
     made = run.numbers.uses.inputs, run.numbers.uses.arrays
     find = entry.find
     return isinstance(find, HeldTensor) and any(id(find.tensor) in each for each in made)

@@ -60,7 +60,7 @@ class Snapshot:
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
-        """Everything as it was."""
+        """Restore everything."""
         for tensor, memory, flag, grad in self._others:
             tensor.data = memory
             tensor.requires_grad_(flag)
@@ -80,7 +80,7 @@ class Snapshot:
         self.restore_random()
 
     def restore_random(self) -> None:
-        """Only the random generators."""
+        """Restore only the random generators."""
         torch.set_rng_state(self._random)
         put_states(self._host)
         for generator, state in self._own:

@@ -64,8 +64,9 @@ class BufferSlot:
 @final
 @dataclass(frozen=True, slots=True)
 class State:
-    """Optimizer state; where there is none, as it starts, kept aside until the step succeeded.
-    ``blocks``: of state in 8 bits, which is two inputs: codes, and scales if ``is_scales``."""
+    """Optimizer state. If there is none, its initial value, which is kept aside until the step has
+    succeeded. ``blocks``: of state in 8 bits, which is two inputs: codes, and scales if
+    ``is_scales``."""
 
     optimizer: Optimizer
     parameter: nn.Parameter
@@ -76,8 +77,8 @@ class State:
     is_scales: bool = False
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """What the optimizer has for the parameter; else its start, kept in ``pending``. Of what
-        ranks divide, this rank's rows; of what has blocks, codes or scales."""
+        """The optimizer's state of the parameter, or its initial value, kept in ``pending``. If
+        ranks divide it, this rank's rows; if it is kept in blocks, its codes or scales."""
         value = self.now()
         if value is not None and self._is_kept(value):
             return self._part(value)
@@ -92,7 +93,7 @@ class State:
         return isinstance(value, EightBitState) == (self.blocks is not None)
 
     def _part(self, value: Tensor) -> Tensor:
-        """What of it is this input."""
+        """The part of the state that is this input."""
         if isinstance(value, EightBitState):
             return value.scales if self.is_scales else value.codes
         return local_of(value)
@@ -108,7 +109,7 @@ class State:
         return (*self.place[:2], self.key + SCALE * self.is_scales)
 
     def now(self) -> Tensor | None:
-        """What the optimizer has for the parameter."""
+        """The optimizer's state of the parameter."""
         return self.optimizer.state.get(self.parameter, {}).get(self.key)
 
     def typed(self) -> Tensor:
@@ -303,7 +304,7 @@ class Scalars:
 
 
 def _asked_of(source: "Scalar | RunTimeNumber") -> "RunTimeNumber | tuple[ParamGroup, int]":
-    """What says the number: one question for those of a group that stand together."""
+    """The question that gives the number: consecutive numbers of a group share one."""
     return source if isinstance(source, RunTimeNumber) else (source.param_group, source.nth)
 
 
@@ -338,7 +339,7 @@ class Inputs:
 
     @property
     def holders(self) -> Unchanged | None:
-        """What says that what holds inputs which are known is as it was."""
+        """The watch which tells that the objects that hold known inputs are unchanged."""
         return self._holders
 
     def read(
@@ -373,7 +374,7 @@ class Inputs:
 
 
 def _changes(source: Source) -> bool:
-    """Whether it is looked up at every call: nothing tells of a DTensor that gets another part."""
+    """Whether it is looked up at every call: a new local part of a DTensor cannot be watched."""
     match source:
         case Parameter(parameter) | State(_, parameter):
             return is_sharded(parameter)

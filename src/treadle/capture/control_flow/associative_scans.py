@@ -24,7 +24,7 @@ _NAME = "associative_scan"
 _MODES = ("pointwise", "generic")
 
 Combine = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
-"""Slices and as many later ones, to as many combined ones."""
+"""Combines slices with as many later ones."""
 
 
 def associative_scan(
@@ -81,7 +81,7 @@ def _vmapped(combine: Combine) -> Combine:
 
 
 def _scanned(combine: Combine, xs: Sequence[Tensor]) -> list[Tensor]:
-    """Of slices along the first dim."""
+    """The scan of slices along the first dim."""
     count = operator.index(xs[0].shape[0])
     if count < 2:
         return list(xs)

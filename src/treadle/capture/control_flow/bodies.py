@@ -27,8 +27,8 @@ from treadle.util.errors import CaptureError
 Function = Callable[..., object]
 
 MOST_COPIES = 256
-"""Of the body of a ``map`` or ``scan`` that cannot be in a loop: more would be a graph of many
-equal parts."""
+"""The most iterations of a ``map`` or ``scan`` whose body cannot be in a loop: more would give a
+graph of many equal parts."""
 
 _SLICES = (
     "let its function only compute tensors of fixed types, without random numbers or other side "
@@ -99,17 +99,18 @@ class OperandsFromOutside(TorchFunctionMode):
 
     @abstractmethod
     def inside(self, leaf: object) -> object:
-        """What the body gets in the place of ``leaf``; ``leaf`` itself if it is from inside."""
+        """The replacement of ``leaf`` in the body; ``leaf`` itself if it is from inside."""
 
     def made(self, result: object) -> None:
-        """Hears what a function of the body gave."""
+        """Note the results of a function that the body called."""
 
 
 def require_closed(
     results: Iterable[object], known: Container[object], error: Callable[[], CaptureError]
 ) -> None:
-    """``error()`` where a gradient of ``results`` could leave a body by another way than through
-    the functions ``known``: one of the user's got a tensor from outside that nobody hears of."""
+    """Raise ``error()`` if a gradient of ``results`` could leave a body other than through the
+    functions ``known``, because a function of the user's got a tensor from outside that was not
+    replaced."""
     left = [result.grad_fn for result in results if isinstance(result, Tensor)]
     seen: set[object] = set()
     while left:
@@ -123,8 +124,8 @@ def require_closed(
 
 
 def computes_gradients(func: Function) -> bool:
-    """Whether a function that modes hear of computes gradients, which no body may. The names are
-    looked up now: while a step is traced they are other functions."""
+    """Whether a function that modes intercept computes gradients, which no body may do. The names
+    are looked up at the call, because they are patched while a step is traced."""
     return func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
@@ -134,7 +135,7 @@ _VALUES: frozenset[object] = frozenset(
         *(Tensor.__int__, Tensor.__float__, Tensor.__complex__, Tensor.__index__),
     )
 )
-"""What gives Python the value of a tensor, and modes hear of."""
+"""Functions that give Python the value of a tensor and that modes intercept."""
 
 ATTRIBUTES: frozenset[object] = frozenset(
     cast(Any, descriptor).__get__
@@ -143,17 +144,18 @@ ATTRIBUTES: frozenset[object] = frozenset(
         *(Tensor.is_leaf, Tensor.requires_grad, Tensor.grad, Tensor.grad_fn),
     )
 )
-"""What only looks at a tensor; another one of its type in its place would change nothing."""
+"""Functions that only ask for the type of a tensor: another tensor of the type would give the
+same."""
 
 
 def sets_attribute(func: Function) -> bool:
-    """Whether a function that modes hear of sets an attribute of a tensor."""
+    """Whether a function that modes intercept sets an attribute of a tensor."""
     return getattr(func, "__name__", "") == "__set__"
 
 
 class Pure(DispatchMode):
-    """Refuses operations of a body that do more than compute. ``part``: what the body is called;
-    ``always``: eager runs it as well, so that it may raise where eager does."""
+    """Refuses operations of a body that do more than compute. ``part``: the name of the body;
+    ``always``: eager runs the body as well, so it may raise where eager does."""
 
     def __init__(self, name: str, part: str, *, always: bool = False) -> None:
         super().__init__()
@@ -204,7 +206,8 @@ class Pure(DispatchMode):
 
 
 def _is_sized(result: object) -> bool:
-    """Whether it is tensors of known sizes, and no number of a value."""
+    """Whether all results are tensors of known sizes, and none is a number from a tensor's
+    value."""
     leaves = tree_leaves(result)
     return all(
         isinstance(leaf, Tensor) and all(type(size) is int for size in leaf.shape)

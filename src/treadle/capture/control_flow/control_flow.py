@@ -31,7 +31,7 @@ from treadle.graph.custom_ops.branches import taken as marked
 
 
 def instead_of(name: str) -> Callable[..., object]:
-    """What the function of that name does in a trace."""
+    """The replacement of the function of that name during a trace."""
     return _INSTEAD[name]
 
 
@@ -119,8 +119,8 @@ class _Gates(OperandsFromOutside):
         return known[1]
 
     def require_closed(self, results: Iterable[object]) -> None:
-        """TR-151 where a gradient could leave the branch without a gate: a function of the user's
-        got a tensor from outside by a way that nobody hears of."""
+        """TR-151 if a gradient could leave the branch without a gate, because a function of the
+        user's got a tensor from outside that was not intercepted."""
         gates = {gated.grad_fn for _, gated in self._gated.values()}
         why = "a branch uses a tensor from outside that is not an operand"
         require_closed(results, gates, lambda: unfit("cond", why))

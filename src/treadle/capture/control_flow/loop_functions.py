@@ -76,8 +76,8 @@ class LoopFunctions:
         self._by_id: dict[int, Tensor] = {}
 
     def traced(self, part: str, function: Callable[[Sequence[Tensor]], object]) -> TracedFunction:
-        """One run of the function on what stands for the values of a round. ``part``: what it is
-        called. TR-151 where it does more than compute."""
+        """One run of the function on stand-ins for the values of an iteration. ``part``: its name.
+        TR-151 if it does more than compute."""
         first = self._trace.count
         with contextlib.ExitStack() as inside:
             inside.enter_context(Pure(self._name, part, always=True))
@@ -91,7 +91,7 @@ class LoopFunctions:
         return TracedFunction(leaves, structure, first, self._trace.count)
 
     def inside(self, leaf: object) -> object:
-        """What stands for ``leaf`` in the loop, if that is a tensor from outside."""
+        """The stand-in for ``leaf`` in the loop, if that is a tensor from outside."""
         if not isinstance(leaf, Tensor) or id(leaf) in self._by_id:
             return self._by_id.get(id(leaf), leaf)
         if any(leaf is known for known in (*self.values, *self._inside)):
@@ -115,8 +115,8 @@ class LoopFunctions:
         return stand_in.requires_grad_(flag)
 
     def _require_closed(self, part: str, results: Sequence[object]) -> None:
-        """TR-151 where a gradient reaches a tensor from outside that nothing stands for: a function
-        of the user's got it by a way that nobody hears of."""
+        """TR-151 if a gradient reaches a tensor from outside without a stand-in, because a function
+        of the user's got it without being intercepted."""
         known = (*self.values, *self._inside)
         ours = {get_gradient_edge(tensor).node for tensor in known if tensor.requires_grad}
         why = f"{part} uses a tensor from outside that is not an operand"
@@ -124,15 +124,15 @@ class LoopFunctions:
 
     @property
     def flags(self) -> list[bool]:
-        """Which of the values of a round, and then of the tensors from outside that were used so
-        far, have gradients."""
+        """Which of the values of an iteration, and then of the tensors from outside that were used
+        so far, have gradients."""
         return [tensor.requires_grad for tensor in (*self.values, *self._inside)]
 
     def texts(
         self, runs: Sequence[tuple[TracedFunction, Sequence[Tensor]]]
     ) -> tuple[list[Tensor], list[str]]:
-        """What the functions read besides the values of a round, and each function as the text of a
-        graph; beside it, the stand-ins of its gradients."""
+        """What the functions read besides the values of an iteration, and each function as the text
+        of a graph, with the stand-ins of its gradients."""
         for tensor in (*self.values, *self._inside):
             if not all(type(size) is int for size in tensor.shape):
                 raise unfit(self._name, "it uses a tensor with declared or unknown sizes")
@@ -169,8 +169,8 @@ class LoopFunctions:
     def backward(
         self, body: TracedFunction, results: Sequence[Tensor]
     ) -> tuple[TracedFunction, list[Tensor]]:
-        """The body with its gradients of what has any, given those of ``results``, which are some
-        of its own: and what stands for these."""
+        """The body with the gradients of all its inputs that have some, computed from stand-ins for
+        the gradients of ``results``; and these stand-ins."""
         inputs = list(compress((*self.values, *self._inside), self.flags))
         with torch.no_grad():
             grads = [_any_value(result, self._name) for result in results]
@@ -193,7 +193,7 @@ class LoopFunctions:
         return TracedFunction(incoming, None, body.first, self._trace.count), grads
 
     def _graph(self, run: TracedFunction, grads: Sequence[Tensor]) -> "_LoopGraph":
-        """What was traced in the run, without mutation, and without what nobody reads."""
+        """The graph that was traced in the run, without mutation and without unused values."""
         place = self._trace.node_of
         known = {*self._places, *map(place, grads)}
         traced = fx.Graph()
@@ -230,8 +230,8 @@ class LoopFunctions:
 
 @dataclass(frozen=True, slots=True)
 class _LoopGraph:
-    """A functional graph; ``inputs``: by the nodes of the step that they stand for. ``known``: of
-    these the ones that stand for values of a round, ``grads`` among them."""
+    """A functional graph; ``inputs``: its inputs, by the nodes of the step that they stand for.
+    ``known``: those of these nodes that stand for values of an iteration, including ``grads``."""
 
     graph: fx.Graph
     inputs: Mapping[fx.Node, fx.Node]
@@ -240,7 +240,7 @@ class _LoopGraph:
 
     @property
     def constants(self) -> list[fx.Node]:
-        """What it reads besides."""
+        """The other inputs that it reads."""
         return [node for node, own in self.inputs.items() if own.users and node not in self.known]
 
     def text(self, name_of: Mapping[fx.Node, str]) -> str:
@@ -265,7 +265,7 @@ class _LoopGraph:
 
 
 class _Lifting(OperandsFromOutside):
-    """Gives a function what stands for tensors from outside.
+    """Gives a function stand-ins for tensors from outside.
 
     before:  y = mm(h, w)                                  w is from outside
     after:   v = loop_value(w); y = mm(h, v)
@@ -285,7 +285,7 @@ class _Lifting(OperandsFromOutside):
 
 @contextlib.contextmanager
 def _without_conditions(name: str, part: str) -> Iterator[None]:
-    """Inside, TR-151 where Python asks whether a tensor is true: no mode hears of that."""
+    """Inside, TR-151 if Python asks whether a tensor is true, which modes do not intercept."""
     thread, asked = threading.get_ident(), Tensor.__bool__
 
     def refused(tensor: Tensor) -> bool:
@@ -328,7 +328,7 @@ def require_dense(name: str, tensor: Tensor, what: str) -> None:
 
 
 def require_same(name: str, carried: Sequence[Tensor], results: Sequence[object]) -> None:
-    """TR-151 unless a body gives the types that it takes."""
+    """TR-151 unless a body returns the types that it takes."""
     for old, new in zip(carried, results, strict=True):
         if not isinstance(new, Tensor):
             raise unfit(name, f"its body returns {new!r} for {shown_type(old)}")
@@ -337,7 +337,8 @@ def require_same(name: str, carried: Sequence[Tensor], results: Sequence[object]
 
 
 def refuse_loop_values(graph: fx.Graph) -> None:
-    """TR-151 where a value of one round is used after the loop: a body left it somewhere."""
+    """TR-151 if a value of one iteration is used after the loop, because a body stored it
+    somewhere."""
     for node in graph.find_nodes(op="call_function", target=loop_value):
         raise unfit(
             str(node.args[1]),

@@ -7,8 +7,8 @@
                                  body = "carried_0, slice_0, other_0 -> ...")
     few slices               as many copies of f as there are slices
 
-What may be in neither a batch nor a loop (random numbers, writes to tensors from outside) is copied
-as well, up to ``MOST_COPIES`` slices.
+A body that can be neither batched nor in a loop (it draws random numbers, or writes to tensors from
+outside) is copied as well, up to ``MOST_COPIES`` slices.
 """
 
 import weakref
@@ -37,14 +37,16 @@ from treadle.graph.custom_ops.scans import scan as scan_operation
 from treadle.util.errors import CaptureError
 
 FEW = 8
-"""Slices of a ``scan`` whose body is always copied: kernels of several slices may be one."""
+"""The most slices of a ``scan`` whose body is always copied: kernels of several slices may be
+fused."""
 
 OPERATIONS = 256
-"""Of the copies of a body, in a round or in the step's own graph. Kernels of several slices may be
-one; with more operations the copies take longer to compile than they gain."""
+"""The most operations of all copies of a body, in an iteration or in the step's own graph. Kernels
+of several slices may be fused; with more operations the copies take longer to compile than they
+save."""
 
 _ROUND = 16
-"""Slices of a round, at most: by then what a round costs the host is divided by enough."""
+"""The most slices per iteration; with more, the host's cost of an iteration no longer matters."""
 
 
 def map_over(body: Callable[..., object], xs: object, *args: object) -> object:
@@ -68,7 +70,7 @@ def scan(
     dim: int = 0,
     reverse: bool = False,
 ) -> object:
-    """The last carry, and what each step gives, stacked."""
+    """The last carry, and the stacked results of each step."""
     leaves, spec = flatten_containers(xs)
     if not leaves:
         return init, []
@@ -118,8 +120,8 @@ Results = tuple[Sequence[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """``function``: of the carried values and one slice of each tensor, along the first dim, to the
-    carried values and a row in containers."""
+    """``function`` takes the carried values and one slice of each tensor, along the first dim, and
+    returns the carried values and a row in containers."""
 
     name: str
     function: Callable[[Sequence[Tensor]], Any]
@@ -133,9 +135,9 @@ class _Loop:
         return self.tensors[0].shape[0]
 
     def result(self, *, batch: bool = False) -> Results:
-        """As a batch if that is asked for and possible, as copies if they are short, or as a loop.
-        What may be in neither a batch nor a loop is copied, if there are not too many slices: it is
-        refused otherwise."""
+        """The results: as a batch if that is asked for and possible, as copies if they are short,
+        or as a loop. A body that can be neither batched nor in a loop is copied if there are not
+        too many slices, and refused otherwise."""
         known = type(self.count) is int
         try:
             functions, body = self._traced()
@@ -155,7 +157,7 @@ class _Loop:
         return self.as_copies()
 
     def as_copies(self) -> Results:
-        """The function for each slice."""
+        """The function, copied for each slice."""
         if self.count > MOST_COPIES:
             where = " inside a torch.func transform" if in_transform() else ""
             words = f"it has {self.count} slices{where}, and treadle copies at most {MOST_COPIES}"
@@ -171,7 +173,8 @@ class _Loop:
         return carry, unflatten(stacked, flat[0][1])
 
     def _in_rounds(self, slices: int) -> Results:
-        """As a loop with ``slices`` in each round; those that remain are copied after it."""
+        """A loop with ``slices`` in each iteration; the function is copied after it for the
+        remaining slices."""
         rest = self.count % slices
         looped, left = (rest, 0) if self.reverse else (0, self.count - rest)
         length = self.count - rest
@@ -191,13 +194,13 @@ class _Loop:
         return carry, unflatten(stacked, spec)
 
     def _of_several(self, values: Sequence[Tensor]) -> Results:
-        """The function for each slice of a round."""
+        """The function, copied for each slice of an iteration."""
         count = len(self.carried)
         return replace(self, carried=values[:count], tensors=values[count:]).as_copies()
 
     def _traced(self) -> tuple[LoopFunctions, TracedFunction]:
-        """The function once, on values of any slice: again until the same carried values need a
-        gradient before and after."""
+        """Trace the function on values of any slice, repeatedly until the same carried values need
+        a gradient before and after it."""
         name, carried = self.name, self.carried
         for value in carried:
             if not isinstance(value, Tensor):
@@ -227,7 +230,7 @@ class _Loop:
 
     def _as_batch(self, body: TracedFunction) -> Results | None:
         """All slices at once, if ``vmap`` has a rule for each operation and gives the types that
-        ``body`` gave. It ran without an error before, so that any is of ``vmap``."""
+        ``body`` gave. ``body`` ran without an error before, so any error comes from ``vmap``."""
         made = _TensorsInside()
         try:
             with Pure(self.name, "its body", always=True), without_vmap_fallback(), made:
@@ -246,7 +249,7 @@ class _Loop:
         return flatten_containers(self.function(slices))[0]
 
     def _as_loop(self, functions: LoopFunctions, body: TracedFunction) -> Results:
-        """One operation of the step's graph."""
+        """The scan as one operation of the step's graph."""
         count = len(self.carried)
         after, rows = body.leaves[:count], body.leaves[count:]
         row_flags = [row.requires_grad for row in rows]
@@ -269,7 +272,7 @@ class _Loop:
 
 
 class _TensorsInside(TorchFunctionMode):
-    """Which tensors the functions that are called within it give."""
+    """Notes which tensors the functions called within it return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,18 +291,19 @@ class _TensorsInside(TorchFunctionMode):
         return result
 
     def escaped(self) -> bool:
-        """Whether anyone still has one of a transform's that is over."""
+        """Whether a tensor of a transform that has ended is still referenced."""
         return any(is_wrapped(tensor) for made in self._made if (tensor := made()) is not None)
 
 
 def _slices_of_round(count: int, most: int) -> int:
-    """More than half of ``most``, such that the fewest of ``count`` slices remain."""
+    """The number of slices per iteration: above half of ``most``, such that the fewest of ``count``
+    slices remain."""
     sizes = range(max(most, 1), most // 2, -1)
     return min(sizes, key=lambda size: count % size)
 
 
 def _split(count: int, results: Sequence[Tensor], spec: TreeSpec | None) -> Results:
-    """``count`` values after the last slice, and the rows."""
+    """Results split into the ``count`` values after the last slice, and the rows."""
     assert spec is not None
     made: Any = unflatten(list(results), spec)
     carry, rows = made

@@ -91,7 +91,7 @@ def _carried(leaf: object) -> Tensor:
 
 
 def _require_condition(condition: TracedFunction) -> None:
-    """One boolean, which eager asks for before each round."""
+    """Require one boolean, which eager reads before each iteration."""
     (leaf, *more) = condition.leaves or [None]
     if more or not isinstance(leaf, Tensor):
         raise unfit(
@@ -102,7 +102,7 @@ def _require_condition(condition: TracedFunction) -> None:
 
 
 def _require_alike(carried: Sequence[Tensor], spec: TreeSpec, body: TracedFunction) -> None:
-    """The body gives what it takes."""
+    """Require that the body returns the types that it takes."""
     if str(body.spec) != str(spec) or len(body.leaves) != len(carried):
         raise unfit(_NAME, "its body does not return the containers that it receives")
     require_same(_NAME, carried, body.leaves)

@@ -19,8 +19,8 @@ from treadle.compat.distributed.collectives import (
 
 
 def all_reduce_in_place(original: Callable[..., object]) -> Callable[..., object]:
-    """``torch.distributed.all_reduce``; one that the caller waits for goes its own way, which is
-    refused when the trace ends, and so does a reduction that needs more than its name."""
+    """The replacement of ``torch.distributed.all_reduce``. An asynchronous call, and a reduction
+    that needs more than its name, run as they are, and are refused when the trace ends."""
 
     def all_reduce(
         tensor: Tensor,

@@ -22,15 +22,15 @@ from treadle.util.errors import CaptureError, with_article
 
 
 def refuse_wrapper(wrapper: object, *_: object, **__: object) -> NoReturn:
-    """In the place of a wrapper's forward, and of what sends for it."""
+    """The replacement of a wrapper's forward, and of the functions that send for it."""
     raise refused_communication(
         f"runs {with_article(type(wrapper).__name__)}, which sends gradients itself", here()
     )
 
 
 def refuse_collectives(lines: Iterable[tuple[int, Line]]) -> None:
-    """TR-130 if an operation of the trace in progress communicates. ``lines``: from which node on
-    which line of the user's runs."""
+    """TR-130 if an operation of the trace in progress communicates. ``lines``: the user's line that
+    runs from each of some nodes on."""
     asked: set[int] = set()  # targets by their ids: a trace has few, at many nodes
     for at, target in enumerate(traced_targets()):
         if id(target) in asked:

@@ -28,8 +28,8 @@ from treadle.util.errors import CaptureError
 @final
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """A process group: what functional collectives call it, how many ranks it has, and which of
-    them this process is. ``divides``: whether they divide updates among them."""
+    """A process group: its name for functional collectives, the number of its ranks, and the rank
+    of this process. ``divides``: whether the ranks divide updates among them."""
 
     name: str
     ranks: int
@@ -39,7 +39,8 @@ class RankGroup:
 
 @final
 class GradientSync:
-    """What is averaged when. ``everywhere``: the group for every parameter of a plain model."""
+    """Which gradients are averaged, and when. ``everywhere``: the group for every parameter of a
+    plain model."""
 
     def __init__(self, everywhere: RankGroup | None = None) -> None:
         self.everywhere = everywhere
@@ -51,14 +52,14 @@ class GradientSync:
         self._forwarded: set[int] = set()  # wrappers, by identity
 
     def is_first_forward(self, wrapper: object) -> bool:
-        """Whether ``wrapper`` has not run in this step yet; from now on it has."""
+        """Whether this is the first run of ``wrapper`` in this step; notes that it has run."""
         known = id(wrapper) in self._forwarded
         self._forwarded.add(id(wrapper))
         return not known
 
     def watch(self, leaf: Tensor, *, has_gradient: bool) -> RemovableHandle | None:
-        """Take note when something is added to ``leaf.grad``; before any hook of the user's. The
-        handle of the hook that does, where one is needed."""
+        """Note additions to ``leaf.grad`` before any hook of the user's runs. Returns the handle of
+        the hook for that, if one is needed."""
         if has_gradient:
             self._added(leaf)
         if not (leaf.is_leaf and (leaf.is_floating_point() or leaf.is_complex())):
@@ -71,7 +72,8 @@ class GradientSync:
         return handle
 
     def expect(self, leaves: Iterable[Tensor], group: RankGroup | None) -> None:
-        """From now on a backward averages the gradients of these; ``None``: it does not."""
+        """From now on a backward averages the gradients of these parameters; ``None``: it averages
+        none."""
         for leaf in leaves:
             if group is None:
                 self._expected.pop(id(leaf), None)
@@ -79,7 +81,7 @@ class GradientSync:
                 self._expected[id(leaf)] = group
 
     def expected_of(self, leaf: Tensor) -> RankGroup | None:
-        """Over which ranks the wrapper that ran last averages the gradients of ``leaf``."""
+        """The ranks over which the wrapper that ran last averages the gradients of ``leaf``."""
         return self._expected.get(id(leaf))
 
     def has_accumulated(self, leaf: Tensor) -> bool:
@@ -95,23 +97,23 @@ class GradientSync:
         self._local[id(leaf)] = None
 
     def after_backward(self) -> None:
-        """What a wrapper averages, in the order in which it became final."""
+        """Average the gradients of wrappers, in the order in which they became final."""
         for key in [key for key in self._local if key in self._leaves and key in self._expected]:
             self._average(self._leaves[key], self._expected[key])
 
     def looked_at(self, leaf: Tensor) -> None:
-        """Somebody is about to read ``leaf.grad``."""
+        """Called before ``leaf.grad`` is read."""
         if self.everywhere is not None and id(leaf) in self._local and not self._averages:
             self._average(leaf, self.everywhere)
 
     def was_set(self, leaf: Tensor) -> None:
-        """The step has put something in ``leaf.grad``, or cleared it."""
+        """Called after the step has set or cleared ``leaf.grad``."""
         if not self._averages and id(leaf) in self._leaves:
             self._added(leaf)
 
     @contextmanager
     def unlooked(self) -> Iterator[None]:
-        """While inside, gradients are read as they are."""
+        """Inside, reads of gradients do not average them."""
         before, self._averages = self._averages, True
         try:
             yield
@@ -119,15 +121,16 @@ class GradientSync:
             self._averages = before
 
     def unreduced(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Those whose ``.grad`` is not a mean yet and has to become one, in the order in which it
-        became final: what is sent first need not wait for the rest of the backward pass."""
+        """The parameters whose ``.grad`` is not a mean yet and has to become one, in the order in
+        which it became final, so that the first ones need not wait for the rest of the backward
+        pass."""
         if self.everywhere is None:
             return []
         wanted = {id(leaf): leaf for leaf in leaves}
         return [wanted[key] for key in self._local if key in wanted]
 
     def finish(self) -> None:
-        """The step ends, and no optimizer of its steps: whoever does finds averages."""
+        """Called at the end of a step in which no optimizer steps: a later step finds averages."""
         for leaf in self.unreduced(self._leaves.values()):
             self.looked_at(leaf)
 
@@ -165,7 +168,7 @@ def mean_over_ranks(x: Tensor, group: RankGroup) -> Tensor:
 
 
 def from_first_rank(x: Tensor, group: RankGroup) -> Tensor:
-    """What the first rank of a group has in the place of ``x``, or of its part of a DTensor."""
+    """The first rank's value of ``x``, or of its part of a DTensor."""
     layout = layout_of(x)
     if layout is not None:
         return layout.around(from_first_rank(local_of(x), group))

@@ -35,15 +35,15 @@ _OF_SIZES = frozenset({
     aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default,
     aten.new_full.default, aten.new_empty.default, aten.new_empty_strided.default,
 })  # fmt: skip
-"""Made of the sizes of their operand, and of none of its elements."""
+"""Operations that use only the sizes of their operand and none of its elements."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ReductionContract:
-    """``wrapper``: who demands it. ``reductions``: kinds and groups of what a gradient goes
-    through, in their order. ``gathers``: the group in which the parameter is gathered ahead of what
-    computes with it, if it is in parts."""
+    """``wrapper``: the wrapper that demands it. ``reductions``: the kinds and groups of the
+    reductions of a gradient, in order. ``gathers``: the group in which a sharded parameter is
+    gathered before it is used."""
 
     wrapper: str
     reductions: tuple[tuple[CollectiveKind, str], ...]
@@ -51,12 +51,13 @@ class ReductionContract:
 
 
 def contract_of_wrapper(group: str) -> ReductionContract:
-    """Of ``DistributedDataParallel`` over the ranks of ``group``."""
+    """The contract of ``DistributedDataParallel`` over the ranks of ``group``."""
     return ReductionContract("DistributedDataParallel", ((CollectiveKind.ALL_REDUCE, group),))
 
 
 def sharded_contracts(plans: Iterable[ShardedStatePlan]) -> Iterator[tuple[int, ReductionContract]]:
-    """Of ``fully_shard``, for those parameters whose gradients are reduced; by identity."""
+    """The contracts of ``fully_shard`` for the parameters whose gradients are reduced, by their
+    ids."""
     for plan in plans:
         for group in plan.groups:
             if group.reduces:
@@ -79,9 +80,9 @@ def _sharded(group: ShardedGroupPlan) -> ReductionContract:
 def check_contracts(
     step: StepGraph, demands: Mapping[int, ReductionContract], written: Mapping[int, Iterable[int]]
 ) -> None:
-    """``CaptureError`` TR-517 if what is written for a parameter is not reduced as is demanded,
-    TR-518 if one is not gathered. ``demands``: by its place among inputs; ``written``: and the
-    places of outputs that are made of its gradient."""
+    """``CaptureError`` TR-517 if what is written for a parameter is not reduced as demanded, TR-518
+    if a parameter is not gathered. ``demands``: by the parameter's place among the inputs;
+    ``written``: the places of outputs that depend on its gradient."""
     of_batch = _of_batch(step)
     places: dict[ReductionContract, dict[fx.Node, int]] = {}
     for at, demand in demands.items():
@@ -99,7 +100,7 @@ def check_contracts(
 
 
 def _of_batch(step: StepGraph) -> set[fx.Node]:
-    """What is computed of the elements of this rank's batch."""
+    """The nodes that depend on the elements of this rank's batch."""
     nodes = {node for node, step_input in step.inputs() if step_input.role is Role.BATCH}
     for node in step.graph.nodes:
         if node.target not in _OF_SIZES and not nodes.isdisjoint(operands(node)):
@@ -110,9 +111,9 @@ def _of_batch(step: StepGraph) -> set[fx.Node]:
 def _missing(
     step: StepGraph, demand: ReductionContract, of_batch: set[fx.Node]
 ) -> dict[fx.Node, int]:
-    """Of what is made of gradients that have not gone through all reductions: a bit for each of
-    those that comes next. A number made of a tensor, as a norm, and a tensor made of numbers are no
-    gradients any more."""
+    """For each value that depends on gradients before all of their reductions: a bit for each
+    reduction that is still missing next. A number computed from a tensor, such as a norm, and a
+    tensor made of numbers no longer count as gradients."""
     bits: dict[fx.Node, int] = {}
     reduced: set[fx.Node] = set()  # and what is made of it and of no batch
     for node in step.graph.nodes:
@@ -157,7 +158,7 @@ def _place_of(collective: Collective | None, demand: ReductionContract) -> int |
 def _check_gathered(
     step: StepGraph, at: int, demand: ReductionContract, of_batch: set[fx.Node]
 ) -> None:
-    """No forward computes with the batch and with this rank's part alone."""
+    """Check that no forward combines the batch with this rank's part of a parameter only."""
     parts = {step.placeholders[at]}
     for node in step.graph.nodes:
         sources = operands(node)

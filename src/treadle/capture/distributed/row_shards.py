@@ -39,7 +39,8 @@ class RowShards:
 
     @staticmethod
     def of(parameter: Tensor, group: RankGroup, mesh: DeviceMesh) -> "RowShards":
-        """For a tensor of at least one dim; ``mesh``: of the ranks of ``group``."""
+        """The division of a tensor of at least one dim; ``mesh``: that of the ranks of
+        ``group``."""
         rows = parameter.shape[0]
         chunk = -(-rows // group.ranks)
         begin = min(group.rank * chunk, rows)
@@ -55,7 +56,7 @@ class RowShards:
         return rows_of(own, self.mesh, whole)
 
     def mean(self, grad: Tensor) -> Tensor:
-        """Those rows of the mean of ``grad`` over ranks."""
+        """This rank's rows of the mean of ``grad`` over ranks."""
         start, wait = collective_op("reduce_scatter_tensor"), collective_op("wait_tensor")
         scaled = self._padded(grad * (1.0 / self.group.ranks), self.chunk * self.group.ranks)
         reduced = wait(start(scaled, "sum", self.group.ranks, self.group.name))
@@ -86,8 +87,8 @@ class Divisions:
             self._mesh = DeviceMesh.from_group(group_named(self._group.name), device.type)
 
     def of(self, parameter: nn.Parameter, rule: OptimizerUpdate) -> RowShards | None:
-        """``None`` where each rank does all of an update: the parameter has no rows, is in parts
-        already, or what becomes of an element depends on others."""
+        """``None`` if each rank computes the whole update: the parameter has no rows or is in parts
+        already, or the new value of an element depends on others."""
         if self._group is None or self._mesh is None or not rule.elementwise:
             return None
         if is_sharded(parameter) or parameter.dim() == 0 or parameter.is_complex():

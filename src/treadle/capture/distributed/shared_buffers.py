@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def send_written_buffers(step: StepGraph, group: RankGroup) -> None:
-    """Put the collectives in, in the order of the outputs."""
+    """Insert the collectives, in the order of the outputs."""
     (output,) = step.graph.find_nodes(op="output")
     returned = list(step.returned)
     inputs = step.signature.inputs

@@ -24,8 +24,8 @@ from treadle.util.errors import CaptureError
 
 
 def refuse_unsynced_gradients(step: StepGraph, group: RankGroup) -> None:
-    """``CaptureError`` TR-516 if the step writes to a parameter, or to optimizer state that all
-    ranks of ``group`` have, what a backward pass made of this rank's batch and ranks do not share.
+    """``CaptureError`` TR-516 if the step writes an unaveraged gradient of this rank's batch to a
+    parameter, or to optimizer state that all ranks of ``group`` have.
     """
     if group.ranks == 1:
         return
@@ -46,7 +46,7 @@ def refuse_unsynced_gradients(step: StepGraph, group: RankGroup) -> None:
 
 
 def _unsynced_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
-    """What depends on gradients that this rank alone has."""
+    """The nodes that depend on gradients that only this rank has."""
     of_batch = {
         node
         for node, input_ in step.inputs()

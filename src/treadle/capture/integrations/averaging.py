@@ -1,5 +1,5 @@
-"""Averages over all that came before, without a look at how much that is: ``AveragedModel``'s, and
-those of batch norms with ``momentum=None``."""
+"""Averages over all earlier steps, without reading how many there were: those of ``AveragedModel``,
+and of batch norms with ``momentum=None``."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,7 @@ def update_parameters(averaged: AveragedModel, model: nn.Module) -> None:
 def _means(
     averaged: AveragedModel, old: list[Tensor], new: list[Tensor], count: Tensor
 ) -> Sequence[Tensor]:
-    """The averages after this model; nothing is written to."""
+    """The averages after this model; nothing is written."""
     if averaged.multi_avg_fn is not None and not _is_mean(averaged.multi_avg_fn):
         return _all_at_once(averaged.multi_avg_fn, old, new, count)
     if averaged.avg_fn is not None:

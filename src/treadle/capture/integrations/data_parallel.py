@@ -22,7 +22,7 @@ from treadle.util.errors import CaptureError
 
 
 def forward_of(sync: GradientSync) -> Callable[..., object]:
-    """What stands in the place of the wrapper's ``forward``."""
+    """The replacement of the wrapper's ``forward``."""
 
     def forward(wrapper: DistributedDataParallel, *args: object, **kwargs: object) -> object:
         return _forward(wrapper, sync, args, kwargs)

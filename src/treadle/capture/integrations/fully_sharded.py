@@ -47,8 +47,8 @@ from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
 GatherSpan = tuple[tuple[int, int], int]
-"""From which node of a trace to which a parameter is gathered, and a number that those of its group
-share that are gathered for the same forward."""
+"""The nodes of a trace between which a parameter is gathered, and a number shared by the parameters
+of its group that are gathered for the same forward."""
 _EXACT = (torch.float32, torch.bfloat16)
 """Dtypes in which a sum over ranks does not overflow before it is divided."""
 
@@ -64,8 +64,8 @@ class Reduction:
 
 
 def reduction_of(plan: ShardedGroupPlan, dtype: torch.dtype) -> Reduction:
-    """As ``fully_shard`` divides, so that rounding is the same: by the backend's own mean where
-    that is safe, else partly before and partly after the sum, both near the square root."""
+    """The division of ``fully_shard``, so that rounding is the same: the backend's own mean where
+    that is safe, otherwise partly before and partly after the sum, both near the square root."""
     groups = [gathers for gathers in (plan.gathers, plan.copies) if gathers is not None]
     ranks = 1
     for group in groups:
@@ -152,7 +152,7 @@ def group_of_ranks(group: distributed.ProcessGroup | None) -> RankGroup | None:
 
 
 def _padded(x: Tensor, dim: int, rows: int) -> Tensor:
-    """``x`` with zeros behind, up to so many rows."""
+    """``x`` with zeros appended, up to so many rows."""
     missing = rows - x.shape[dim]
     if not missing:
         return x
@@ -168,8 +168,7 @@ def _divided(x: Tensor, by: float) -> Tensor:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _GatheredWhole:
-    """A gathered parameter, and what it was made of: of the part as it was, with or without a
-    gradient."""
+    """A gathered parameter, and the part that it was gathered from, with or without a gradient."""
 
     whole: Tensor
     of: tuple[int, int, bool]
@@ -178,9 +177,10 @@ class _GatheredWhole:
 @final
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A parameter of a group while a step is traced. ``part``: what is traced in its place;
-    ``note`` hears where one that is dropped after a forward is gathered; ``times``: how often it
-    was. ``kept``: the gradient of the whole, where a backward was not to reduce it."""
+    """A parameter of a group while a step is traced. ``part``: the tensor that is traced in its
+    place; ``note`` is called with the span in which a parameter is gathered that is dropped after a
+    forward; ``times``: how often it was gathered. ``kept``: the gradient of the whole parameter, if
+    a backward was not to reduce it."""
 
     plan: ShardedParameterPlan
     group: ShardedGroupPlan
@@ -191,7 +191,8 @@ class _Held:
     kept: Tensor | None = None
 
     def gather(self) -> None:
-        """Modules hold all of it. It is gathered anew only where it may be another one."""
+        """Make modules hold the whole parameter. It is gathered again only if it may have
+        changed."""
         wanted = self.part.requires_grad and torch.is_grad_enabled()
         now = self.part._version, local_of(self.part)._version, wanted
         if self.gathered is None or self.gathered.of != now:
@@ -203,12 +204,12 @@ class _Held:
         self._put(self.gathered.whole)
 
     def show(self) -> None:
-        """Modules hold what was gathered last, if anything was."""
+        """Make modules hold the parameter that was gathered last, if any."""
         if self.gathered is not None:
             self._put(self.gathered.whole)
 
     def drop(self) -> None:
-        """Modules hold the part."""
+        """Make modules hold the part."""
         self._put(self.part)
 
     def _put(self, value: Any) -> None:
@@ -232,7 +233,7 @@ class _Forward:
         self._depth = 0  # forwards of its own that run, one within another
 
     def before(self, module: nn.Module, args: object, kwargs: object) -> tuple[object, object]:
-        """Gather, and convert what the module is given."""
+        """Gather, and convert the module's inputs."""
         for group in self._plan.groups:
             _check(group)
         self._depth += 1
@@ -246,7 +247,7 @@ class _Forward:
         return to_dtype((args, kwargs), self._plan.input_dtype)
 
     def after(self, module: nn.Module, args: object, result: object) -> object:
-        """Drop what was gathered, and convert what the module gives."""
+        """Drop what was gathered, and convert the module's outputs."""
         self._depth -= 1
         self._left.discard(id(module))
         if not self._left and not self._depth:
@@ -257,7 +258,7 @@ class _Forward:
         return to_dtype(result, self._plan.output_dtype)
 
     def drop(self) -> None:
-        """Its modules hold parts."""
+        """Make its modules hold parts."""
         self._left.clear()
         for held in self.held:
             held.drop()
@@ -275,12 +276,12 @@ class _ShardedModel:
         self.states = {id(plan.state): _Forward(plan, self) for plan in plans}
 
     def note(self, span: tuple[int, int], held: _Held) -> None:
-        """The nodes of ``span`` gather a parameter."""
+        """Note that a parameter is gathered in ``span``."""
         number = self._numbers.setdefault((held.group, held.times), len(self._numbers))
         self._spans.append((span, number))
 
     def drop(self) -> None:
-        """All modules hold parts."""
+        """Make all modules hold parts."""
         for state in self.states.values():
             state.drop()
 
@@ -289,8 +290,8 @@ class _ShardedModel:
         return any(held.kept is not None for state in self.states.values() for held in state.held)
 
     def runs_again(self, begins: bool) -> None:
-        """A checkpointed region runs again, within a backward, or has done so: its modules were
-        gathered when it ran first."""
+        """Called when a checkpointed region begins or ends to run again in a backward; its modules
+        were gathered when it ran first."""
         if not begins:
             self.drop()
             return
@@ -303,9 +304,10 @@ class _ShardedModel:
 def fully_sharded(
     models: Mapping[str, nn.Module], spans: list[GatherSpan]
 ) -> Iterator[Callable[[bool], None]]:
-    """While inside, modules that were given to ``fully_shard`` do what is said above. Gives what is
-    to hear when a checkpointed region begins and ends to run again. The modules hold what is traced
-    already. ``spans`` gets where parameters are gathered that are dropped after a forward."""
+    """Inside, modules that were given to ``fully_shard`` behave as described above. Returns the
+    function to call when a checkpointed region begins and ends to run again. The modules hold
+    traced tensors already. ``spans`` gets the spans in which parameters are gathered that are
+    dropped after a forward."""
     plans = plans_of(models.values())
     sharded = _ShardedModel(plans, spans)
     with ExitStack() as undo:
@@ -331,13 +333,13 @@ def _put(undo: ExitStack, target: Any, key: object, value: object) -> None:
 
 
 def _now(plan: ShardedParameterPlan) -> Any:
-    """What its modules hold."""
+    """The tensor that its modules hold now."""
     module, name = plan.places[0]
     return module._parameters[name]
 
 
 def _refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
-    """In the place of ``unshard``."""
+    """The replacement of ``unshard``."""
     raise CaptureError(
         f"the step calls {type(module).__name__}.unshard(), and treadle cannot follow what it "
         "gathers",
@@ -348,7 +350,7 @@ def _refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
 
 
 def _refuse_draws(*_: object, **__: object) -> None:
-    """In the place of what DTensor does around a draw."""
+    """The replacement of DTensor's handling of random draws."""
     raise CaptureError(
         "the step draws random numbers for a DTensor, where each rank takes its part of one "
         "random stream of the device",
@@ -362,11 +364,11 @@ def _refuse_draws(*_: object, **__: object) -> None:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """In the place of ``reshard``: between forwards modules hold parts."""
+    """The replacement of ``reshard``: modules hold parts between forwards anyway."""
 
 
 def _check(group: ShardedGroupPlan) -> None:
-    """TR-511 for what the plan of a group does not say."""
+    """TR-511 if a group has no plan for something."""
     if group.beyond:
         raise CaptureError(
             f"fully_shard has {' and '.join(group.beyond)} for {group.name}, which treadle "

@@ -1,5 +1,5 @@
-"""``torch.amp.GradScaler`` in a step that is captured: what it decides by looking at gradients is
-selected in the graph.
+"""``torch.amp.GradScaler`` in a step that is captured: its decisions on gradients become selections
+in the graph.
 
 ::
 
@@ -39,14 +39,14 @@ from treadle.util.errors import CaptureError
 
 @final
 class ScalerBegins(Exception):
-    """A run used a scaler that has no tensors yet: it is to be run again."""
+    """A run used a scaler that has no tensors yet, and must be repeated."""
 
     def __init__(self, scaler: GradScaler, device: torch.device) -> None:
         super().__init__()
         self._scaler, self._device = scaler, device
 
     def begin(self) -> None:
-        """The scaler makes its tensors."""
+        """Make the scaler create its tensors."""
         begin(self._scaler, self._device)
 
 
@@ -62,30 +62,30 @@ class _Unscaled:
 @final
 @dataclass(slots=True, eq=False)
 class SkippedUpdate:
-    """Whether an optimizer did not step in a call, as a place: what is put there says so."""
+    """Whether an optimizer skipped its step in a call, as a place that the call writes."""
 
     optimizer: Optimizer
     is_skipped: bool = False
     label: str = "a scaler's skipped step"
 
     def get(self) -> bool:
-        """As it was in the last call."""
+        """The value of the last call."""
         return self.is_skipped
 
     def put(self, value: Tensor) -> None:
-        """Of this call."""
+        """Set the value of this call."""
         self.is_skipped = bool(value)
 
 
 @dataclass(slots=True)
 class LossScaling:
-    """What scalers do in one run. ``inside``: the traced tensor for one of theirs. ``updates``:
-    whether optimizers step in the run; if not, gradients stay scaled."""
+    """The work of scalers in one run. ``inside``: gives the traced tensor for one of a scaler's.
+    ``updates``: whether optimizers step in the run; if not, gradients stay scaled."""
 
     inside: Callable[[Tensor], Tensor]
     updates: bool
     skips: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """By the id of an optimizer that steps now, whether it does not."""
+    """By the id of each optimizer whose step is running, whether it skips the update."""
     stepped: dict[int, tuple[Optimizer, Tensor]] = field(
         default_factory=dict[int, tuple[Optimizer, Tensor]]
     )
@@ -95,7 +95,7 @@ class LossScaling:
     _made: dict[int, GradScaler] = field(default_factory=dict[int, GradScaler])
 
     def methods(self) -> Iterator[Patch]:
-        """What stands in the place of the scaler's own, by class and name."""
+        """The replacements of the scaler's methods, by class and name."""
         ours = (self._scale, self._unscale, self._step, self._update)
         for name, function in zip(METHODS, ours, strict=True):
             original = vars(GradScaler)[name]
@@ -266,7 +266,7 @@ def refused_scaling(what: str) -> CaptureError:
 
 
 def _eagers(kind: type[Exception], text: str) -> CaptureError:
-    """What the scaler itself would raise."""
+    """The error that the scaler itself would raise."""
     return of_torch(kind(text), here())
 
 

@@ -14,14 +14,14 @@ from treadle.capture.distributed.gradient_sync import GradientSync
 from treadle.capture.python_state.parts import Part
 
 Patch = tuple[object, str, Callable[..., object]]
-"""The owner and the name of a function, and what stands in its place while a step is traced."""
+"""The owner and the name of a function, and its replacement while a step is traced."""
 
 
 class ScalesLosses(Protocol):
     """A gradient scaler's methods, as one run has them."""
 
     def methods(self) -> Iterator[Patch]:
-        """What stands in the place of the scaler's own."""
+        """The replacements of the scaler's own methods."""
         ...
 
 
@@ -35,7 +35,7 @@ class TracedRun(Protocol):
 
     @property
     def scaling(self) -> ScalesLosses:
-        """What scalers do in it."""
+        """The work of scalers in the run."""
         ...
 
 
@@ -118,44 +118,45 @@ class Integration:
     tracing_files: tuple[str, ...] = ()
     """Code that sees traced tensors and no object of the user's."""
     tracing_packages: tuple[str, ...] = ()
-    """Packages whose objects nobody looks at, by how their names with a dot behind them begin."""
+    """Packages whose objects are not inspected, as prefixes of dotted names that end in a dot."""
     library_files: tuple[str, ...] = ()
     """Installed code that counts as Python's own library."""
     reporting_files: frozenset[str] = frozenset()
-    """Whole paths of code that tells people something: it runs beside the step."""
+    """Whole paths of code that only outputs messages: it runs beside the step."""
     background_files: frozenset[str] = frozenset()
-    """Whole paths of code that runs whenever objects go, or reads sources for a message."""
+    """Whole paths of code that runs whenever objects are freed, or reads source files for a
+    message."""
 
     # What it keeps.
     caches: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    """By module the variables and attributes that hold what it computed or counted."""
+    """By module, the variables and attributes that hold caches and counts."""
     process_state: Mapping[str, ProcessState] = field(default_factory=dict[str, ProcessState])
-    """By the name of a function, state of the process that code which names it may have read."""
+    """By the name of a function, the state of the process that code which mentions it may have
+    read."""
     shared: SharedObjects | None = None
     events: tuple[type, ...] = ()
     """Classes of objects that may be added to a container once, when the step is captured."""
 
     unchangeable: tuple[type, ...] = ()
-    """Classes of objects that hold for life what they were made with, in whose place others may
-    stand that were made alike."""
+    """Classes of immutable objects, which may be replaced by others made from equal arguments."""
 
     # What it asks of the operating system.
     harmless_calls: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    """By module made in C that asks the system, the functions that ask and change nothing."""
+    """By C module that calls the system, the functions that only query and change nothing."""
     clock_methods: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    """By module the methods of its classes that ask what time it is."""
+    """By module, the methods of its classes that read the time."""
 
     # What its objects are made of.
     sealed: tuple[type, ...] = ()
     """Classes whose objects hold nothing that Python code could set."""
     unseen: tuple[type, ...] = ()
-    """Classes whose objects, but for shared ones, nobody looks at."""
+    """Classes whose objects are not inspected, except shared ones."""
     namespaces: tuple[type, ...] = ()
     """Classes whose objects hold whatever others put there."""
     arrays: Mapping[type, Callable[[Any, str], Part]] = field(
         default_factory=dict[type, Callable[[Any, str], Part]]
     )
-    """By class of an array, the part that its numbers are, under a label."""
+    """By class of array, the part with its numbers, under a label."""
     shared_generator: SharedGenerator | None = None
     generators: Mapping[type, Callable[[Any], GeneratorState | None]] = field(
         default_factory=dict[type, Callable[[Any], GeneratorState | None]]

@@ -28,14 +28,14 @@ def _named(name: str) -> logging.Logger | None:
 
 
 def _read_levels(logger: logging.Logger | None) -> None:
-    """What the answers that a logger keeps in its cache follow from."""
+    """The levels from which the cached answers of a logger follow."""
     while logger is not None:
         _ = logger.level, logger.manager.disable
         logger = logger.parent
 
 
 def _taken_apart(record: logging.LogRecord) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Its message and the arguments of that, and all its other fields."""
+    """A record split into its message with arguments, and all its other fields."""
     fields = dict(vars(record))
     return (fields.pop("msg"), fields.pop("args")), fields
 
@@ -47,7 +47,7 @@ def _log(
     args: object,
     **later: object,
 ) -> None:
-    """Like the record that was taken apart, at the time of this call."""
+    """Log a record like the one that was split, with the time of this call."""
     record = logging.makeLogRecord({**fields, **later, "msg": message, "args": args})
     current = logging.LogRecord("", 0, "", 0, "", None, None)
     for name in ("created", "msecs", "relativeCreated"):

@@ -32,7 +32,7 @@ _BETWEEN = (CodeOwner.OURS, CodeOwner.TORCH)
 @final
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a handle stands for: ``padded`` [T, B, ...] and how much of it is there."""
+    """What a handle stands for: ``padded`` [T, B, ...] and the lengths of its sequences."""
 
     handle: Tensor
     padded: Tensor
@@ -55,7 +55,7 @@ class Longest(int):
 
 
 def _pads() -> bool:
-    """Whether it is ``pad_packed_sequence`` that asks."""
+    """Whether the caller is ``pad_packed_sequence``."""
     frame = sys._getframe()
     while frame is not None and code_owner(frame.f_code.co_filename) in _BETWEEN:
         if frame.f_code is nn.utils.rnn.pad_packed_sequence.__code__:

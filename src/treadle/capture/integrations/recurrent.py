@@ -81,7 +81,7 @@ class _Stack:
         return [self.x, *state, *(weight for layer in self.weights for weight in layer)]
 
     def cast(self) -> "_Stack":
-        """Everything in autocast's dtype, as it does for oneDNN's and cuDNN's layers."""
+        """All tensors in autocast's dtype, as autocast does for oneDNN's and cuDNN's layers."""
         low = self.autocast
         if low is None:
             return self
@@ -136,7 +136,7 @@ class RecurrentLayers:
     def _call_packed(
         self, cell: str, data: Tensor, _: Tensor, state: Any, *settings: Any
     ) -> tuple[Tensor, ...]:
-        """Layers over packed rows: one call for each and direction, as for whole ones."""
+        """Layers over packed rows: one call for each layer and direction, as for padded rows."""
         rows = self.packed.rows_of(data)
         assert rows is not None
         weights, _, layers, dropout, train, bidirectional = settings
@@ -194,7 +194,7 @@ def _layer(
     outputs: list[Tensor],
     cells: list[Tensor],
 ) -> Tensor:
-    """Both directions of one layer, or its only one."""
+    """Both directions of one layer, or its only direction."""
     tensors: list[Tensor] = []
     for direction in range(stack.directions):
         at = layer * stack.directions + direction
@@ -211,7 +211,7 @@ def _layer(
 
 
 def _onednn(x: Tensor, stack: _Stack, at: int, c: Tensor, reverse: bool) -> Sequence[Tensor]:
-    """One layer in one direction. It keeps nothing where sizes are not known yet."""
+    """One layer in one direction. It keeps nothing for the backward if sizes are not known yet."""
     h, weights, kept = stack.h[at], list(stack.weights[at]), 0
     sizes = *x.shape, h.shape[1]
     if _are_known(sizes):
@@ -242,12 +242,12 @@ def _is_differentiated(stack: _Stack) -> bool:
 
 
 def _is_empty(x: Tensor, batch_first: bool) -> bool:
-    """No time at all: PyTorch refuses it in its own words."""
+    """Whether there are no time steps, which PyTorch refuses with its own error."""
     return _has_zero(x.shape[1:2] if batch_first else x.shape[:1])
 
 
 def _has_zero(sizes: Sequence[object]) -> bool:
-    """Sizes that a call decides are none of those known to be zero."""
+    """Whether a size is known to be zero; sizes that a call decides are not."""
     return any(type(size) is int and size == 0 for size in sizes)
 
 
@@ -264,8 +264,8 @@ def _onednn_workspace(
     train: bool,
     threads: int,
 ) -> int:
-    """Bytes that oneDNN keeps for the backward of a layer of these sizes (T, B, I, H): nothing but
-    the kernel says, so it runs once."""
+    """Bytes that oneDNN keeps for the backward of a layer of these sizes (T, B, I, H): only the
+    kernel knows, so it runs once."""
     time, rows, width, hidden = sizes
     shapes = (time, rows, width), (rows, hidden), (rows, hidden)
     rest = (4 * hidden, width), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)

@@ -1,4 +1,4 @@
-"""All integrations, and what the rest of capture asks of them as a whole.
+"""All integrations, and the questions that the rest of capture asks about them as a whole.
 
 To add a library: a file here with its ``Integration``, and its place in ``INTEGRATIONS``.
 """
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 def by_name(integrations: Iterable[Integration]) -> Mapping[str, Integration]:
-    """Each once; ``ValueError`` for two of one name."""
+    """The integrations by name; ``ValueError`` for two of one name."""
     return _merged((integration.name, integration) for integration in integrations)
 
 
@@ -51,7 +51,7 @@ INTEGRATIONS = by_name(
 
 
 def all_of(field: Callable[[Integration], Iterable[V]]) -> tuple[V, ...]:
-    """What all libraries have there."""
+    """The values of a field in all integrations."""
     return tuple(value for integration in INTEGRATIONS.values() for value in field(integration))
 
 
@@ -70,10 +70,10 @@ SHARED_GENERATORS: tuple[SharedGenerator, ...] = tuple(
     for integration in INTEGRATIONS.values()
     if integration.shared_generator is not None
 )
-"""Those of random numbers that all code shares: Python's own, NumPy's."""
+"""The random number generators that all code shares: Python's and NumPy's."""
 
 
 def library_patches(run: TracedRun) -> Iterator[Patch]:
-    """What stands in the place of functions of libraries while ``run`` is traced."""
+    """The replacements of library functions while ``run`` is traced."""
     for integration in INTEGRATIONS.values():
         yield from integration.patches(run)

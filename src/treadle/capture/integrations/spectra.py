@@ -1,4 +1,4 @@
-"""``torch.istft``, which looks at values: where the windows add up to nothing, it raises.
+"""``torch.istft``, which reads values: it raises if the windows add up to zero anywhere.
 
 ::
 
@@ -15,14 +15,14 @@ from treadle.compat.tracing import Args, DispatchMode, Kwargs
 
 _INVERSES = (torch.istft, Tensor.istft)
 _ASKS = (torch.ops.aten.equal.default, torch.ops.aten._local_scalar_dense.default)
-"""How versions of PyTorch ask whether a tensor is true, of whose values they raise."""
+"""The functions by which versions of PyTorch ask whether a tensor is true before they raise."""
 
 
 def inverse_instead_of(
     func: Callable[..., object], require: Callable[[Tensor], None]
 ) -> Callable[..., object] | None:
-    """What to call in place of ``func``; ``None``: ``func`` itself. ``require`` takes for granted
-    that a tensor is true."""
+    """What to call in place of ``func``; ``None``: ``func`` itself. ``require`` assumes that a
+    tensor is true, and checks it at each call."""
     if func not in _INVERSES:
         return None
 
@@ -35,7 +35,7 @@ def inverse_instead_of(
 
 @final
 class _NothingWrong(DispatchMode):
-    """Answers the question whether something is wrong with no, and requires that."""
+    """Answers "no" to the question whether something is wrong, and requires that."""
 
     def __init__(self, require: Callable[[Tensor], None]) -> None:
         super().__init__()

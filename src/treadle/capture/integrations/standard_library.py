@@ -1,4 +1,4 @@
-"""Modules of Python's own library of which one or two facts are to be known."""
+"""Modules of Python's standard library with one or two facts each."""
 
 import argparse
 import decimal
@@ -21,7 +21,7 @@ from treadle.capture.integrations.integration import (
 
 
 def _decimal_context() -> object:
-    """All of it but what an operation sets."""
+    """The decimal context without the flags that an operation sets."""
     now = decimal.getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
 
@@ -30,7 +30,7 @@ _DECIMAL = ProcessState("the decimal context", _decimal_context)
 
 
 def _state_of(generator: random.Random) -> GeneratorState | None:
-    """None where each number is the system's."""
+    """The state of a generator; ``None`` if its numbers come from the system."""
     if isinstance(generator, random.SystemRandom):
         return None
     return GeneratorState(generator.getstate, generator.setstate)

@@ -78,8 +78,8 @@ class AdamUpdate(ElementwiseUpdate):
 
 @dataclass(frozen=True)
 class SparseAdamUpdate(OptimizerUpdate):
-    """Adam on the rows that a sparse gradient has; the moments of others stay, and the step that
-    corrects their bias is that of the parameter."""
+    """Adam on the rows of a sparse gradient. The moments of other rows stay, and bias correction
+    uses the step count of the parameter."""
 
     @property
     def counters(self) -> Mapping[str, float]:

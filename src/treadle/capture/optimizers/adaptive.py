@@ -63,7 +63,7 @@ class AdagradUpdate(ElementwiseUpdate):
     def update_rows(
         self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
     ) -> None:
-        """Of the rows of the gradient alone."""
+        """Update only the rows that the gradient has."""
         if decays(group):
             raise refused_gradients(self, "weight_decay and sparse")
         at, grad = rows.summed()

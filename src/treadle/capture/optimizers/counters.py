@@ -1,7 +1,7 @@
 """Step counters of many parameters, which ``torch.optim`` keeps as one tensor each.
 
-They are 0-dim tensors on the host that hold one and the same number. Where they are is looked up
-once, and again when somebody has written to what holds them; their numbers are read at every call,
+They are 0-dim tensors on the host that hold one and the same number. Their addresses are looked up
+once, and again after a write to the objects that hold them. Their values are read at every call,
 all at once.
 """
 
@@ -47,7 +47,7 @@ class SharedCounters:
     def of(
         optimizer: Optimizer, parameters: Sequence[Tensor], names: Sequence[str]
     ) -> "SharedCounters | None":
-        """``None`` where they are elsewhere, or no numbers of four bytes."""
+        """``None`` if they are not on the host, or are not numbers of four bytes."""
         states = [optimizer.state.get(parameter) for parameter in parameters]
         dicts: list[Any] = [vars(optimizer), optimizer.state, *filter(None, states)]
         if not all(isinstance(mapping, dict) for mapping in dicts):
@@ -68,7 +68,7 @@ class SharedCounters:
         return self._dicts.is_same() and (self._places is None or self._places.is_same())
 
     def agree(self) -> bool:
-        """Whether those of one name are one number."""
+        """Whether the counters of one name are equal."""
         first = self._first_other
         if first is not None:
             for at, count in self._tables:  # noqa: SIM110  # asked at every call
@@ -79,18 +79,18 @@ class SharedCounters:
         return all(bool((counters == counters[0]).all()) for counters in by_name)
 
     def join(self, watches: Watches) -> None:
-        """That the counters are where they were, and agree."""
+        """Watch that the counters are where they were, and agree."""
         watches.add(self._dicts)
         if self._places is not None:
             watches.add(self._places)
         watches.polled.append(self.agree)
 
     def now(self) -> dict[str, float]:
-        """The numbers, of counters that agree."""
+        """The values of counters that agree."""
         return {name: number.value for name, number in self._firsts}
 
     def write(self, values: Mapping[str, float]) -> None:
-        """From now on they are these."""
+        """Set the counters to these values."""
         for name, value in values.items():
             self._numbers[name].write(value)
 

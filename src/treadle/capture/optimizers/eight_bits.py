@@ -27,11 +27,13 @@ from treadle.graph.custom_ops.eight_bits import FROM_EIGHT_BITS, TO_EIGHT_BITS, 
 from treadle.util.nested import leaves, map_leaves
 
 SCALE = " scale"
-"""Behind the name of a state, the name of its scales."""
+"""The suffix that makes the name of the scales from that of a state."""
 _LEAST = 4096
-"""Elements. Smaller state, such as that of biases and norms, is few bytes."""
+"""The least number of elements: smaller state, such as that of biases and norms, takes few bytes
+anyway."""
 _SIZES = (256, 128, 64)
-"""Of blocks: a scale has four bytes, one for each 64 codes or fewer; a kernel has a row at once."""
+"""Sizes of blocks: a scale takes four bytes, so each block has enough codes, and few enough that a
+kernel holds a row at once."""
 _aten = torch.ops.aten
 
 
@@ -47,8 +49,9 @@ class StateBlocks:
 
     @staticmethod
     def of(parameter: Tensor, start: Start) -> "StateBlocks | None":
-        """Those of a state of ``parameter``; ``None`` for what is not kept in 8 bits: it is small,
-        it has another shape, begins with other numbers than 0, or has no blocks of equal size."""
+        """The blocks of a state of ``parameter``; ``None`` for state that is not kept in 8 bits: it
+        is small, has another shape, begins with other values than 0, or has no blocks of equal
+        size."""
         if start.codes is None or start.shape is not None or start.value:
             return None
         count = parameter.numel()
@@ -59,13 +62,13 @@ class StateBlocks:
         return StateBlocks(count // sizes[0], sizes[0], start.codes)
 
     def like(self, *, scales: bool) -> Tensor:
-        """A tensor without memory of the type of codes, or of scales."""
+        """A tensor without memory that has the type of the codes or of the scales."""
         if scales:
             return torch.empty((self.count, 1), dtype=torch.float32, device="meta")
         return torch.empty((self.count, self.size), dtype=self.codes, device="meta")
 
     def zeros(self, parameter: Tensor) -> "EightBitState":
-        """Of a parameter that has no state yet."""
+        """The initial state of a parameter that has none yet."""
         codes, scales = (
             torch.zeros_like(self.like(scales=scales), device=parameter.device)
             for scales in (False, True)
@@ -73,7 +76,7 @@ class StateBlocks:
         return EightBitState(codes, scales, parameter)
 
     def encoded(self, value: Tensor) -> "EightBitState":
-        """State that was not kept in 8 bits so far."""
+        """Encode state that was not kept in 8 bits so far."""
         codes, scales = encoded(value.detach().contiguous().view(self.count, -1), self.codes)
         return EightBitState(codes, scales, value)
 
@@ -82,7 +85,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def scales_in(state: Values) -> dict[str, Tensor]:
-    """By the names of the states that are codes."""
+    """The scales, by the names of the states that are codes."""
     return {
         name.removesuffix(SCALE): value for name, value in state.items() if name.endswith(SCALE)
     }
@@ -92,8 +95,8 @@ def scales_in(state: Values) -> dict[str, Tensor]:
 def as_numbers(
     state: Values, shape: Sequence[int], dtype: torch.dtype, turn: Tensor | None
 ) -> Iterator[Values]:
-    """``state`` with numbers of this shape and dtype in the place of codes. Afterwards the codes
-    are those of the numbers as they are then. ``turn``: of ``turn_of``."""
+    """Inside, ``state`` has numbers of this shape and dtype in place of codes. At the end the
+    numbers are encoded again. ``turn``: the result of ``turn_of``."""
     scales = scales_in(state)
     numbers = {
         name: decoded(state[name], scale, dtype).view(shape) for name, scale in scales.items()
@@ -123,14 +126,14 @@ def encoded(value: Tensor, codes: torch.dtype, turn: Tensor | None = None) -> tu
 
 
 def decoded(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrix that they stand for."""
+    """The matrix that codes and scales stand for."""
     return FROM_EIGHT_BITS.op(codes, scales).to(dtype)
 
 
 @final
 class EightBitState(WrapperTensor):
-    """Of the shape, dtype and device of ``like``. It computes as the tensor that it stands for;
-    what writes to it writes codes. A copy on disk is a plain tensor on the host."""
+    """A tensor with the shape, dtype and device of ``like``. It computes like the tensor that it
+    stands for; writes to it write codes. A copy on disk is a plain tensor on the host."""
 
     codes: Tensor
     scales: Tensor
@@ -146,7 +149,7 @@ class EightBitState(WrapperTensor):
         return decoded(self.codes, self.scales, self.dtype).view(self.shape)
 
     def write(self, value: Tensor) -> None:
-        """Its numbers become those of ``value``, as near as codes are."""
+        """Set its numbers to those of ``value``, as precisely as codes can."""
         codes, scales = encoded(value.reshape(self.codes.shape), self.codes.dtype)
         self.codes.copy_(codes)
         self.scales.copy_(scales)
@@ -162,7 +165,7 @@ class EightBitState(WrapperTensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """On the numbers."""
+        """Run the operation on the numbers."""
         if func is _aten.detach.default:
             return EightBitState(args[0].codes, args[0].scales, args[0])
         if func is _aten.clone.default:

@@ -31,7 +31,7 @@ from treadle.util.errors import CaptureError
 
 Values = dict[str, Any]
 _PROBES = (0.0, 0.375, 0.625)
-"""In the place of an entry that a rule is to hand on as it is."""
+"""Stands for an entry that a rule must pass on unchanged."""
 
 
 def standing_in(value: object, optimizer: Optimizer, at: int, key: str, uses: Uses) -> object:
@@ -68,20 +68,20 @@ def _nth(optimizer: Optimizer, at: int, key: str, n: int) -> object:
 
 @final
 class HyperParameters:
-    """Those of one run. ``traced_for``: what is traced for a tensor of the user's, if the step has
-    met it."""
+    """The hyper-parameters of one run. ``traced_for``: the traced tensor for one of the user's, if
+    the step has met it."""
 
     def __init__(self, uses: Uses, traced_for: Callable[[Tensor], Tensor | None]) -> None:
         self._uses, self._traced_for = uses, traced_for
         self._before: dict[int, list[Values]] = {}
 
     def begin(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """They are now as they are at the beginning of a call."""
+        """Begin: the hyper-parameters have the values of the beginning of a call."""
         for optimizer in optimizers.values():
             self._before[id(optimizer)] = [dict(group) for group in optimizer.param_groups]
 
     def set_in(self, optimizer: Optimizer, at: int) -> Values:
-        """What of a group the step has set, or written to."""
+        """The entries of a group that the step has set or written to."""
         before = self._before.get(id(optimizer), [])
         if at >= len(before):
             return {}
@@ -98,12 +98,13 @@ class HyperParameters:
         return traced is not None and traced._version > 0
 
     def at_update(self, optimizer: Optimizer, at: int, group: Mapping[str, object]) -> "SetGroup":
-        """As an update reads them. ``group``: as it was before the run."""
+        """The hyper-parameters that an update reads. ``group``: the group as it was before the
+        run."""
         return SetGroup(optimizer, at, group, self.set_in(optimizer, at), self._uses)
 
     def set_values(self, optimizer: Optimizer) -> Iterator[tuple[int, str, Callable[[], object]]]:
-        """By the number of a group and a key, what the step has set, as it is computed at a call
-        before the launch. TR-139 for what is known after it."""
+        """The values that the step has set, by the number of a group and a key, as a call computes
+        them before the launch. TR-139 for values that are known only after it."""
         for at in range(len(optimizer.param_groups)):
             for key, value in self.set_in(optimizer, at).items():
                 if any(is_deferred(e) or is_traced(e) for e in _items(value)):
@@ -123,8 +124,8 @@ class SetGroup:
     uses: Uses
 
     def values(self, rule: OptimizerUpdate) -> Values:
-        """As values of this run, and what they decide of the graph from now on: TR-139 where the
-        update would be another one than that of the group before the run in its state."""
+        """The values of this run, with guards on what they decide in the graph. TR-139 if the
+        update would keep other state than with the values before the run."""
         values = {key: _plain(value) for key, value in {**self.before, **self.set}.items()}
         self._refuse_unfit(rule, values)
         for key in self._handed_on():
@@ -150,7 +151,7 @@ class SetGroup:
         return values
 
     def _refuse_unfit(self, rule: OptimizerUpdate, values: Values) -> None:
-        """TR-132 for what no update can be computed with, such as a text."""
+        """TR-132 for a value with which no update can be computed, such as a string."""
         known = {**values, **dict.fromkeys(self._handed_on(), _PROBES[1])}
         try:
             rule.structure(known)
@@ -168,7 +169,7 @@ class SetGroup:
             raise sets_hyper_parameter(self.optimizer, key, _COUNTED)
 
     def _decide(self, rule: OptimizerUpdate, values: Values) -> None:
-        """The structure is the same at every call that the graph serves."""
+        """Add a guard that the structure is the same at every call that the graph serves."""
         numbers = [n for value in self.set.values() for n in _items(value) if is_number(n)]
         roots = frozenset[object]().union(*(number.roots for number in numbers))
         if roots:
@@ -185,7 +186,7 @@ class SetGroup:
         return [key for key, value in self.set.items() if is_deferred(value) or _is_tensor(value)]
 
     def _at_call(self) -> Values:
-        """The group of a call as the update finds it, as far as that is known before the launch."""
+        """The group of a call as the update reads it, as far as that is known before the launch."""
         values = {**self.optimizer.param_groups[self.at], **self.set}
         known = {key: _now(value) for key, value in values.items() if key not in self._handed_on()}
         return known | dict.fromkeys(self._handed_on(), _PROBES[1])
@@ -193,7 +194,7 @@ class SetGroup:
     def scalars(
         self, rule: OptimizerUpdate, device: torch.device, traced_for: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """What the rule computes of them, as inputs of the graph."""
+        """The values that the rule computes from them, as inputs of the graph."""
         group = {key: _plain(entry) for key, entry in {**self.before, **self.set}.items()}
         inputs: dict[str, Tensor] = {}
         for key in self._handed_on():
@@ -239,7 +240,7 @@ class _RecordedGroup(dict[str, object]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
-        """As of a dict."""
+        """Like ``dict.get``."""
         self.keys_asked.add(key)
         return super().get(key, default)
 
@@ -259,12 +260,12 @@ def _is_tensor(value: object) -> bool:
 
 
 def _now(value: object) -> object:
-    """What it is at a call."""
+    """The value at a call."""
     return _each(lambda number: number.compute() if is_number(number) else number, value)
 
 
 def _plain(value: object) -> object:
-    """What it is in this run; of a tensor that nobody writes to its number."""
+    """The value in this run; for a tensor that nobody writes to, its number."""
 
     def one(number: object) -> object:
         if is_number(number):
@@ -278,7 +279,7 @@ def _plain(value: object) -> object:
 
 
 def _unlike(now: object, before: object) -> bool:
-    """Whether a hyper-parameter is another one than stood there when the run began."""
+    """Whether a hyper-parameter differs from the value at the beginning of the run."""
     if type(now) is tuple and type(before) is tuple:
         return len(now) != len(before) or any(map(_unlike, now, before))
     return now is not before

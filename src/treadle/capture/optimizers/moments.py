@@ -1,4 +1,5 @@
-"""What update rules share: hyper-parameters by name, weight decay, and moments of gradients."""
+"""Functions that update rules share: hyper-parameters by name, weight decay, and moments of
+gradients."""
 
 from typing import Any
 
@@ -29,7 +30,7 @@ def as_number(name: str, value: Any) -> float:
 
 
 def decays(group: Group) -> bool:
-    """Whether weight decay is on, which is a part of the graph."""
+    """Whether weight decay is on, which decides the graph."""
     return number(group, "weight_decay") != 0.0
 
 

@@ -1,4 +1,4 @@
-"""``optimizer.state`` in the hands of a step that is captured: traced tensors of each parameter.
+"""``optimizer.state`` as a captured step sees it: the traced state tensors of each parameter.
 
 ::
 
@@ -54,13 +54,13 @@ class StateLocation:
         return f"{type(self.optimizer).__name__}.state[...][{self.key!r}]"
 
     def get(self) -> Any:
-        """What is there now, or ``MISSING``."""
+        """The value there now, or ``MISSING``."""
         if self.key is MISSING:
             return None if self.parameter in self.optimizer.state else MISSING
         return self.optimizer.state.get(self.parameter, {}).get(self.key, MISSING)
 
     def put(self, value: object) -> None:
-        """From now on it is there; ``MISSING`` for nothing."""
+        """Put a value there; ``MISSING`` removes it."""
         if self.key is MISSING:
             self.optimizer.state.setdefault(self.parameter, {})
         elif value is MISSING:
@@ -97,7 +97,7 @@ class TracedState(MutableMapping[object, object]):
         self.numbers = SharedNumbers(optimizer, uses)
 
     def __getattr__(self, name: str) -> object:
-        """What a ``defaultdict`` has beside a mapping: for our own code alone."""
+        """The attributes of a ``defaultdict`` that a mapping lacks, for our own code only."""
         if _asked_by_us():
             return getattr(self._real, name)
         raise refused_state(f"calls optimizer.state.{name}")
@@ -134,7 +134,7 @@ class TracedState(MutableMapping[object, object]):
         return self._assigned.get(id(parameter), entries)
 
     def __getitem__(self, key: object) -> object:
-        """What there is; an empty dict where there is nothing."""
+        """The entries of a parameter; an empty dict if there are none."""
         if _asked_by_us():
             return self._real[key]
         entries = self._found(key)
@@ -171,7 +171,7 @@ class TracedState(MutableMapping[object, object]):
         return asks or any(own or entries.asked or entries.own() for _, own, entries in known)
 
     def changes(self) -> Iterator[Changed]:
-        """What the run left in entries of the user's own."""
+        """The changes that the run made to the user's own entries."""
         for parameter, before, entries in self._known.values():
             now = self._assigned.get(id(parameter), entries.own())
             if not now and id(parameter) in self._got and not self._entries(parameter):
@@ -185,9 +185,9 @@ class TracedState(MutableMapping[object, object]):
                 yield place, value
 
     def layout(self, needed: frozenset[object]) -> tuple[object, ...]:
-        """What of the entries that the step asked for is the same at every call of a variant: their
-        keys and types, which of their tensors are one, and values beside numbers that stand in.
-        ``needed``: of those that do, which count by their values."""
+        """The properties of the entries that the step read which are the same at every call of a
+        variant: their keys and types, which of their tensors are identical, and values that are not
+        replaced by stand-ins. ``needed``: the stand-ins whose values count."""
         state, tensors = self._optimizer.state, list[object]()
         facts: list[object] = [self.numbers.agree()]
         for parameter, _, _ in self._known.values():
@@ -228,7 +228,7 @@ class TracedState(MutableMapping[object, object]):
 
 @final
 class SharedNumbers:
-    """The numbers among the user's own entries: equal ones of one key are one number."""
+    """The numbers among the user's own entries: equal numbers under one key share a stand-in."""
 
     def __init__(self, optimizer: Optimizer, uses: Uses | None) -> None:
         self._optimizer, self._uses = optimizer, uses
@@ -237,7 +237,7 @@ class SharedNumbers:
         self._roots: dict[tuple[int, object], object] = {}  # of a place that of the number there
 
     def standing_in(self, parameter: Tensor, key: object, value: object) -> object:
-        """For an entry."""
+        """The stand-in for an entry."""
         if not is_real(value) or self._uses is None:
             return value
         owner = id(self), id(parameter), key
@@ -257,12 +257,12 @@ class SharedNumbers:
     def is_free(
         self, parameter: object, key: object, value: object, needed: frozenset[object]
     ) -> bool:
-        """Whether what is there is a number of the call."""
+        """Whether the entry is a number that calls may change."""
         root = self._roots.get((id(parameter), key))
         return root is not None and root not in needed and is_real(value)
 
     def agree(self) -> tuple[bool, ...]:
-        """Whether those that are one number in the graph are so at a call."""
+        """Whether entries that share a number in the graph are equal at a call."""
         return tuple(
             all(self._at(place) == self._at(places[0]) for place in places)
             for places in self._places.values()
@@ -286,13 +286,13 @@ class TracedEntries(Entries):
         self.asked = False  # for an entry that is not the rule's
 
     def renew(self, entries: Mapping[str, object]) -> None:
-        """The rule's are these now."""
+        """Replace the rule's entries."""
         for key in self._fixed & super().keys():
             super().__delitem__(key)
         super().update(entries.items())
 
     def own(self) -> Entries:
-        """Without the rule's."""
+        """The entries that are not the rule's."""
         return {key: value for key, value in super().items() if key not in self._fixed}
 
     def _allow(self, keys: Iterable[object]) -> None:

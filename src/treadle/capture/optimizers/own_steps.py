@@ -24,8 +24,8 @@ from treadle.compat.tracing import traced_nodes
 @final
 @dataclass(slots=True)
 class OwnSteps:
-    """Those of one capture, by their ids. ``refused``: why the code of others cannot be captured;
-    ``failed``: the one whose code raised, the innermost."""
+    """The optimizers of one capture whose own code is captured, by their ids. ``refused``: why the
+    code of others cannot be captured; ``failed``: the innermost optimizer whose code raised."""
 
     taken: frozenset[int] = frozenset()
     refused: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -34,7 +34,7 @@ class OwnSteps:
 
     @staticmethod
     def of(optimizers: Mapping[str, Optimizer]) -> "OwnSteps":
-        """All that could be."""
+        """All optimizers whose own code might be captured."""
         own = (e for e in optimizers.values() if not has_update_rule(e) and not step_hooks(e))
         return OwnSteps(frozenset(map(id, own)))
 
@@ -43,7 +43,7 @@ class OwnSteps:
         return id(optimizer) in self.taken
 
     def without(self, others: frozenset[int], why: str) -> "OwnSteps":
-        """The same but for ``others``, whose code could not be captured."""
+        """The same without ``others``, whose code could not be captured."""
         refused = {**self.refused, **dict.fromkeys(others, why)}
         has_failed = self.has_failed or self.failed is not None
         return OwnSteps(self.taken - others, refused, has_failed=has_failed)
@@ -59,8 +59,8 @@ class OwnSteps:
     def stepper(
         self, optimizer: Optimizer, recorder: TraceRecorder, update: list[Span], *, updates: bool
     ) -> Callable[..., object]:
-        """What stands in the place of ``optimizer.step`` while the step is captured. ``update``
-        gets the nodes that it makes."""
+        """The replacement of ``optimizer.step`` while the step is captured. ``update`` gets the
+        nodes that it makes."""
         original: Callable[..., Any] = optimizer.step
 
         def step(*args: object, **named: object) -> object:

@@ -28,7 +28,7 @@ class ParamGroup:
     taken: dict[nn.Parameter, int] = field(default_factory=dict[nn.Parameter, int])
     """How many steps a parameter takes in one call."""
     known: list[SharedCounters] = field(default_factory=list[SharedCounters], metadata=NOT_STORED)
-    """Where the counters were found last; nothing if that is not worth knowing."""
+    """Where the counters were found last; ``None`` if that is not tracked."""
 
     @property
     def group(self) -> dict[str, object]:
@@ -37,13 +37,13 @@ class ParamGroup:
 
     def scalar_names(self, group: Mapping[str, object] | None = None) -> tuple[str, ...]:
         """The names of its scalars: hyper-parameters, then step counters; ``first`` where the rule
-        has no counters. ``group``: in the place of the optimizer's."""
+        has no counters. ``group``: replaces the optimizer's."""
         rule = update_rule(self.optimizer)
         scalars = rule.scalars(self.group if group is None else group)
         return (*scalars, *(rule.counters or ("first",)))
 
     def state_names(self, parameter: nn.Parameter) -> frozenset[str]:
-        """Under which names the rule keeps state of a parameter."""
+        """The names of a parameter's state."""
         rule = update_rule(self.optimizer)
         return frozenset((*rule.counters, *rule.states(parameter, self.group)))
 
@@ -74,8 +74,9 @@ class ParamGroup:
         return now
 
     def agrees(self) -> bool:
-        """Whether the counters of the parameters that step are still one number, as the graph has
-        it. Freezing one for some steps, or a checkpoint of another run, parts them."""
+        """Whether the counters of the parameters that step are still equal, as the graph assumes.
+        They differ after some were frozen for a while, or after loading a checkpoint of another
+        run."""
         if self.known and self.known[0].hold():
             return self.known[0].agree()
         agrees = self._agree()
@@ -85,7 +86,7 @@ class ParamGroup:
         return agrees
 
     def join(self, watches: Watches) -> bool:
-        """That counters which agree do so still; whether it is known where they are."""
+        """Watch that the counters still agree; whether their places are known."""
         for key in self.known:
             key.join(watches)
         return bool(self.known)

@@ -115,7 +115,7 @@ def register(kind: type[Optimizer], rule: OptimizerUpdate) -> None:
 
 
 def update_rules() -> dict[type[Optimizer], OptimizerUpdate]:
-    """Those of all classes; for looking."""
+    """The update rules of all classes, for inspection."""
     return _UPDATE_RULES
 
 
@@ -139,14 +139,14 @@ def _find(kind: type[Optimizer]) -> OptimizerUpdate | None:
 def _found(
     kind: type[Optimizer], parents: tuple[type[Any], ...], step: Callable[..., object]
 ) -> OptimizerUpdate | None:
-    """That of the nearest class which has one, if ``kind`` steps as it does. ``parents``, ``step``:
-    those of ``kind``, which is asked for them at every call: they may be others tomorrow."""
+    """The update rule of the nearest base class that has one, if ``kind`` steps as that class does.
+    ``parents``, ``step``: those of ``kind``, looked up at every call because they may change."""
     base = next((parent for parent in parents if parent in _UPDATE_RULES), None)
     return _UPDATE_RULES[base] if base is not None and _steps_as(kind, base, step) else None
 
 
 def check_step(optimizer: Optimizer) -> None:
-    """``CaptureError`` TR-114 for an update that is to be differentiated."""
+    """``CaptureError`` TR-114 for an update through which gradients should flow."""
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise CaptureError(
             f"{type(optimizer).__name__}(differentiable=True): updates have no derivative",

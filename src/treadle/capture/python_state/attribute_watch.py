@@ -36,12 +36,13 @@ from treadle.util.frames.frame_variables import variables
 _IN_PART = (ModuleType, *SHARED_KINDS)
 _CACHED = functools.cached_property.__get__.__code__  # takes a whole __dict__ for one name
 WATCHED = ("__getattribute__", "__setattr__")
-"""The methods of classes in whose place there are others while a run is watched."""
+"""The methods of classes that are replaced while a run is watched."""
 
 
 @final
 class AttributeWatch:
-    """Notes what is read of the objects that a step reaches, and has what was there met."""
+    """Notes the attributes that are read of objects that a step reaches, and has the values there
+    met."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class AttributeWatch:
         hears_name: Callable[[str], None],
         is_importing: Callable[[FrameType], bool],
     ) -> None:
-        """``kept``: by the id of an object and a position the parts that were met. ``meet`` hears
-        of each object that was read, with a label; ``hears_name`` of the names."""
+        """``kept``: the parts that were met, by the id of an object and a position. ``meet`` is
+        called with each object that was read and a label; ``hears_name`` with each name."""
         self._kept, self._meet, self._is_importing = kept, meet, is_importing
         self._hears_name = hears_name
         self.read: dict[int, set[str]] = {}
@@ -73,21 +74,22 @@ class AttributeWatch:
         self.resume: Callable[[], None] = lambda: None
 
     def of_object(self, value: object) -> set[str]:
-        """The names that were read of an object which is met now, and those to come."""
+        """The names that were read of an object that is met now; names that are read later are
+        added to it."""
         return self.read.setdefault(id(value), self._early.pop(id(value), set()))
 
     def written(self, value: object) -> set[str]:
-        """The names that the run has set on an object before it read them: what was there does not
-        matter to it, but what it has left there does."""
+        """The names that the run has set on an object before it read them. The earlier values do
+        not matter to the run, but those that it leaves there do."""
         return self._written.get(id(value), set())
 
     def is_unread(self, value: object, name: str) -> bool:
-        """Whether it is known that the run did not read what was there under this name."""
+        """Whether the run is known not to have read the earlier value under this name."""
         read = self.read.get(id(value))
         return read is not None and name not in read and id(value) not in self.everything
 
     def watch(self, value: object) -> bool:
-        """From now on reading one of its attributes is noted; whether that can be."""
+        """Note reads of the object's attributes from now on; whether that is possible."""
         if type(value) is not ModuleType:
             return self.watch_class(type(value))
         value.__class__ = self._module_class
@@ -95,7 +97,8 @@ class AttributeWatch:
         return True
 
     def _methods(self, kind: Any) -> dict[str, Callable[..., object]]:
-        """What such objects get and set attributes by, with a note of each."""
+        """The methods by which such objects get and set attributes, replaced by ones that note each
+        access."""
         methods = self._recording(kind.__getattribute__), self._noting_writes(kind.__setattr__)
         return dict(zip(WATCHED, methods, strict=True))
 
@@ -113,7 +116,7 @@ class AttributeWatch:
         return put
 
     def hears(self, value: object) -> bool:
-        """Whether reading one of its attributes is noted."""
+        """Whether reads of the object's attributes are noted."""
         return type(value) in self._classes or type(value) is self._module_class
 
     def _recording(
@@ -140,7 +143,7 @@ class AttributeWatch:
         return get
 
     def watch_class(self, kind: type) -> bool:
-        """From now on reading an attribute of such objects is noted; whether that can be."""
+        """Note reads of such objects' attributes from now on; whether that is possible."""
         if kind in self._classes:
             return True
         if not is_heap(kind) or issubclass(kind, type | BaseException) or is_machinery_class(kind):
@@ -190,7 +193,7 @@ class AttributeWatch:
                 self.resume()
 
     def note(self, owner: object, name: str) -> None:
-        """An attribute of an object that was met is read."""
+        """Called when an attribute of an object that was met is read."""
         read = self.read.get(id(owner))
         if read is None:
             self._early.setdefault(id(owner), set()).add(name)
@@ -209,7 +212,7 @@ class AttributeWatch:
                     self._meet(before, kept.part.where(name))
 
     def _meet_shared(self, owner: object) -> None:
-        """An object that users' or installed code got by its name."""
+        """Meet an object that users' or installed code got by its name."""
         frame: FrameType = _getframe(3)
         while is_of_logs(frame) and frame.f_back is not None:
             frame = frame.f_back
@@ -219,8 +222,9 @@ class AttributeWatch:
             self._meet(owner, label)
 
     def _counts(self, owner: Any, name: str) -> bool:
-        """Of modules of the library, what others read, and not NumPy of itself; of shared objects,
-        what decides. What they do with it happens once."""
+        """Whether a read counts: of modules of the standard library those by other code, not
+        NumPy's reads of itself; of shared objects those of deciding attributes. What they do with
+        it happens once."""
         if not issubclass(type(owner), ModuleType):
             return name in _facts_of(owner).deciding
         if owner_of(owner) is not CodeOwner.STDLIB:
@@ -229,8 +233,8 @@ class AttributeWatch:
         return code_owner(file) >= CodeOwner.STDLIB and not file.startswith(LIBRARY_FILES)
 
     def _note_mapping(self, owner: object, name: str, read: Collection[str]) -> None:
-        """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules.
-        ``read``: what is known to be read of it."""
+        """Note a read of ``vars(owner)``; the own look-up of an ``nn.Module`` reads its parameters,
+        buffers and modules. ``read``: the names that are known to be read from it."""
         frame: FrameType = _getframe(3)
         if isinstance(owner, nn.Module) and code_owner(frame.f_code.co_filename) is CodeOwner.TORCH:
             for table in ("_parameters", "_buffers", "_modules"):
@@ -246,7 +250,7 @@ class AttributeWatch:
             self.note_all(owner)
 
     def note_all(self, owner: object) -> None:
-        """All attributes of an object are read, whatever they are called."""
+        """Note that all attributes of an object are read."""
         kept = self._kept.get((id(owner), 0))
         for name in cast("Iterable[str]", kept.before if kept is not None else ()):
             self.note(owner, name)
@@ -254,8 +258,8 @@ class AttributeWatch:
         self.whole_kinds.add(type(owner))
 
     def key_of(self, frame: FrameType, makers: Collection[str]) -> object:
-        """The only key that code looks up in a mapping which it gets at this moment, as a
-        ``__dict__`` or by calling one of ``makers``; ``None`` if there may be others."""
+        """The only key that code looks up in the mapping that it is getting now, as a ``__dict__``
+        or by calling one of ``makers``; ``None`` if it may look up others."""
         code = frame.f_code
         if code is _CACHED:
             return frame.f_locals["self"].attrname
@@ -267,7 +271,7 @@ class AttributeWatch:
         return key and value_of(key, variables(frame), {})
 
     def stop(self) -> None:
-        """Classes and modules read their attributes as before."""
+        """Restore the attribute access of classes and modules."""
         for module in (*self._modules, *LOADED.values()):
             if type(module) is self._module_class:  # one that was imported is of sys' class
                 module.__class__ = ModuleType
@@ -280,5 +284,5 @@ class AttributeWatch:
 
 
 def _facts_of(owner: object) -> SharedObjects:
-    """What is known of objects like a shared one."""
+    """The facts about objects like a shared one."""
     return next(shared for shared in SHARED_OBJECTS if issubclass(type(owner), shared.kind))

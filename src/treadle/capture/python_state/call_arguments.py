@@ -55,8 +55,8 @@ class CallArguments:
 
 
 def _facts(function: object) -> tuple[object, ...]:
-    """What decides how a call fills parameters, to be compared by identity; nothing where it is not
-    Python code that says it."""
+    """The objects that decide how a call fills parameters, to be compared by identity; empty unless
+    Python code decides it."""
     if isinstance(function, FunctionType):
         if function.__dict__ and "__signature__" in function.__dict__:
             return ()
@@ -85,8 +85,8 @@ def _binding(function: Callable[..., object]) -> "_Binding | None":
 
 @final
 class _Binding:
-    """Parameters of one function. ``usual``: how many arguments by position, and none by name, are
-    a call in its form already; -1 where it depends on the values."""
+    """Parameters of one function. ``usual``: a call with this number of positional arguments and no
+    others is in its form already; -1 if that depends on the values."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         kinds = {parameter.kind for parameter in parameters}
@@ -105,8 +105,8 @@ class _Binding:
         self.usual = -1 if self.by_name or depends else len(self.names)
 
     def of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments | None:
-        """The form of a call; ``None`` for one that the function does not take, or of which all
-        has to stay where it is."""
+        """The form of a call; ``None`` for one that does not fit the function, or whose arguments
+        must all stay where they are."""
         left = dict(kwargs)
         named: dict[str, object] = {}
         placed: tuple[object, ...] | None
@@ -121,7 +121,7 @@ class _Binding:
         return placed, {**named, **left}
 
     def _taken(self, left: dict[str, object]) -> bool:
-        """Whether an argument by name is there by position as well."""
+        """Whether an argument is given both by name and by position."""
         normal = Parameter.POSITIONAL_OR_KEYWORD
         return any(
             parameter.name in left for parameter in self._by_position if parameter.kind is normal
@@ -130,8 +130,8 @@ class _Binding:
     def _placed(
         self, args: tuple[object, ...], left: dict[str, object], named: dict[str, object]
     ) -> tuple[object, ...] | None:
-        """Those by position. ``named`` gets those after one that is left out; ``left`` loses what
-        is taken."""
+        """The positional arguments. ``named`` gets those after an omitted one; arguments that are
+        used are removed from ``left``."""
         placed: list[object] = []
         has_gap = False
         for at, parameter in enumerate(self._by_position):
@@ -158,7 +158,8 @@ class _Binding:
         return tuple(placed)
 
     def _take_named(self, left: dict[str, object], named: dict[str, object]) -> bool:
-        """``named`` gets those by name, in the order of the parameters; whether none is missing."""
+        """Add the named arguments to ``named``, in the order of the parameters; whether none is
+        missing."""
         for parameter in self.by_name:
             value = left.pop(parameter.name, parameter.default)
             if value is Parameter.empty:
@@ -169,6 +170,6 @@ class _Binding:
 
 
 def _fills(parameter: Parameter) -> bool:
-    """Whether it has no default, or one that is filled in."""
+    """Whether the parameter has no default, or one that is filled in."""
     default = parameter.default
     return default is Parameter.empty or type(default) in _FILLED

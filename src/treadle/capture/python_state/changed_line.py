@@ -19,7 +19,7 @@ from treadle.capture.python_state.code.frames import CodeOwner, code_owner, file
 from treadle.capture.python_state.plain_values import is_same_value
 
 Look = Callable[[], Sequence[object]]
-"""What a place holds now."""
+"""Reads the present value of a place."""
 
 
 @final
@@ -36,7 +36,8 @@ class LineWatch:
         self.last: Line | None = None
 
     def __enter__(self) -> None:
-        """The step's code runs inside; a debugger's or a coverage tool's function is back after."""
+        """The step's code runs inside; afterwards the trace function of a debugger or coverage tool
+        is restored."""
         self._others, self._before = sys.gettrace(), self._look()
         sys.settrace(self._on_event)
 
@@ -44,7 +45,8 @@ class LineWatch:
         sys.settrace(self._others)
 
     def _on_event(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        """A frame begins or goes on. Of one that is not the user's no line is looked at."""
+        """Called when a frame begins or continues. Lines of frames that are not the user's are
+        ignored."""
         name = frame.f_code.co_filename
         if is_between(name) or code_owner(file_of(frame)) is not CodeOwner.USER:
             return None

@@ -1,4 +1,4 @@
-"""What a run changed outside the step, and what was there before."""
+"""The changes of a run outside the step, and the values before it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ _EVENTS = all_of(lambda integration: integration.events)
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What the run left in a place. ``owner`` and ``at``: whose part it is."""
+    """The value that the run left in a place. ``owner`` and ``at``: the object and its part that
+    has the place."""
 
     owner: object
     at: int
@@ -33,22 +34,22 @@ class Change:
 
 
 class RunPlaces(Protocol):
-    """Where a run has what stands in for objects of the user's."""
+    """The stand-ins of a run for objects of the user's."""
 
     def argument_part(self, node: int, at: int) -> Part:
         """The part ``at`` of the ``node``th container among the arguments."""
         ...
 
     def tensor_for(self, tensor: object) -> Tensor | None:
-        """What is traced in the place of a tensor of the user's."""
+        """The traced tensor for one of the user's."""
         ...
 
     def recorded(self, at: int) -> Sequence[object]:
-        """What is in the ``at``th container that stands in for another one."""
+        """The contents of the ``at``th container that stands in for another one."""
         ...
 
     def is_seeded(self, generator: Generator) -> bool:
-        """Whether the step put one of PyTorch's generators into another state."""
+        """Whether the step set the state of one of PyTorch's generators."""
         ...
 
     def draws_otherwise(self) -> bool:
@@ -58,12 +59,13 @@ class RunPlaces(Protocol):
 
 
 Look = Callable[[RunPlaces], Sequence[object]]
-"""What is in a place of a run now."""
+"""Reads the present value of a place in a run."""
 
 
 class LateError(CaptureError):
-    """What was found when the step's code was done, so that nobody knows its line. ``look``: at the
-    place that it is about; where it is about no place it is about what the step returns."""
+    """An error that was found after the step's code had run, so that its line is not known.
+    ``look`` reads the place that it is about; an error about no place is about the step's
+    result."""
 
     look: Look | None = None
 
@@ -73,19 +75,19 @@ class LateError(CaptureError):
         return self
 
     def at(self, where: str) -> CaptureError:
-        """What the user is told: the same for a line of theirs."""
+        """The error for the user, with their line."""
         told = CaptureError(self.message, code=self.code, where=where, remedy=self.remedy)
         return told.with_traceback(self.__traceback__)
 
 
 def holds(part: Part) -> list[object]:
-    """All that a part holds: its names and its values."""
+    """The contents of a part: its names and its values."""
     now = part.now()
     return [*now, *now.values()]
 
 
 def look_at(change: Change) -> Look:
-    """At the place of a change that is not an argument's."""
+    """A function that reads the place of a change outside the arguments."""
     part, name = change.part, change.name
     return lambda _: (part.get(name),)
 
@@ -102,12 +104,12 @@ class Kept:
 
 
 def is_cache(name: object) -> bool:
-    """What Python itself keeps in a class."""
+    """Whether it is state that Python itself keeps in a class."""
     return name in ("_abc_impl", "__abstractmethods__", "__annotations_cache__", "__doc__")
 
 
 def is_log(now: Reading, before: Reading) -> bool:
-    """Whether what came is records of a log, or the like: they are made once."""
+    """Whether the additions are log records or the like, which are made once."""
     new = [value for name, value in now.items() if before.get(name, MISSING) is not value]
     return bool(new) and all(isinstance(value, _EVENTS) for value in new)
 
@@ -119,7 +121,7 @@ def are_equal(old: object, new: object) -> bool:
 
 def refused(label: str, kind: str, where: str = "") -> LateError:
     """TR-117 for a change that would happen only when the step is captured; ``where``: the user's
-    line, as far as it is known."""
+    line, if it is known."""
     return LateError(
         f"the step changes {label}, a {kind} outside the step: this would happen during capture, "
         "and not at later calls",

@@ -1,4 +1,4 @@
-"""What a class says of itself, whatever its metaclass says."""
+"""Facts about a class, independent of its metaclass."""
 
 
 def class_module(kind: type) -> str:

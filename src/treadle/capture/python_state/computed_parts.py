@@ -1,4 +1,4 @@
-"""Contents that a call gives, as parts of an object: of arrays, weak references, and others."""
+"""Contents that a call returns, as parts of an object: of arrays, weak references, and others."""
 
 import contextvars
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Referent(Part):
 
 @final
 class ContextVariable(Part):
-    """What a context variable holds, or its default."""
+    """The value of a context variable, or its default."""
 
     __slots__ = ("variable",)
     settable = False
@@ -90,7 +90,7 @@ class ContextVariable(Part):
 
 @final
 class Items(Part):
-    """Objects in an array, or in what C code made. ``back`` puts one where it was."""
+    """Objects in an array, or in an object made by C code. ``back`` restores one."""
 
     __slots__ = ("_back", "_read")
     settable = False

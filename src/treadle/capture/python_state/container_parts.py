@@ -10,7 +10,7 @@ from treadle.capture.python_state.plain_values import is_plain, plain_fact
 
 @final
 class Entries(Part):
-    """Those of a dict, also of one with a class of its own."""
+    """The entries of a dict or of an instance of a subclass."""
 
     __slots__ = ("_kind", "values")
     entries = True
@@ -44,7 +44,8 @@ class Entries(Part):
         super().restore(before)
 
     def dictionary(self) -> Reading | None:
-        """None where entries may change places, which the dict's version does not count."""
+        """The dict; ``None`` if its entries may be reordered, which the dict's version does not
+        count."""
         moves = self._kind is OrderedDict and len(self.values) > 1
         return None if moves else self.values
 
@@ -54,7 +55,7 @@ _Sequence = list[object] | tuple[object, ...] | deque[object]
 
 @final
 class Sequenced(Part):
-    """Entries of a list or deque; those of a tuple, which stay."""
+    """The entries of a list or deque, or the fixed ones of a tuple."""
 
     __slots__ = ("values",)
     entries = True
@@ -65,7 +66,7 @@ class Sequenced(Part):
 
     @property
     def settable(self) -> bool:  # type: ignore[override]
-        """Not the entries of a tuple."""
+        """Whether entries can be set: not those of a tuple."""
         return not isinstance(self.values, tuple)
 
     def now(self) -> Reading:
@@ -92,7 +93,7 @@ class Sequenced(Part):
 
 @final
 class Members(Part):
-    """Those of a set, by what they are."""
+    """The members of a set, by their values."""
 
     __slots__ = ("values",)
     entries = True
@@ -103,7 +104,8 @@ class Members(Part):
         self.values = values
 
     def now(self) -> Reading:
-        """In an order that every process has, as far as members have names."""
+        """The members in an order that is the same in every process, as far as members have
+        names."""
         values = self.values
         members = set.__iter__(values) if isinstance(values, set) else frozenset.__iter__(values)
         return {member(value): value for value in sorted(members, key=_name_of_member)}
@@ -118,7 +120,7 @@ class Members(Part):
 
 
 def _name_of_member(value: object) -> tuple[str, str]:
-    """By which members of a set are ordered: hashes differ from process to process."""
+    """The sort key for members of a set: hashes differ between processes."""
     if is_plain(value):
         return type(value).__name__, repr(value)
     if isinstance(value, type | types.FunctionType):
@@ -127,5 +129,5 @@ def _name_of_member(value: object) -> tuple[str, str]:
 
 
 def member(value: object) -> object:
-    """Under which name a snapshot has a member of a set."""
+    """The name of a set's member in a snapshot."""
     return plain_fact(value) if is_plain(value) else (None, id(value))

@@ -51,7 +51,8 @@ _PROCESS_STATE = table_of(lambda integration: integration.process_state)
 
 
 def process_questions(names: Container[str] | None) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What code that names ``names`` may have asked the process, by its label; ``None``: all."""
+    """The questions that code which mentions ``names`` may have asked the process, by label;
+    ``None``: all questions."""
     states = _PROCESS_STATE.items()
     return ((x.label, x.read) for name, x in states if names is None or name in names)
 
@@ -70,8 +71,8 @@ class ExternalState:
         *,
         draws: HostDraws,
     ) -> None:
-        """``arguments``: leaves of the step's own; objects among them are looked after as well.
-        ``seen`` hears of each object that the step can reach, before it can be changed."""
+        """``arguments``: leaves of the step's arguments; objects among them are tracked as well.
+        ``seen`` is called with each object that the step can reach, before it can be changed."""
         self._function, self._models, self._optimizers = function, models, optimizers
         self._threads, self._rng, self._executed = Threads(), PythonRngGuard(), ExecutionRecord()
         self.draws = draws
@@ -99,7 +100,7 @@ class ExternalState:
             raise
 
     def _meet_all(self, arguments: Iterable[object]) -> None:
-        """What a step starts from."""
+        """Meet everything that a step starts from."""
         for prefix, model in self._models.items():
             self._reach.meet(model, prefix)
             for name, module in model.named_modules():
@@ -116,7 +117,7 @@ class ExternalState:
 
     @contextlib.contextmanager
     def watching(self, traced: Sequence[Tensor]) -> Iterator[None]:
-        """Note what is read; afterwards everything is as it was before. ``traced``: tensors of the
+        """Inside, note what is read; afterwards everything is restored. ``traced``: tensors of the
         trace."""
         owner, method = dispatch_of_trace()
         dispatch = vars(owner)[method]
@@ -133,7 +134,7 @@ class ExternalState:
             self._kept.restore()
 
     def _pausing(self, dispatch: Callable[..., object]) -> Callable[..., object]:
-        """No frame of a user's is entered within an operation, but for those of their own."""
+        """Stop recording frames within operations other than the user's own."""
         paused = self.unseen(dispatch)
 
         def call(mode: object, op: object, *rest: object, **named: object) -> object:
@@ -148,7 +149,7 @@ class ExternalState:
         return call
 
     def unseen(self, function: Callable[P, T]) -> Callable[P, T]:
-        """``function``, which runs our code alone, without a look at its frames."""
+        """``function``, which runs only our code, without recording its frames."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not self._frames.pause():
@@ -161,16 +162,17 @@ class ExternalState:
         return call
 
     def pause(self) -> bool:
-        """Our code alone runs until ``resume``, which is to be called if this is true."""
+        """Stop recording until ``resume``, while only our code runs. ``resume`` must be called if
+        this returns true."""
         self._threads.follow()
         return self._frames.pause()
 
     def resume(self) -> None:
-        """From now on the user's code may run."""
+        """Record again, because the user's code may run."""
         self._frames.resume()
 
     def listen(self) -> None:
-        """In a thread of the autograd engine's: hear it as well."""
+        """Record this thread as well, one of the autograd engine's."""
         self._frames.listen()
 
     # -- what it changed
@@ -198,13 +200,14 @@ class ExternalState:
         return changed + self._kept.set_unread(self._watch.written, changed)
 
     def changed_containers(self) -> list[ChangedContainer]:
-        """Containers in which the run put, or from which it took, and which others can stand in
-        for: all the places where they are can be set."""
+        """Containers whose number of entries the run changed and that can have stand-ins, because
+        all their places can be set."""
         self._rest()
         return self._kept.changed_containers()
 
     def unread_modes(self) -> frozenset[int]:
-        """By their numbers among all modules of the models, those in train or eval mode alike."""
+        """The modules, by their numbers among all modules of the models, for which train and eval
+        mode are the same."""
         modules = [module for model in self._models.values() for module in model.modules()]
         executed = self._executed
         if executed.past or "training" in executed.past_names:
@@ -216,20 +219,20 @@ class ExternalState:
         )
 
     def _rest(self) -> None:
-        """The step's own code is done."""
+        """The step's own code has run."""
         self._watch.runs = False
         self._frames.rest()
 
     def met(self) -> Iterable[object]:
-        """Every object that the step can reach, as far as it ran."""
+        """Every object that the step can reach, as far as it has run."""
         return self._kept.objects.values()
 
     def knows(self, value: object) -> bool:
-        """Whether an object was there before the run, as far as the step can reach it."""
+        """Whether an object existed before the run, as far as the step can reach it."""
         return id(value) in self._kept.objects
 
     def was_read(self, change: Change) -> bool:
-        """Whether the run may have read what was there before."""
+        """Whether the run may have read the earlier value."""
         if change.part.entries:
             return True
         read = self._watch.read.get(id(change.owner))
@@ -260,10 +263,10 @@ class ExternalState:
         free: Iterable[tuple[int, object]],
         unordered: Iterable[int],
     ) -> ReadNames:
-        """Which attributes of which objects count. ``entries``: by the ids of containers that the
-        step changes, those that it read. ``free``: by the id of a container and a name, values that
-        nothing depended on, or that are inputs at run time. ``unordered``: ids of dicts whose order
-        is nobody's choice."""
+        """The attributes of objects that count. ``entries``: the entries that the step read of
+        containers that it changes, by their ids. ``free``: values on which nothing depended, or
+        that are inputs at run time, by the id of a container and a name. ``unordered``: ids of
+        dicts whose order does not count."""
         executed = self._executed
         mentioned = None if executed.any_name else frozenset(executed.names)
         names = {} if executed.past else self._watch.read
@@ -322,7 +325,7 @@ class ExternalState:
         return list(self._executed.their_codes.values())
 
     def before(self, owner: object, at: int) -> Reading | None:
-        """What a part of an object held before the run."""
+        """The contents of a part of an object before the run."""
         return self._kept.before(owner, at)
 
 
@@ -332,6 +335,6 @@ def _may_run_their_code(op: OpOverload) -> bool:
 
 
 def _of_real_name(change: Change) -> Change:
-    """At a call a key that stands in would be none."""
+    """The key itself, since a stand-in for it would be no key at a call."""
     name = as_key(change.name)
     return change if name is change.name else replace(change, name=name)

@@ -42,7 +42,8 @@ def _stays_whole(node: object) -> bool:
 
 
 Instead = Callable[[object, object], object]
-"""Of a leaf and what is left of it without its parts: a container in its place, or ``None``."""
+"""Takes a leaf, and what remains of it without its parts; returns a container for its place, or
+``None``."""
 
 
 def flatten(tree: object, instead: Instead | None = None) -> tuple[list[object], TreeSpec]:
@@ -166,8 +167,8 @@ def flatten_with_paths(
 
 
 def _step(key: Any) -> str:
-    """``['x']``, ``[0]``, ``.x``. Of keys that are objects the class: the object says what it
-    likes, or where it lies."""
+    """``['x']``, ``[0]``, ``.x``. For keys that are objects the class is shown, because their
+    ``repr`` is arbitrary or has an address."""
     if isinstance(key, pytree.MappingKey):
         return f"[{_shown(key.key)}]"
     return pytree.keystr((key,))
@@ -215,7 +216,8 @@ def _taken_apart(tree: object) -> Iterator[tuple[object, Flattened | None]]:
 
 
 def containers_in(tree: object) -> list[Container]:
-    """Those that may have more than their parts, in an order that their structure decides."""
+    """The containers that may hold more than their parts, in an order that their structure
+    decides."""
     containers: list[Container] = []
     for node, inside in _taken_apart(tree):
         if type(node) not in _ENTRIES:
@@ -225,8 +227,8 @@ def containers_in(tree: object) -> list[Container]:
 
 
 def keys_in(tree: object) -> list[object]:
-    """The keys of its dicts, in the order of the containers, but for texts and tensors, of which
-    the structure says all."""
+    """The keys of its dicts, in the order of the containers, except strings and tensors, which the
+    structure describes completely."""
     return [
         key
         for node in nodes_in(tree)
@@ -247,7 +249,8 @@ def nodes_in(tree: object) -> list[object]:
 
 
 def replaced(tree: object, instead: Callable[[object], object]) -> object:
-    """``tree`` with what ``instead`` gives for containers and leaves, but for ``None``."""
+    """``tree`` with containers and leaves replaced by the results of ``instead`` that are not
+    ``None``."""
 
     def put_in_place(node: object) -> object:
         other = instead(node)
@@ -262,8 +265,8 @@ def replaced(tree: object, instead: Callable[[object], object]) -> object:
 
 @dataclass(slots=True)
 class FlatArguments:
-    """A call's arguments: what is left of them when they are taken apart, and what they were.
-    ``keys``: those of ``keys_in``."""
+    """A call's arguments: their leaves, and the original containers. ``keys``: the result of
+    ``keys_in``."""
 
     leaves: list[object]
     containers: list[Container]
@@ -272,12 +275,12 @@ class FlatArguments:
 
     @staticmethod
     def none() -> "FlatArguments":
-        """Of no call."""
+        """The arguments of no call."""
         return FlatArguments([], [], [], None)
 
     @staticmethod
     def of(leaves: list[object], tree: object) -> "FlatArguments":
-        """For a tree with these leaves."""
+        """The arguments of a tree with these leaves."""
         return FlatArguments(leaves, containers_in(tree), keys_in(tree), tree)
 
 
@@ -286,9 +289,9 @@ Structure = tuple[TreeSpec, tuple[object, ...]]
 
 
 class FlatCalls:
-    """The leaves of calls' arguments with paths and structure. Those of arguments that are leaves
-    themselves are known from how many there are, and from their names. ``names``: of those by
-    position."""
+    """The leaves of calls' arguments with paths and structure. If all arguments are leaves
+    themselves, these follow from the number and the names of the arguments. ``names``: those of
+    positional arguments."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = names

@@ -1,8 +1,9 @@
 """The parts of a Python object, read past anything that its class may override.
 
-Everything that asks what an object holds asks here: what a run may have changed is a difference
-between two readings of parts, what a later call must find unchanged is a reading of parts.
-Classes are imported by name: what is read of a module that a step uses is noted, at each look.
+All questions about the contents of objects are answered here: the changes of a run are differences
+between two readings of parts, and what a later call must find unchanged is a reading of parts.
+Classes are imported by name, because each read of an attribute of a module that a step uses is
+noted.
 """
 
 import copyreg
@@ -88,7 +89,7 @@ _SEALED = (
     UnionType,
     *all_of(lambda integration: integration.sealed),
 )
-"""What holds nothing that Python code could set."""
+"""Classes whose objects hold nothing that Python code could set."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +107,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ObjectLayout:
-    """An object taken apart. ``opaque``: nothing can be said of what it holds."""
+    """The parts of an object. ``opaque``: nothing is known about its contents."""
 
     parts: tuple[Part, ...] = ()
     opaque: bool = False
@@ -167,7 +168,7 @@ def parts_of(value: object, label: str) -> ObjectLayout:
 
 
 def _advanced(generator: "GeneratorType[object, object, object]") -> int | None:
-    """How far it is."""
+    """The progress of an iterator."""
     frame = generator.gi_frame
     return None if frame is None else frame.f_lasti
 
@@ -211,7 +212,7 @@ _OPEN = frozenset(
         memoryview, SimpleNamespace, local, array, *_NUMBERS,
     }
 )  # fmt: skip
-"""Classes made in C of which the parts say all."""
+"""C classes whose objects are described completely by their parts."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -241,7 +242,7 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; seal
 
 
 def attributes_of(value: object) -> dict[str, object] | None:
-    """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
+    """``vars(value)``, whatever its class overrides; ``None`` if there is none."""
     own: Any = local if isinstance(value, local) else object
     try:
         namespace: object = own.__getattribute__(value, "__dict__")
@@ -252,7 +253,7 @@ def attributes_of(value: object) -> dict[str, object] | None:
 
 @lru_cache(maxsize=1 << 12)
 def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
-    """By name, the slots of a class and its bases."""
+    """The slots of a class and its bases, by name."""
     slots: dict[str, MemberDescriptorType] = {}
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():
@@ -288,7 +289,7 @@ def _of_buffer(value: Any, label: str) -> Part:
 
 
 def has_buffer(value: Any) -> bool:
-    """Whether its memory can be read: of arrays of ``ctypes``, of mapped files."""
+    """Whether its memory can be read: that of ``ctypes`` arrays and mapped files."""
     try:
         memoryview(value).release()
     except (TypeError, BufferError):
@@ -297,13 +298,13 @@ def has_buffer(value: Any) -> bool:
 
 
 def _base(value: object) -> str:
-    """The number or text that an object of a class of its own is."""
+    """The number or string of an object of a subclass."""
     kind: Any = next(base for base in _NUMBERS if isinstance(value, base))
     return kind.__repr__(value)
 
 
 def _referents(value: object) -> Reading:
-    """What an object made in C holds."""
+    """The objects that an object made in C refers to."""
     referents = (referent for referent in gc.get_referents(value) if not isinstance(referent, type))
     return dict(enumerate(referents))
 
@@ -312,7 +313,7 @@ _ITERATED = (list, tuple, dict, set, str, bytes, range)
 
 
 def _reduced(value: object) -> object:
-    """What it would be pickled as, in terms that compare; ``None`` if it cannot be.
+    """Its pickled form, as values that can be compared; ``None`` if it cannot be pickled.
 
     Only for classes made in C: no code of the user's runs.
     """

@@ -26,7 +26,7 @@ Flatten = Callable[[object], list[object]]
 
 
 def is_value(leaf: object) -> bool:
-    """A tensor, or a Python value that is what it is."""
+    """Whether it is a tensor or a plain Python value."""
     if type(leaf) is torch.Size:
         return all(type(size) is int for size in leaf)
     return type(leaf) in _VALUES or isinstance(leaf, Tensor) or is_stand_in(leaf)
@@ -35,7 +35,7 @@ def is_value(leaf: object) -> bool:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sized:
-    """A shape some of whose sizes stand for others."""
+    """A shape some of whose sizes are stand-ins."""
 
     sizes: tuple[object, ...]
 
@@ -64,7 +64,7 @@ class Flattened:
 
 
 def flattened(value: object, flatten: Flatten) -> Flattened | None:
-    """What ``value`` holds, by name; ``None`` for what is not a container of tensors and values.
+    """The parts of ``value``, by name; ``None`` if it is no container of tensors and values.
 
     Data classes, ``UserDict`` (the batches of tokenizers), ``SimpleNamespace``, subclasses of
     ``dict`` and ``list``, of ``tuple`` with attributes, are opened always, other objects if an
@@ -87,16 +87,16 @@ def flattened(value: object, flatten: Flatten) -> Flattened | None:
 
 
 def has_own(value: object) -> bool:
-    """Whether an object has attributes of its own, which nobody who only takes and makes its
-    entries would keep."""
+    """Whether an object has attributes of its own, which would be lost if only its entries were
+    rebuilt."""
     return bool(_vars(value))
 
 
 def names_of_parts(
     value: object, taken_apart: Flattened | None, leaves: Sequence[object]
 ) -> frozenset[object]:
-    """Attributes of a container that are no more than its parts, and so are looked at already.
-    ``leaves``: those of a class that took itself apart."""
+    """Attributes of a container that repeat its parts, which are compared already. ``leaves``:
+    those of a class with its own flattening."""
     if isinstance(value, UserDict):
         return frozenset({"data"})
     if taken_apart is not None:

@@ -15,18 +15,19 @@ from treadle.util.package import is_machinery_module
 
 BUILTINS: dict[str, object] = builtins.__dict__  # type: ignore[assignment]
 _REGISTRIES = tuple(shared.registry for shared in SHARED_OBJECTS)
-"""Of all loggers, and the like. What a step is the first to ask for stays: others may have it."""
+"""Registries of shared objects, such as loggers. Objects that a step is the first to create there
+stay, since others may have them."""
 _UNSEEN = all_of(lambda integration: integration.unseen)
 SHARED_KINDS = tuple(shared.kind for shared in SHARED_OBJECTS)
 _LRU_CACHED = functools._lru_cache_wrapper  # of the module itself, reading is noted
 LOADED = sys.modules
 _BUILT_IN = frozenset(sys.builtin_module_names)
-"""What of the library is used while its modules are watched."""
+"""Functions of the standard library that are used while its modules are watched."""
 _TRACING = all_of(lambda integration: integration.tracing_packages)
 
 
 def owner_of(value: type | ModuleType) -> CodeOwner:
-    """Whose a module is, or a class by the module that made it."""
+    """The owner of a module, or of a class by the module that made it."""
     if isinstance(value, ModuleType):
         return _owner_of_module(value)
     name = class_module(value)
@@ -46,7 +47,7 @@ def _owner_of_module(module: ModuleType) -> CodeOwner:
 
 
 def is_machinery_class(kind: type) -> bool:
-    """Whether the machinery of the trace made a class, so that its objects are not looked at."""
+    """Whether the tracing machinery made a class, so that its objects are not inspected."""
     if issubclass(kind, _UNSEEN):
         return not issubclass(kind, SHARED_KINDS)
     name = class_module(kind)
@@ -56,7 +57,8 @@ def is_machinery_class(kind: type) -> bool:
 
 
 def is_machinery(value: object) -> bool:
-    """Whether an object is of the trace's machinery: nobody looks at it or into it."""
+    """Whether an object belongs to the tracing machinery, so that neither it nor its contents are
+    inspected."""
     if is_stand_in(value) or is_traced(value) or isinstance(value, BuiltinFunctionType):
         return True
     if isinstance(value, FunctionType):
@@ -73,7 +75,7 @@ def is_machinery(value: object) -> bool:
 
 
 def stays(value: object) -> bool:
-    """Whether what a run leaves there stays: in modules that come with Python, and in the
+    """Whether changes of a run there are kept: in modules that come with Python, and in the
     registries of shared objects."""
     if any(value is registry for registry in _REGISTRIES):
         return True

@@ -13,10 +13,10 @@ from treadle.capture.python_state.plain_values import is_same_value
 from treadle.guards.memory_fingerprint import has_space
 
 MISSING: Any = object()
-"""In the place of a value that is not there."""
+"""Stands for a value that does not exist."""
 
 Reading = dict[object, object]
-"""What a part held: by name or key, in order."""
+"""The contents of a part: by name or key, in order."""
 
 OF_DECLARATION = frozenset(
     {
@@ -25,7 +25,7 @@ OF_DECLARATION = frozenset(
         "__orig_bases__", "__slotnames__", "__parameters__", "__spec__", "__static_attributes__",
     }
 )  # fmt: skip
-"""What Python notes about a class or a module when it is made, and reads by name alone."""
+"""Attributes that Python sets on a class or a module when it is made, and reads only by name."""
 
 
 class Part:
@@ -39,7 +39,7 @@ class Part:
         self.label = label
 
     def now(self) -> Reading:
-        """What it holds, in order."""
+        """Its present contents, in order."""
         raise NotImplementedError
 
     def get(self, name: object) -> object:
@@ -47,7 +47,7 @@ class Part:
         return self.now().get(name, MISSING)
 
     def put(self, name: object, value: object) -> None:
-        """From now on ``value`` is there; ``MISSING`` for nothing."""
+        """Put ``value`` there; ``MISSING`` removes it."""
         raise NotImplementedError
 
     def is_same(self, one: Reading, other: Reading) -> bool:
@@ -58,7 +58,7 @@ class Part:
         return all(a is b or is_same_value(a, b) for a, b in pairs)
 
     def restore(self, before: Reading) -> None:
-        """Hold again what a reading says, in its order."""
+        """Restore the contents of a reading, in its order."""
         now = self.now()
         for name in now.keys() - before.keys():
             self.put(name, MISSING)
@@ -71,7 +71,7 @@ class Part:
         return None
 
     def detached(self) -> "Part":
-        """A part of the same kind, without the object that it is of: for words alone."""
+        """A part of the same kind without its object, to format messages with."""
         part = object.__new__(type(self))
         part.label = self.label
         return part
@@ -112,8 +112,8 @@ class Attributes(Part):
 @final
 class OwnAttributes(Attributes):
     """Likewise, where Python makes the ``__dict__`` when somebody asks for it: of functions and
-    ordered dicts. Nobody asks here; thousands of empty dicts would lie scattered in memory, and
-    every call would look at them."""
+    ordered dicts. It is not created here: otherwise thousands of empty dicts would be scattered in
+    memory, and every call would compare them."""
 
     __slots__ = ("owner",)
 
@@ -123,7 +123,7 @@ class OwnAttributes(Attributes):
 
     @property
     def values(self) -> dict[Any, Any]:  # type: ignore[override]
-        """What is there now."""
+        """The values there now."""
         return self.owner.__dict__ if has_space(self.owner) else {}
 
     def put(self, name: object, value: object) -> None:
@@ -138,7 +138,7 @@ class OwnAttributes(Attributes):
 
 @final
 class Variable(Part):
-    """What a cell of a closure holds."""
+    """The value in a cell of a closure."""
 
     __slots__ = ("cell",)
 
@@ -272,7 +272,7 @@ class FixedAttributes(Part):
 
 @final
 class Accessors(Part):
-    """What a property calls; another call of its ``__init__`` sets it."""
+    """The functions of a property; another call of its ``__init__`` sets them."""
 
     __slots__ = ("owner",)
     settable = False

@@ -14,7 +14,7 @@ PLAIN = frozenset(
         torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
     }
 )  # fmt: skip
-"""Types whose values are what they are."""
+"""Types of plain values."""
 WHOLE_NUMBERS: frozenset[type] = frozenset(
     {int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
 )
@@ -25,21 +25,21 @@ _GENERIC = np.generic  # of the module itself, reading is noted
 _OTHERS = (np.generic, slice)
 
 PlainFact = tuple[type, object]
-"""What a plain value is: its type, and what tells it from others of that type."""
+"""The identity of a plain value: its type, and what distinguishes it within the type."""
 
 
 def is_real(value: object) -> TypeGuard[RealNumber]:
-    """Exactly a number of Python's or of NumPy's, and no boolean."""
+    """Whether it is exactly a number of Python's or NumPy's, and no boolean."""
     return type(value) in NUMBERS
 
 
 def is_whole(value: object) -> TypeGuard[WholeNumber]:
-    """Exactly an integer of Python's or of NumPy's."""
+    """Whether it is exactly an integer of Python's or NumPy's."""
     return type(value) in WHOLE_NUMBERS
 
 
 def is_plain(value: object) -> bool:
-    """A value that says everything about itself, and cannot be changed."""
+    """Whether it is a value that is immutable and compares by its contents."""
     kind = type(value)
     return kind in PLAIN or issubclass(kind, _OTHERS)
 
@@ -62,7 +62,7 @@ def is_same_value(one: object, other: object) -> bool:
 
 
 def scalar_data(value: object) -> tuple[str, bytes] | None:
-    """The dtype and the bytes of a number or an answer of NumPy's; ``None`` for anything else."""
+    """The dtype and the bytes of a NumPy number or boolean; ``None`` for anything else."""
     if type(value) is not np.bool_ and not (is_real(value) and isinstance(value, _GENERIC)):
         return None
     scalar: Any = value

@@ -1,4 +1,4 @@
-"""What a function with a cache has computed so far.
+"""The cached results of a function with a cache.
 
     f(1); seen = RememberedResults(f)
     f(2)                 ->  seen == RememberedResults(f)
@@ -42,8 +42,8 @@ class RememberedResults:
 
 
 def _entries_of(function: "_LruCached[Any]") -> dict[object, object] | None:
-    """Its dict, which stands before the function among what it refers to; ``None`` if it is not
-    found there."""
+    """The dict of the cache, found by its position before the function among the cache's
+    references; ``None`` if it is not found."""
     held = gc.get_referents(function)
     at = max((i for i, referent in enumerate(held) if referent is function.__wrapped__), default=0)
     entries = held[at - 1]

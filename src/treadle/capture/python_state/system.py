@@ -17,7 +17,8 @@ _BACKGROUND = frozenset(all_of(lambda integration: integration.background_files)
 
 
 def os_call_name(function: object) -> str:
-    """How the user writes it (``time.time``); empty for what asks the operating system nothing."""
+    """The function's name as users write it (``time.time``); empty if it does not call the
+    operating system."""
     if type(function) is not BuiltinFunctionType:
         return ""
     owner: object = function.__self__

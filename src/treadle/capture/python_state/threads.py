@@ -21,7 +21,7 @@ _START = threading.Thread.start.__code__
 
 
 class Threads:
-    """Those of one run: followed are the one that traces, and the autograd engine's."""
+    """The threads of one run. The tracing thread and those of the autograd engine are followed."""
 
     def __init__(self) -> None:
         self._followed = {threading.get_ident()}
@@ -31,11 +31,11 @@ class Threads:
         self._runs = True
 
     def follow(self) -> None:
-        """This thread is the engine's: its operations are part of the trace."""
+        """Follow this thread of the engine, whose operations are part of the trace."""
         self._followed.add(threading.get_ident())
 
     def enters(self, frame: FrameType) -> None:
-        """A frame begins."""
+        """Called when a frame begins."""
         thread = threading.get_ident()
         of_step = thread in self._followed or thread in self._listening
         if frame.f_code is _START and of_step:

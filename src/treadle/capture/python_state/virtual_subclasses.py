@@ -1,4 +1,4 @@
-"""Which classes have been registered with an abstract class.
+"""The classes that are registered with an abstract class.
 
 A library that is imported late registers its own: which rank imports it, and when, is not the same
 everywhere. Of a class that did not exist when a run ended, the run has met no instance; and a class
@@ -29,7 +29,7 @@ class VirtualSubclasses:
         self.loaded: Set[str] | None = None
 
     def classes(self) -> list[type]:
-        """Those that are still there."""
+        """The classes that still exist."""
         return [
             subclass for reference in self._found.values() if (subclass := reference()) is not None
         ]

@@ -37,7 +37,7 @@ _MOST_TEXT = 1 << 26
 
 
 def captured_data(captured: Captured, step: StepObjects) -> Data:
-    """All of it but its reads. ``NotStored`` for what only this process has."""
+    """All of ``captured`` except its reads. ``NotStored`` for values that only this process has."""
     _refuse(captured)
     graph = captured.dependencies.reads.graph
     encoder = Encoder(UserObjects(step, graph.nodes, graph.by_identity))

@@ -1,1 +1,1 @@
-"""What a step does to tensors, and which of them are the user's own."""
+"""The effects of a step on tensors, and which tensors are the user's own."""

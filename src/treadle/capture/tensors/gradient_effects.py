@@ -1,4 +1,4 @@
-"""What a step leaves in ``.grad`` of parameters, as data."""
+"""The gradients that a step leaves in ``.grad`` of parameters, as data."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,9 +13,9 @@ Toggle = tuple[nn.Parameter, bool]
 @dataclass(frozen=True, slots=True)
 class GradientEffects:
     """By parameters. ``left``: ``.grad`` has a value of the graph after the step; ``slots``, beside
-    them: how it is made of what the graph gives. ``cleared``: nothing is there.
-    ``untouched``: what was there stays, and nobody looks at it. ``fresh``: what is there at first
-    does not matter; ``kept``: of these it does, until the conditions are known to hold."""
+    them: how it is made of what the graph gives. ``cleared``: nothing is there. ``untouched``: the
+    gradient stays, and nobody reads it. ``fresh``: the gradient before the step does not matter;
+    ``kept``: those of ``fresh`` whose gradient must stay until the conditions are known to hold."""
 
     left: tuple[nn.Parameter, ...] = ()
     slots: tuple[object, ...] = ()

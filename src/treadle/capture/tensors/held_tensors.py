@@ -13,25 +13,25 @@ from treadle.compat.tracing import held_input
 
 @final
 class HeldTensors:
-    """Those of one run; they are inputs from the moment on at which they are met."""
+    """The tensors of one run, which become inputs when they are met."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[Tensor, GivenTensor]] = {}  # which keeps the user's alive
 
     def hold(self, tensor: Tensor) -> Tensor:
-        """What is traced in the place of a tensor that was not met before."""
+        """The traced tensor for one that was not met before."""
         traced, find = held_input(tensor).requires_grad_(tensor.requires_grad), HeldTensor(tensor)
         entry = GivenTensor.of("a tensor", find, tensor, traced, is_argument=False)
         self._by_id[id(tensor)] = tensor, entry
         return traced
 
     def traced_for(self, tensor: Tensor) -> Tensor | None:
-        """What is traced for it, if it was met before."""
+        """The traced tensor for one that was met before."""
         known = self._by_id.get(id(tensor))
         return None if known is None else known[1].traced
 
     def entries(self) -> list[GivenTensor]:
-        """What they were like before the step."""
+        """Their properties before the step."""
         return [entry for _, entry in self._by_id.values()]
 
     def find(self, leaf: object) -> GivenTensor | None:
@@ -42,7 +42,7 @@ class HeldTensors:
         return None
 
     def placed(self, places: Mapping[int, Location | StateLocation]) -> None:
-        """From now on each is looked for where a call finds it; ``places``: by its id."""
+        """Set where a call finds each of them; ``places``: by their ids."""
         for tensor, entry in self._by_id.values():
             if id(tensor) in places and isinstance(entry.find, HeldTensor):
                 entry.find.found_at(places[id(tensor)])

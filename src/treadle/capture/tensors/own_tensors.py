@@ -41,7 +41,7 @@ class KeptView:
     slot: ClassSlot | None
 
     def __call__(self) -> Tensor:
-        """That view; ``find`` is to find a tensor laid out as the traced one was."""
+        """The view. The tensor that ``find`` returns must have the layout of the traced one."""
         base = self.find()
         assert isinstance(base, Tensor), base
         view = self._of(base.detach())
@@ -60,15 +60,15 @@ class KeptView:
 
 
 class OwnTensors:
-    """What is traced in the place of tensors of the user's, and where those are found at a call."""
+    """The traced tensors for those of the user's, and where a call finds the latter."""
 
     def __init__(self) -> None:
         self._itself: dict[int, tuple[Tensor, DeferredValue]] = {}
         self._owners: dict[int, list[tuple[Tensor, Find]]] = {}  # by the keys of their storages
 
     def add(self, find: Find, now: Tensor, was: Tensor | None) -> None:
-        """One of them. ``was``: in which memory it was before the step; ``None`` for one to whose
-        memory a new value is written at the end, as in eager it is not: views of that are copies.
+        """Add a tensor. ``was``: the memory in which it was before the step; ``None`` if a new
+        value is written to its memory at the end, unlike in eager, so that its views are copies.
         """
         self._itself.setdefault(id(now), (now, DeferredValue(find)))
         key = storage_key(was)

@@ -30,8 +30,8 @@ class ResultSlot:
 @final
 @dataclass(frozen=True, slots=True)
 class ClassSlot:
-    """Marks that of a tensor that begins a graph of gradients, or is of a class of the user's own.
-    ``kind``: its class."""
+    """Marks the place of a tensor that is a leaf with ``requires_grad``, or of a class of the
+    user's own. ``kind``: its class."""
 
     kind: type
     needs_gradient: bool = True
@@ -45,7 +45,8 @@ class ClassSlot:
 
 @final
 class _LeftTheStep(torch.autograd.Function):
-    """What stands behind a loss that a compiled step returns: its gradients are not there."""
+    """The autograd function behind a loss that a compiled step returns, whose gradients do not
+    exist."""
 
     @staticmethod
     def forward(ctx: object, loss: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class _LeftTheStep(torch.autograd.Function):
 @final
 @dataclass(frozen=True, slots=True)
 class LossSlot:
-    """Marks that of a number that needs a gradient and is the result of operations."""
+    """Marks the place of a scalar that needs a gradient and is the result of operations."""
 
     @staticmethod
     def fits(tensor: Tensor) -> bool:
@@ -94,7 +95,7 @@ class RunAgain:
 
 
 def slot_of(tensor: Tensor) -> object:
-    """What marks the place of ``tensor``."""
+    """The slot that marks the place of ``tensor``."""
     layout = layout_of(tensor) or sparse_layout_of(tensor)
     kind = class_of(tensor)
     begins = tensor.is_leaf and tensor.requires_grad

@@ -52,7 +52,7 @@ class RngGuard:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Afterwards all generators are as they were before."""
+        """Inside, the generators are watched; afterwards all are restored."""
         self._keep(torch.default_generator, own=False)
         if torch.cuda.is_initialized():
             for generator in torch.cuda.default_generators:
@@ -66,7 +66,7 @@ class RngGuard:
                 self._kept[at] = replace(kept, state=None)
 
     def meet(self, value: object, depth: int = 0) -> None:
-        """A value that the step can reach: if generators are in it, they may be drawn from."""
+        """Meet a value that the step can reach; generators in it may be drawn from."""
         if isinstance(value, Generator):
             self._keep(value, own=True)
         elif isinstance(value, dict | list | tuple) and depth < _DEEP:
@@ -86,7 +86,7 @@ class RngGuard:
                 raise error.seen_by(functools.partial(_is_seeded, value.generator))
 
     def is_seeded(self, generator: Generator) -> bool:
-        """Whether the step has put it into another state."""
+        """Whether the step has changed its state."""
         kept = self._kept.get(id(generator))
         return kept is not None and _bytes(generator.get_state()) != kept.marked
 
@@ -176,7 +176,7 @@ class PythonRngGuard:
             self._keep(generator.label, generator.state)
 
     def meet(self, value: object, name: str) -> None:
-        """Another object that the step can reach, with the user's name for it."""
+        """Meet another object that the step can reach, with the user's name for it."""
         if any(value is shared.generator for shared in SHARED_GENERATORS):
             return  # which are looked after already
         for kind, state_of in _GENERATORS.items():
@@ -224,7 +224,7 @@ class PythonRngGuard:
             ).seen_by(lambda run: (run.draws_otherwise(),))
 
     def restore(self) -> None:
-        """All of them as they were; how they were used is still known."""
+        """Restore all states; how the generators were used is still known."""
         self._is_foreign = self.is_used_otherwise()
         self._now.clear()
         for _, before, state in self._kept:

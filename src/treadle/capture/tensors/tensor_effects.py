@@ -39,7 +39,7 @@ SET_DATA = cast(Any, Tensor.data).__set__
 
 
 class Aspect(Enum):
-    """What of a tensor a step changed."""
+    """The aspect of a tensor that a step changed."""
 
     DATA = auto()
     GRADIENT = auto()
@@ -134,7 +134,7 @@ class DataAssignments:
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # the tensor, and what it was
 
     def assign(self, target: Tensor, value: Tensor) -> None:
-        """From now on ``target`` is an alias of ``value``; of a DTensor the values are copied."""
+        """Make ``target`` an alias of ``value``; for a DTensor the values are copied."""
         with torch.no_grad():
             if layout_of(target) is not None:
                 if (target.shape, target.dtype) != (value.shape, value.dtype):
@@ -148,7 +148,7 @@ class DataAssignments:
         trace.track(target, trace.node_of(alias))
 
     def before(self, target: Tensor) -> Tensor | None:
-        """What ``target`` was, if it is in another memory now, or otherwise in the same one."""
+        """The earlier ``target``, if its memory or its layout in the memory has changed."""
         _, before = self._before.get(id(target), (None, None))
         if before is None or _is_same_memory(target, before):
             return None
@@ -174,8 +174,8 @@ class DataAssignments:
 @final
 @dataclass(slots=True, eq=False)
 class HeldTensor:
-    """A tensor that something outside the step holds. A call takes the tensor that is there.
-    ``place``: where that is, once it is known."""
+    """A tensor that something outside the step holds. A call takes the tensor at ``place``, once
+    that is known."""
 
     tensor: Tensor | None = field(default=None, metadata=NOT_STORED)
     place: Location | StateLocation | None = None
@@ -184,7 +184,7 @@ class HeldTensor:
         return self.tensor if self.place is None else self.place.get()
 
     def found_at(self, place: Location | StateLocation) -> None:
-        """From now on it is looked for there."""
+        """Set the place where calls find it."""
         self.tensor, self.place = None, place
 
 
@@ -238,8 +238,8 @@ class GivenTensor:
     def read(
         self, walk: ReadsWalk, uses: TensorUses, is_named_in_code: Callable[[str], bool]
     ) -> None:
-        """What the run read of it beside its values. ``is_named_in_code``: whether it may have read
-        an attribute of that name."""
+        """The properties that the run read besides its values. ``is_named_in_code``: whether it may
+        have read an attribute of that name."""
         tensor = self.find()
         for name in filter(is_named_in_code, vars(tensor) if isinstance(tensor, Tensor) else ()):
             walk.add_found(f"{self.label}.{name}", functools.partial(_attribute, self.find, name))
@@ -291,7 +291,7 @@ def _attribute(find: Callable[[], object], name: str) -> object:
 
 
 _ASK = ("hasattr", "getattr", "vars", "__dict__", "AttributeError", "Exception")
-"""What code names that goes on where an attribute is not there."""
+"""Names in code that tolerates missing attributes."""
 
 
 def read_attributes(

@@ -1,4 +1,4 @@
-"""What a step does with tensors themselves, and with their ``.grad``."""
+"""The uses by a step of tensor objects and of their ``.grad``."""
 
 from collections.abc import Callable
 from typing import TypeVar, final
@@ -65,7 +65,7 @@ class TensorUses:
         return call
 
     def note_changed(self, tensor: Tensor) -> None:
-        """The line that runs now changes a tensor itself."""
+        """Note that the line that runs now changes a tensor object."""
         self._changed_at[id(tensor)] = here()
 
     def line_of(self, tensor: Tensor) -> str:

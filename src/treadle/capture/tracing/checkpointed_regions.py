@@ -1,4 +1,4 @@
-"""Regions of a step that run a second time in its backward pass, as ``checkpoint`` has it."""
+"""Regions of a step that ``checkpoint`` runs a second time in the backward pass."""
 
 from collections.abc import Callable
 from typing import final
@@ -13,7 +13,8 @@ Span = tuple[int, int]
 
 @final
 class CheckpointedRegions:
-    """Those of one run. ``again``: nodes of second runs. ``marks``: what a policy says of nodes."""
+    """The regions of one run. ``again``: nodes of second runs. ``marks``: the requests of a policy
+    for nodes."""
 
     def __init__(self) -> None:
         self.again: list[Span] = []
@@ -22,18 +23,18 @@ class CheckpointedRegions:
         self._began: int | None = None
 
     def begin(self) -> None:
-        """A region runs again from here on."""
+        """A second run of a region begins here."""
         self.end()  # a region within a region
         self._began = traced_nodes()
         self.hears(True)
 
     def end(self) -> None:
-        """No region runs from here on."""
+        """The second run ends here."""
         if self._began is not None:
             self.hears(False)
             self.again.append((self._began, traced_nodes()))
         self._began = None
 
     def mark(self, start: int, policy: CheckpointPolicy) -> None:
-        """What a policy says of the nodes from ``start`` on."""
+        """Note the request of a policy for the nodes from ``start`` on."""
         self.marks.append(((start, traced_nodes()), policy))

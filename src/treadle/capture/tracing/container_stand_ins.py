@@ -40,7 +40,7 @@ from treadle.util.errors import CaptureError
 
 @final
 class ContainerStandIns:
-    """Those of one run; ``None``: nothing stands in for any. ``log``: what was done to them."""
+    """The stand-ins of one run; ``None``: there are none. ``log``: the operations on them."""
 
     def __init__(self, containers: Sequence[ChangedContainer] | None, uses: Uses | None) -> None:
         """``uses``: what becomes of numbers that stand in for lengths; ``None``: none do."""
@@ -62,7 +62,7 @@ class ContainerStandIns:
         return recorded(self._containers or (), self.log)
 
     def refuse_others(self, external: ExternalState) -> None:
-        """``ContainersChanged`` for those that the run changed, and that nobody stood in for."""
+        """``ContainersChanged`` for containers without stand-ins that the run changed."""
         if self._containers is None:
             return
         containers = external.changed_containers()
@@ -71,11 +71,11 @@ class ContainerStandIns:
             raise ContainersChanged([*self._containers, *containers])
 
     def entries_read(self) -> dict[int, frozenset[object] | None]:
-        """By the ids of the user's, which entries were read; ``None``: all."""
+        """The entries that were read, by the ids of the user's containers; ``None``: all."""
         return read_keys(self.log.recorders)
 
     def read(self, walk: ReadsWalk) -> None:
-        """What the step depends on of them beside entries."""
+        """The properties of the containers, besides entries, on which the step depends."""
         needed: set[Key] = set() if self._uses is None else self._uses.needed
         for recorder in self.log.recorders:
             is_read = recorder.reads_length or _root(recorder) in needed
@@ -89,7 +89,7 @@ class ContainerStandIns:
                 walk.add_computed(entries.label, entries.compute)
 
     def _length(self, recorder: ContainerRecorder) -> object:
-        """How much is in it now, from how much there is at the beginning of a call."""
+        """The present number of entries, computed from that at the beginning of a call."""
         uses, most = self._uses, recorder.maxlen
         if uses is None or recorder.grown is None or (most is not None and recorder.grown < 0):
             return None
@@ -99,14 +99,14 @@ class ContainerStandIns:
         return length if most is None else length.derived(min, most)
 
     def _length_at_call(self, recorder: ContainerRecorder, uses: Uses) -> Number:
-        """How much is in it at the beginning of a call."""
+        """The number of entries at the beginning of a call."""
         root = _root(recorder)
         uses.decisions.labels[root] = f"len({recorder.label})"
         now, at_call = len(recorder.real), _LengthAtCall(recorder)
         return Number(now, at_call, frozenset({root}), uses, scales=True)
 
     def _entry(self, recorder: ContainerRecorder, at: int, value: object) -> object:
-        """The number that is at ``at`` at the beginning of a call."""
+        """The number at ``at`` at the beginning of a call."""
         uses = self._uses
         if uses is None or not is_real(value):
             return None
@@ -196,7 +196,7 @@ def _label(recorder: ContainerRecorder, cut: Cut) -> str:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _LengthAtCall:
-    """How much is in the user's own before a call changes it."""
+    """The number of entries of the user's container before a call changes it."""
 
     recorder: ContainerRecorder
 
@@ -220,7 +220,7 @@ class _EntryAtCall:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _NumbersAtCall:
-    """What is in a part of the user's own before a call changes it."""
+    """The contents of a part of the user's container before a call changes it."""
 
     recorder: ContainerRecorder
     cut: Cut

@@ -1,4 +1,5 @@
-"""What a step leaves in ``.grad`` of parameters, and whether they need gradients from then on."""
+"""The gradients that a step leaves in ``.grad`` of parameters, and whether parameters need
+gradients afterwards."""
 
 from typing import final
 
@@ -30,7 +31,7 @@ class Gradients:
         self._kept: dict[int, Tensor] | None = None  # ``None`` before a backward
 
     def keep(self) -> None:
-        """What is in ``.grad`` now is what the call leaves there."""
+        """Keep the present ``.grad`` as what the call leaves there."""
         kept = {} if self._kept is None else self._kept
         with torch.no_grad():
             for key, leaf in self._bindings.parameters.items():
@@ -44,7 +45,7 @@ class Gradients:
         return self._bindings.of(parameter).grad
 
     def effects(self) -> tuple[GradientEffects, list[Tensor]]:
-        """What the step did, and what it leaves."""
+        """The effects of the step on gradients."""
         uses, conditions = self._recorder.tensors, self._recorder.conditions
         leaves = {parameter: self._bindings.of(parameter) for parameter in self._request.parameters}
         fresh = [key for key, leaf in leaves.items() if id(leaf) in uses.fresh]

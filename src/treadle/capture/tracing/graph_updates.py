@@ -136,7 +136,8 @@ class GraphUpdates:
         with_grad: Sequence[nn.Parameter],
         means: Mapping[int, Tensor],
     ) -> None:
-        """Of those that have gradients. In each call each of them counts its own steps."""
+        """Step the parameters that have gradients. In each call each of them counts its own
+        steps."""
         self.stepped.add(self._request.param_groups.index(param_group))
         if not param_group.taken:
             param_group.active.clear()
@@ -252,7 +253,7 @@ class _GroupUpdate:
     turn: Tensor | None
 
     def update(self, leaf: Tensor, grad: Tensor | SparseRows, state: Values) -> None:
-        """New values of one parameter and its state, in their places."""
+        """Write new values of one parameter and its state."""
         value = leaf.detach()
         if isinstance(grad, SparseRows):
             self.rule.update_rows(value, grad, state, self.shared, self.group)

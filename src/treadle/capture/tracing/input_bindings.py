@@ -36,7 +36,7 @@ from treadle.compat.tensors import storage_key
 
 @final
 class InputBindings:
-    """By the user's objects, what is traced in their places."""
+    """The traced tensors for the user's objects."""
 
     def __init__(self, request: TraceRequest, sync: GradientSync, sparse: SparseGradients) -> None:
         self.parameters: dict[int, Tensor] = {}  # by the id of the user's
@@ -54,7 +54,7 @@ class InputBindings:
         self._hooks: dict[int, tuple[object, ...]] = {}  # of parameters, by their ids
 
     def bind(self, inputs: list[Tensor]) -> None:
-        """These, which are in the order of the sources, are traced from now on; parameters get
+        """Trace these values, which are in the order of the sources, from now on; parameters get
         their gradients and hooks."""
         self.memory = frozenset(map(storage_key, inputs))
         batch = list(self._request.leaves)
@@ -95,7 +95,7 @@ class InputBindings:
         self.parameters[id(parameter)] = leaf
 
     def of(self, parameter: nn.Parameter) -> Tensor:
-        """What is traced in the place of a parameter."""
+        """The traced tensor for a parameter."""
         return self.parameters[id(parameter)]
 
     def state_of(
@@ -108,7 +108,7 @@ class InputBindings:
         return {part: self.states[*of, part] for part in parts if (*of, part) in self.states}
 
     def by_id(self) -> dict[int, Tensor]:
-        """What is traced in the place of parameters and buffers, by the ids of those."""
+        """The traced tensors for parameters and buffers, by their ids."""
         buffers = {id(owner._buffers[key]): traced for owner, key, traced in self.buffers}
         return self.parameters | buffers
 
@@ -131,7 +131,7 @@ class InputBindings:
 
 
 def _own(parameter: nn.Parameter, run: RunPlaces) -> list[object]:
-    """What is on the tensor that is traced for a parameter."""
+    """The attributes of the tensor that is traced for a parameter."""
     leaf = run.tensor_for(parameter)
     if leaf is None:
         return []

@@ -23,7 +23,7 @@ from treadle.capture.tracing.request import Substitutes, TraceRequest
 
 @final
 class NumberInputs:
-    """What stands in for those of arguments, and of places that a run before found to change."""
+    """Stand-ins for numbers of arguments, and of places that an earlier run found to change."""
 
     def __init__(self, request: TraceRequest, substitutes: Substitutes) -> None:
         call = request.call
@@ -48,13 +48,13 @@ class NumberInputs:
 
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
-        """While inside, others stand in for numbers at places, and for random numbers."""
+        """Inside, numbers at places and random numbers have stand-ins."""
         draws = self.draws.noted() if self.stand_in else contextlib.nullcontext()
         with self.changing.standing_in(), draws:
             yield
 
     def bind(self, batch: Sequence[object]) -> list[object]:
-        """The leaves of the arguments that the run gets."""
+        """Bind the leaves of the arguments that the run gets."""
         names = parameter_names(self._request.function)
         arguments, _ = flatten_with_paths(unflatten(list(batch), self._request.spec), names)
         self._paths = [path for path, _ in arguments]
@@ -85,13 +85,13 @@ class NumberInputs:
         return tuple(dict.fromkeys(self.sizes.lines))
 
     def may_change(self) -> bool:
-        """Whether anything stands in for a number or a text, hyper-parameters apart."""
+        """Whether any number or string has a stand-in, apart from hyper-parameters."""
         return bool(self.changing.keys()) or any(
             is_real(leaf) or type(leaf) is str or is_numeric(leaf) for leaf in self._request.leaves
         )
 
     def is_free(self, at: int) -> bool:
-        """Whether nothing depends on what stands in for this argument."""
+        """Whether nothing depends on the stand-in for this argument."""
         return self.stand_in and ("argument", at) not in self.uses.needed
 
     def free_arguments(self) -> frozenset[int]:
@@ -126,5 +126,5 @@ class NumberInputs:
         )
 
     def decisions(self) -> tuple[NumberDecision, ...]:
-        """On numbers that are not in the graph."""
+        """The decisions on numbers that are not in the graph."""
         return (*self.uses.decisions.beside(self.uses.needed), *self.draws.decisions())

@@ -1,4 +1,4 @@
-"""``optimizer.state`` as the step finds it, and what it leaves there."""
+"""``optimizer.state`` as the step finds it, and the changes that it makes there."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -46,8 +46,7 @@ class OptimizerStates:
         self._before: dict[StateKey, Tensor] = {}  # what the step replaced
 
     def traced(self, optimizer: Optimizer) -> TracedState | None:
-        """What the step finds in the place of ``optimizer.state``; nothing in that of an optimizer
-        outside the graph."""
+        """The replacement of ``optimizer.state``; empty for an optimizer outside the graph."""
         if not self._request.own_steps.takes(optimizer) and why_eager(optimizer) is not None:
             return None
         param_groups = {
@@ -129,7 +128,7 @@ class OptimizerStates:
                 yield before, self._bindings.states[place]
 
     def changes(self, numbers: ChangingNumbers) -> Iterator[tuple[StateLocation, object]]:
-        """What the step left among the user's own entries."""
+        """The changes of the step to the user's own entries."""
         for state in self._traced:
             for place, value in state.changes():
                 if numbers.depends_on(place.before, value):
@@ -141,7 +140,8 @@ class OptimizerStates:
         return {key: place for state in self._traced for key, place in state.places().items()}
 
     def read(self, walk: ReadsWalk, needed: frozenset[object]) -> None:
-        """What the step depends on there. ``needed``: numbers whose values are in the graph."""
+        """The properties of the state on which the step depends. ``needed``: numbers whose values
+        are in the graph."""
         for value in self._looked_at.values():
             has_state = functools.partial(_has_state, value)
             walk.add_computed(f"the state of {type(value).__name__}", has_state)
@@ -166,5 +166,5 @@ def _has_state(optimizer: Optimizer) -> tuple[bool, ...]:
 
 
 def _compared(one: StateLocation, other: Location) -> Callable[[], bool]:
-    """Whether the very same object is in both places."""
+    """Whether both places have the very same object."""
     return lambda: one.get() is other.get()

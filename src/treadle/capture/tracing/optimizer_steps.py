@@ -41,8 +41,8 @@ class EagerGradient:
 
 @final
 class OptimizerSteps:
-    """Those of one run. ``spans``: nodes of updates. ``eager``: the steps after the graph.
-    ``lost``: nodes that stand for what those leave in parameters."""
+    """The optimizer steps of one run. ``spans``: nodes of updates. ``eager``: the steps after the
+    graph. ``lost``: nodes that stand for what those leave in parameters."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class OptimizerSteps:
         self._taken: set[int] = set()  # ids of optimizers that have stepped
 
     def stepper(self, optimizer: Optimizer) -> Callable[..., object]:
-        """``optimizer.step``, on what is traced in the place of parameters and state."""
+        """The replacement of ``optimizer.step``, on traced parameters and state."""
         check_step(optimizer)
         own = self._request.own_steps
         if own.takes(optimizer):
@@ -127,7 +127,7 @@ class OptimizerSteps:
         return [self._gradients[id(parameter)].copy for parameter in parameters]
 
     def gradients(self) -> list[Tensor]:
-        """Those that optimizers outside the graph get, in the order of their steps."""
+        """The gradients that optimizers outside the graph get, in the order of their steps."""
         return [copy for step in self.eager for copy in self._copies(step.parameters)]
 
     def is_as_handed(self, parameter: nn.Parameter, grad: Tensor | None) -> bool:

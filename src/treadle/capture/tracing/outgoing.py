@@ -1,4 +1,4 @@
-"""Values that leave a step: taken apart, each leaf found, computed or made anew at a call."""
+"""Values that leave a step, split into leaves; each call finds, computes or creates each leaf."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -63,15 +63,15 @@ class OutgoingValues:
         return self.taken_apart(value, "its result")
 
     def is_of_call(self, leaf: object) -> bool:
-        """Whether it is of this call, and another one at the next."""
+        """Whether it belongs to this call, and the next call has another one."""
         is_made = (
             is_traced(leaf) or isinstance(leaf, ArgumentAlias | Reference) or is_stand_in(leaf)
         )
         return is_made or is_symbol(leaf) or id(leaf) in self._inputs
 
     def at_call(self, leaf: object) -> object:
-        """What the leaf is at a call: a tensor of the user's is that object, and a view of one is a
-        view of it."""
+        """The leaf's value at a call: a tensor of the user's is that very object, and a view of one
+        is a view of it."""
         if is_unsized(leaf):
             leaf = self._numbers.of_size(leaf)
         leaf = as_number(leaf)
@@ -95,7 +95,8 @@ class OutgoingValues:
         return [slot_of(leaf) if is_made(leaf) else leaf for leaf in named], tensors
 
     def parts(self, tensor: Tensor) -> list[Tensor]:
-        """What the graph gives for a tensor that leaves it, which ``slot_of`` puts together."""
+        """The graph's values for a tensor that leaves it, from which the slot of ``slot_of`` makes
+        the tensor."""
         if is_sparse(tensor):
             rows = self._sparse.rows_of(tensor)
             return [rows.indices.detach(), rows.values.detach()]

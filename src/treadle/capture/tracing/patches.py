@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
 Replacement = tuple[object, str, Callable[..., object]]
-"""CodeOwner attribute, its name, and what takes its place."""
+"""The owner of an attribute, its name, and its replacement."""
 
 
 def traced_only(ours: Callable[P, T], original: Callable[P, T]) -> Callable[P, T]:

@@ -1,4 +1,4 @@
-"""Traced tensors in the place of the user's, in all that the step can reach."""
+"""Puts traced tensors in the place of the user's, in everything that the step can reach."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -107,7 +107,7 @@ def _patch_states(
 
 
 def _patch_entries(undo: ExitStack, mode: TensorPatcher) -> None:
-    """Functions and methods that take tensors and ask no mode."""
+    """Replace functions and methods that take tensors and bypass modes."""
     for owner, name in (*tensor_entries(), *sharded_entries()):
         original: Callable[..., object] = vars(owner)[name]
         put_attribute(undo, owner, name, traced_only(mode.entering(original), original))

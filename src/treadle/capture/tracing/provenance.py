@@ -16,7 +16,8 @@ from treadle.compat.tracing import traced_nodes
 
 @final
 class Provenance:
-    """Events of one run. ``lines`` and ``modules``: from which node on it is which."""
+    """The events of one run. ``lines`` and ``modules``: the line and the module from each of some
+    nodes on."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]

@@ -12,9 +12,9 @@ from treadle.compat.tracing import traced_nodes
 
 @final
 class RandomStates:
-    """What one run did to PyTorch's generator. ``events``: a node, whether the state is put back
-    there, and which one. ``of_users``: nodes that draw from a generator of the user's, and the
-    number of that."""
+    """The operations of one run on the state of PyTorch's generator. ``events``: a node, whether
+    the state is put back there, and which one. ``of_users``: nodes that draw from a generator of
+    the user's, and the number of that."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, bool, int]] = []

@@ -1,4 +1,4 @@
-"""What is captured: a step, and one call of it."""
+"""The subject of a capture: a step, and one call of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -29,7 +29,7 @@ from treadle.graph.core.signature import Input
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceRequest:
-    """What all runs of one trace have in common.
+    """The common data of all runs of one trace.
 
     ``leaves`` and ``spec``: of the arguments. ``call``: where those of later calls are found.
     ``own_steps``: of optimizers without an update rule those whose own code is captured.

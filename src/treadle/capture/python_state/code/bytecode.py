@@ -1,5 +1,5 @@
-"""Instructions of Python code in one vocabulary for all versions of Python, and what can be said of
-them without running them.
+"""Instructions of Python code under the same names for all versions of Python, and static analysis
+of them.
 
     self.__dict__["k"]     ->  LOAD_FAST self; LOAD_ATTR __dict__; LOAD_CONST "k"; SUBSCR
 """
@@ -16,7 +16,7 @@ from typing import Any, final
 
 
 def plain_name(name: str) -> str:
-    """As the user's code has it."""
+    """A name as written in the user's code."""
     return name.partition(" ")[0]  # no name of anybody's code has a space
 
 
@@ -51,7 +51,7 @@ class Instruction:
 
 @final
 class Instructions:
-    """Those of one piece of code, without what only helps the interpreter."""
+    """The instructions of one code object, without those that only help the interpreter."""
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -67,12 +67,12 @@ class Instructions:
         return bisect_right(self._offsets, offset) - 1
 
     def op(self, at: int) -> str:
-        """The name of the one at a position; empty beyond the end."""
+        """The name of the instruction at a position; empty beyond the end."""
         return self.all[at].op if 0 <= at < len(self.all) else ""
 
     def key_of(self, at: int) -> Instruction | None:
         """The instruction that loads the only key under which the mapping that instruction ``at``
-        makes is looked at. ``None``: it goes anywhere, or several entries are looked at."""
+        makes is looked at. ``None`` if the mapping is passed on, or several entries are read."""
         following = self.op(at + 1)
         if following in ("LOAD_CONST", "LOAD_FAST") and self.op(at + 2) == "SUBSCR":
             return self.all[at + 1]
@@ -114,7 +114,7 @@ class Instructions:
         return step.op == "CALL" and step.arg < 2 and self.all[start].arg in makers
 
     def is_known(self, load: Instruction) -> bool:
-        """Whether what it loads is a constant, or what a parameter was at the beginning."""
+        """Whether it loads a constant, or the initial value of a parameter."""
         return load.op == "LOAD_CONST" or (load.op == "LOAD_FAST" and load.arg in self.fixed)
 
 
@@ -166,7 +166,7 @@ class ReflectiveRead:
 
 
 def sites(steps: Instructions) -> tuple[ReflectiveRead, ...]:
-    """All of a piece of code."""
+    """All such reads in a code object."""
     all_sites = (_site(steps, at) for at in range(len(steps.all)))
     return tuple(site for site in all_sites if site is not None)
 
@@ -195,12 +195,12 @@ def _known_key(steps: Instructions, at: int) -> Instruction | None:
 
 
 def _loaded(steps: Instructions, at: int) -> Instruction | None:
-    """What loads the object of the attribute that instruction ``at`` takes."""
+    """The instruction that loads the object of the attribute that instruction ``at`` takes."""
     return None if steps.all[at].is_target else _known(steps, steps.all[at - 1])
 
 
 def _known(steps: Instructions, load: Instruction) -> Instruction | None:
-    """Of an object or a name, as far as it can be said when a frame begins."""
+    """The instruction that loads an object or a name, if its value is known when a frame begins."""
     return load if load.op == "LOAD_GLOBAL" or steps.is_known(load) else None
 
 
@@ -221,7 +221,7 @@ def _past(steps: Instructions, at: int) -> ReflectiveRead | None:
 
 
 _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
-"""Where the arguments of a call are there."""
+"""The instructions before which the arguments of a call are loaded."""
 
 
 def _second_constant(steps: Instructions, at: int) -> Instruction | None:
@@ -245,7 +245,7 @@ def _second_constant(steps: Instructions, at: int) -> Instruction | None:
 
 
 def _is_super(steps: Instructions, at: int) -> bool:
-    """Whether ``super()`` stands before the attribute."""
+    """Whether the attribute is one of ``super()``."""
     return steps.op(at - 1) == "CALL" and steps.all[at - 2].arg == "super"
 
 
@@ -265,8 +265,8 @@ def _is_plain_name(value: object) -> bool:
 def value_of(
     load: Instruction, arguments: Mapping[str, object], variables: Mapping[str, object]
 ) -> object:
-    """What it loads in a frame that begins: of its parameters, or of its globals and what stands
-    for those that are missing."""
+    """The value that the instruction loads in a frame that begins: a parameter, a global, or a
+    builtin."""
     if load.op == "LOAD_CONST":
         return load.arg
     if load.op == "LOAD_FAST":

@@ -1,4 +1,4 @@
-"""What a piece of code names, without running it."""
+"""The names that a code object mentions, found without running it."""
 
 import functools
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class CodeReferences:
 
 @functools.lru_cache(maxsize=1 << 14)
 def references_in(code: CodeType) -> CodeReferences:
-    """``code`` alone; code within it is entered for itself."""
+    """The references of ``code`` itself; nested code objects are entered separately."""
     steps = Instructions(code)
     named = {op: frozenset(s.arg for s in steps.all if s.op == op) for op in _NAMING}
     names = frozenset(map(plain_name, code.co_names)) | frozenset(_texts(code.co_consts))

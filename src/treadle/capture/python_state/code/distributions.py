@@ -1,8 +1,8 @@
-"""Which files were installed by an installer.
+"""The files that an installer has installed.
 
 Beside what it installs, an installer leaves a folder ``name-version.dist-info`` whose ``RECORD``
-lists the files, also where the folder is none of Python's own (``pip install --target``). A project
-that is installed editable stays in its own folder: it is somebody's code that is worked on.
+lists the files, also where the folder is none of Python's own (``pip install --target``). An
+editable install stays in its own folder, because it is code under development.
 """
 
 import functools
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def is_installed(filename: str) -> bool:
-    """Whether the record of an installer has it, by its folder or module below ``sys.path``."""
+    """Whether an installer's record lists the file, by its folder or module below ``sys.path``."""
     for folder in sys.path:
         start = folder.rstrip("/") + "/"
         if len(start) > 1 and filename.startswith(start):
@@ -23,7 +23,7 @@ def is_installed(filename: str) -> bool:
 
 @functools.cache
 def _installed_in(folder: str) -> frozenset[str]:
-    """The folders and modules at its top that are in a record."""
+    """The top-level folders and modules that are in a record."""
     names: set[str] = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
         lines = record.read_text(encoding="utf-8").splitlines()

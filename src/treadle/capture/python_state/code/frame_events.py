@@ -1,4 +1,4 @@
-"""Who says that a frame begins, and that a function made in C is called.
+"""The events that tell when a frame begins, and when a C function is called.
 
 ::
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol, final
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
 _TOOLS = (3, 4, 1, 0, 2, 5)
-"""Numbers that a tool may have; first those that Python reserves for none (0, 1, 2 and 5 are a
+"""Tool numbers that may be used; first those that Python reserves for nothing (0, 1, 2 and 5 are a
 debugger's, a coverage tool's, a profiler's and an optimizer's)."""
 
 
@@ -28,23 +28,23 @@ class FrameEvents(Protocol):
     start meanwhile, and in those that ``listen``."""
 
     def begin(self) -> None:
-        """From now on."""
+        """Begin the events."""
         ...
 
     def end(self) -> None:
-        """No longer; more than once if need be."""
+        """End the events; may be called more than once."""
         ...
 
     def listen(self) -> None:
-        """In this thread as well."""
+        """Report events of this thread as well."""
         ...
 
     def pause(self) -> bool:
-        """Nothing is said in this thread until ``resume``; whether anything was said before."""
+        """Suspend events in this thread until ``resume``; whether there were any before."""
         ...
 
     def resume(self) -> None:
-        """After ``pause`` said so."""
+        """Resume events after ``pause`` returned true."""
         ...
 
 
@@ -54,7 +54,8 @@ def frame_events(
     passes_over: Callable[[CodeType], bool],
     is_silent: Callable[[CodeType], bool],
 ) -> FrameEvents:
-    """``passes_over``: whether a code is of no interest; ``is_silent``: whether its calls are."""
+    """``passes_over``: whether a code object can be ignored; ``is_silent``: whether its calls can
+    be ignored."""
     if _MONITORING is None or all(map(_MONITORING.get_tool, _TOOLS)):
         return _Profiling(enters, calls, passes_over)
     return _Monitoring(enters, calls, passes_over, is_silent)

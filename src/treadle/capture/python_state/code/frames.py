@@ -1,5 +1,5 @@
 """The code that a run enters: for each frame, the names that it mentions and the globals that it
-uses, as Python says it of everything that it executes in the thread of the run.
+uses. Python's frame events report everything that is executed in the thread of the run.
 """
 
 import collections
@@ -44,7 +44,8 @@ _REPORTING = frozenset(all_of(lambda integration: integration.reporting_files))
 
 
 class CodeOwner(IntEnum):
-    """Whose code runs: ours and the machinery of the trace read nothing of the user's."""
+    """The owner of code that runs. Our own code and the tracing machinery read no state of the
+    user's."""
 
     OURS = 0
     TORCH = 1
@@ -55,7 +56,7 @@ class CodeOwner(IntEnum):
 
 @functools.cache
 def code_owner(filename: str) -> CodeOwner:
-    """By the file of the code."""
+    """The owner of code, by its file."""
     if is_machinery_file(filename) or filename.startswith(_TRACING):
         return CodeOwner.OURS
     if filename.startswith(_TORCH):
@@ -71,8 +72,8 @@ def code_owner(filename: str) -> CodeOwner:
 
 @dataclass
 class ExecutionRecord:
-    """The code that a run entered. ``spaces``: by their ids, globals and the names in them that
-    were read; ``deep``: those of code that is neither torch's nor the library's."""
+    """The code that a run entered. ``spaces``: globals by their ids, with the names in them that
+    were read; ``deep``: those read by code that is neither torch's nor the standard library's."""
 
     names: set[str] = field(default_factory=set[str])
     theirs: set[str] = field(default_factory=set[str])  # those of users' and installed code
@@ -88,22 +89,23 @@ class ExecutionRecord:
     past: bool = False  # objects are read past what hears their reading
     past_names: set[str] = field(default_factory=set[str])  # likewise, under these names alone
     whole: dict[int, object] = field(default_factory=dict[int, object])
-    """Objects that hear no reading, all of whose attributes were read."""
+    """Objects whose reads cannot be watched and all of whose attributes were read."""
     whole_spaces: set[int] = field(default_factory=set[int])  # likewise, globals
     asks_types: bool = False  # of a value that stands for another one, ``type`` may be asked
     calls_type: dict[int, tuple[CodeType, ...]] = field(
         default_factory=dict[int, tuple[CodeType, ...]]
     )
-    """By its id code that may ask a traced tensor for its type, with that of the frames around."""
+    """Code that may ask a traced tensor for its type, by its id, with the code of the frames around
+    it."""
     resumed: str = ""  # a generator that was there before the run, and has been advanced
     resumed_at: str = ""  # by which line of the user's
 
     def knows(self, code: CodeType, space: dict[str, object]) -> bool:
-        """Whether it was entered before."""
+        """Whether the code was entered before."""
         return (id(code), id(space)) in self.codes
 
     def note(self, code: CodeType, space: dict[str, object], owner: "CodeOwner") -> None:
-        """``code`` of ``owner`` runs on the globals ``space``."""
+        """Note that ``code`` of ``owner`` runs on the globals ``space``."""
         if self.knows(code, space):
             return
         self.codes[id(code), id(space)] = code
@@ -118,21 +120,22 @@ class ExecutionRecord:
 
 
 class HearsReflection(Protocol):
-    """Whoever says what is read by names that no code mentions. ``machinery``: code around the run
-    that belongs to no file and no module: what the tracer evaluates."""
+    """Is told of code that may read by names that no code mentions. ``machinery``: code around the
+    run that belongs to no file and no module, which the tracer evaluates."""
 
     machinery: frozenset[CodeType]
 
     def enters(self, frame: FrameType) -> None:
-        """Any code begins."""
+        """Called when any code begins."""
         ...
 
     def looks(self, frame: FrameType, sites: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
-        """Code of the user's or of what they installed begins, which may read so at ``sites``."""
+        """Called when code of the user's or of installed packages begins that may make such reads
+        at ``sites``."""
         ...
 
     def calls(self, frame: FrameType, function: object) -> None:
-        """Code calls a function made in C."""
+        """Called when code calls a C function."""
         ...
 
 
@@ -183,25 +186,25 @@ class FrameRecorder:
         self._below.clear()
 
     def rest(self) -> None:
-        """The step's own code is done."""
+        """The step's own code has run."""
         self._events.end()
 
     def listen(self) -> None:
-        """Hear this thread as well: one of the autograd engine's."""
+        """Record this thread as well, one of the autograd engine's."""
         self._threads.follow()
         self._events.listen()
 
     def pause(self) -> bool:
-        """Only code of the machinery's runs in this thread until ``resume``; whether its frames
-        were looked at."""
+        """Stop recording in this thread until ``resume``, while only the machinery's code runs;
+        whether frames were recorded before."""
         return self._events.pause()
 
     def resume(self) -> None:
-        """Look at frames again, after ``pause`` said so."""
+        """Record frames again, after ``pause`` returned true."""
         self._events.resume()
 
     def _enters(self, frame: FrameType) -> None:
-        """A frame begins."""
+        """Called when a frame begins."""
         self._threads.enters(frame)
         code, key = frame.f_code, (id(frame.f_code), id(frame.f_globals))
         self._reflection.enters(frame)
@@ -242,7 +245,7 @@ class FrameRecorder:
             self._told.add(key)
 
     def _mentioned(self, code: CodeType) -> CodeReferences:
-        """``references_in`` without the hash of the code, for what is entered again and again."""
+        """``references_in`` without hashing the code, for code that is entered often."""
         known = self._mentions.get(id(code))
         if known is None:
             known = self._mentions[id(code)] = code, references_in(code)
@@ -282,7 +285,7 @@ class FrameRecorder:
             self.executed.resumed_at = show_line(running_line(frame.f_back))
 
     def _calls(self, frame: FrameType, function: object) -> None:
-        """Code in ``frame`` calls a function made in C."""
+        """Called when code in ``frame`` calls a C function."""
         self._reflection.calls(frame, function)
         name = "" if self.asked is not None else os_call_name(function)
         if not name or self.is_importing(frame):
@@ -317,17 +320,17 @@ class FrameRecorder:
 
 
 def _is_silent(code: CodeType) -> bool:
-    """Whether no call in it is anything to ``FrameRecorder``."""
+    """Whether ``FrameRecorder`` can ignore all calls in it."""
     return _owner_by_name(code) < CodeOwner.STDLIB
 
 
 def _is_ours_alone(code: CodeType) -> bool:
-    """Whether nothing that it does is."""
+    """Whether ``FrameRecorder`` can ignore everything that it does."""
     return _owner_by_name(code) is CodeOwner.OURS
 
 
 def _owner_by_name(code: CodeType) -> CodeOwner:
-    """Whose a code is, where its file's name decides that alone."""
+    """The owner of code, if the name of its file decides it."""
     name = code.co_filename
     return CodeOwner.USER if name.startswith("<") else code_owner(name)
 
@@ -362,21 +365,22 @@ def file_of(frame: FrameType) -> str:
 
 
 def _is_executed_text(code: CodeType) -> bool:
-    """Whether it is a text that somebody executes, such as a signature: no function made by it."""
+    """Whether it is a text that is executed, such as a signature, and not a function that the text
+    defines."""
     return code.co_name == "<module>" and code.co_filename == "<string>"
 
 
 _MAKE_CLASSES = frozenset({dataclasses.__file__, collections.__file__})
-"""They execute texts when a class is made, as when a module is imported."""
+"""Modules that execute texts when a class is made or a module is imported."""
 
 
 def is_of_logs(frame: FrameType) -> bool:
-    """Whether its code tells people something: that of logging, of warnings."""
+    """Whether its code outputs messages: that of logging and warnings."""
     return frame.f_code.co_filename in _REPORTING
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame itself, and those that wait for it, from the inside out."""
+    """The frame and its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -391,7 +395,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_import(frame: FrameType) -> bool:
-    """Whether Python searches for a module that is not there, and runs it for the first time."""
+    """Whether Python looks for a module that is not loaded yet, and runs it for the first time."""
     return frame.f_code is _IMPORTING
 
 
@@ -400,5 +404,5 @@ _RESUMABLE = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generat
 
 @functools.lru_cache(maxsize=1 << 10)
 def _first(code: CodeType) -> int:
-    """Up to where a frame is when it begins: at its first ``RESUME``."""
+    """The offset of the first ``RESUME``, where a frame is when it begins."""
     return next((s.offset for s in dis.get_instructions(code) if s.opname == "RESUME"), 0)

@@ -1,4 +1,4 @@
-"""What a run reads by names that no code mentions: found by what was called, and on which object.
+"""Reads by names that no code mentions, found by which function was called on which object.
 
     vars(cfg)["lr"], cfg.__dict__["lr"]     the attribute lr of cfg
     vars(cfg)                               all attributes of cfg
@@ -35,7 +35,7 @@ from treadle.util.frames.frame_variables import variables
 
 _OPTIMIZED = 0x1  # a flag of code whose local variables are not in its globals
 _REPLACED = ("getattr", "hasattr", "vars", "dir")
-"""Functions that are given the object: while a run is watched, others stand for them."""
+"""Functions that take the object; they are replaced while a run is watched."""
 _ORIGINALS = {id(function): function for function in (getattr, hasattr, vars, dir)}
 _VARIABLES = {id(function): function for function in (globals, locals)}
 _STATIC = inspect.getattr_static.__code__  # reads past what hears it
@@ -44,24 +44,24 @@ _NAMING = (attrgetter, methodcaller)
 
 
 class Meets(Protocol):
-    """Whoever keeps what objects hold before it changes."""
+    """Keeps the contents of objects before they change."""
 
     def learn_names(self) -> None:
-        """There are new names that count."""
+        """Called when new names count."""
         ...
 
     def meet_attributes(self, owner: object) -> None:
-        """All attributes of an object are read."""
+        """Called when all attributes of an object are read."""
         ...
 
     def meet_variables(self, space: dict[str, object], names: set[str]) -> None:
-        """Some globals are read."""
+        """Called when globals are read."""
         ...
 
 
 @final
 class Reflection:
-    """Notes in ``executed`` and ``watch`` what was read so."""
+    """Notes such reads in ``executed`` and ``watch``."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Reflection:
     # -- what was read
 
     def _name(self, name: object) -> None:
-        """Whatever hears nothing may have been read by ``name``."""
+        """Note that any object whose reads cannot be watched may have been read by ``name``."""
         if type(name) is str and name not in self._executed.names:
             self._executed.names.add(name)
             self._meets.learn_names()
 
     def _attribute(self, owner: object, name: object) -> None:
-        """Past what hears it."""
+        """Note a read that bypasses the watch of its object."""
         self._name(name)
         self._watch.note(owner, name) if type(name) is str else self._all(owner)
 
@@ -100,7 +100,7 @@ class Reflection:
             self._meets.learn_names()
 
     def _variables(self, space: dict[str, object], key: object = None) -> None:
-        """Of globals the one under ``key``, or all."""
+        """Note a read of the global ``key``, or of all."""
         _, known, _ = self._executed.spaces.setdefault(id(space), (space, set(), _of_space(space)))
         names = {key} if type(key) is str else space.keys() - {"__builtins__"}
         if type(key) is not str:
@@ -111,13 +111,13 @@ class Reflection:
     # -- what tells of it
 
     def enters(self, frame: FrameType) -> None:
-        """Functions of Python's library that read an attribute past what hears it."""
+        """Handle functions of the standard library that read attributes past the watch."""
         if frame.f_code is _STATIC:
             arguments = variables(frame)
             self._attribute(arguments["obj"], arguments["attr"])
 
     def looks(self, frame: FrameType, sites: Sequence[ReflectiveRead], owner: CodeOwner) -> None:
-        """Code begins that takes a ``__dict__`` as a whole, say."""
+        """Called when code begins that, for example, takes a whole ``__dict__``."""
         arguments, globals_ = variables(frame), frame.f_globals
         for site in sites:
             of = site.owner and value_of(site.owner, arguments, globals_)
@@ -161,13 +161,13 @@ class Reflection:
             self._meets.learn_names()
 
     def _all_variables(self) -> None:
-        """Those of all modules of the user's."""
+        """Note reads of the variables of all modules of the user's."""
         for space, _, owner in list(self._executed.spaces.values()):
             if owner is CodeOwner.USER:
                 self._variables(space)
 
     def calls(self, frame: FrameType, function: object) -> None:
-        """Python's own functions, under whatever name they are called."""
+        """Handle calls of builtin functions, whatever their name in the code."""
         if id(function) in _VARIABLES:
             if function is globals or not frame.f_code.co_flags & _OPTIMIZED:
                 self._of_module(frame)
@@ -183,7 +183,7 @@ class Reflection:
 
     @contextlib.contextmanager
     def hearing(self) -> Iterator[None]:
-        """While it runs, what Python's functions are given is heard."""
+        """Inside, the arguments of builtin functions are noted."""
         originals = {name: BUILTINS[name] for name in _REPLACED}
         BUILTINS.update(self._replacements())
         try:
@@ -259,7 +259,7 @@ class Reflection:
             self._any_name()
 
     def meets(self, value: object) -> None:
-        """An object is met that reads attributes by names that it holds."""
+        """Called when an object is met that reads attributes by names that it holds."""
         if type(value) in _NAMING:
             for part in value.__reduce__()[1]:
                 for name in part.split(".") if type(part) is str else ():

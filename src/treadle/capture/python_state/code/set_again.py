@@ -1,4 +1,5 @@
-"""What the code around a call of a step sets before the next call, without running it.
+"""The variables that the code around a call of a step sets before the next call, found without
+running it.
 
 ::
 
@@ -7,9 +8,8 @@
         WEIGHT *= 0.98         so WEIGHT is likely to be another number at the next call
         anneal(config)         and whatever ``anneal`` sets
 
-Code of the user's alone counts. Nothing is wrong where the answer is: a number that is said to
-change and does not is an input of the graph, and one that is not said to is a constant until it
-does.
+Only the user's code is analysed. A wrong answer does no harm: a number that is said to change and
+does not is an input of the graph, and one that is not said to is a constant until it changes.
 """
 
 import dis
@@ -26,7 +26,7 @@ _Range = tuple[int, int]
 _WHOLE: _Range = (0, 1 << 62)
 _MODULE = "<module>"
 _MOST = 1 << 10
-"""Functions that are looked at."""
+"""The most functions that are analysed."""
 
 
 @final
@@ -57,7 +57,8 @@ class SetAgain:
         return found
 
     def _add(self, running: "list[_Scope]", seen: set[CodeType]) -> None:
-        """What these set, and what they may call; ``seen``: that are not looked at."""
+        """Add the variables that these set, and those set by functions that they may call; ``seen``
+        functions are skipped."""
         scopes = [scope for scope in running if scope.part is not None]
         seen |= {scope.code for scope in scopes}
         for scope in scopes:  # what it calls comes behind it
@@ -84,7 +85,7 @@ class _Scope:
 
     @property
     def does(self) -> "_Sets":
-        """What that part does."""
+        """The names that this part sets and calls."""
         return _sets(self.code, self.part or (0, -1))
 
     def called(self, names: frozenset[str]) -> Iterator["_Scope"]:
@@ -105,7 +106,8 @@ class _Scope:
 @final
 @dataclass(frozen=True, slots=True)
 class _Sets:
-    """Of one part of a piece of code; ``mentions``: variables and attributes that it loads."""
+    """The names that one part of a code object sets; ``mentions``: variables and attributes that it
+    loads."""
 
     variables: frozenset[str]
     cells: frozenset[str]
@@ -142,14 +144,14 @@ def _named(steps: Iterable[Instruction], *ops: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1 << 10)
 def _loops(code: CodeType) -> tuple[_Range, ...]:
-    """From the first instruction of each to that which jumps back."""
+    """The loops, each from its first instruction to the one that jumps back."""
     steps = dis.get_instructions(code)
     jumps = ((step.argval, step.offset) for step in steps if step.opcode in dis.hasjrel)
     return tuple((target, offset) for target, offset in jumps if target <= offset)
 
 
 def _loop_around(code: CodeType, at: int) -> _Range | None:
-    """The outermost that instruction ``at`` is in."""
+    """The outermost loop that contains instruction ``at``."""
     around = [(start, end) for start, end in _loops(code) if start <= at <= end]
     if not around:
         return None
@@ -162,6 +164,6 @@ def _is_users(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=1 << 10)
 def _inner(code: CodeType) -> tuple[CodeType, ...]:
-    """What is defined in it, at any depth."""
+    """The code objects defined in it, at any depth."""
     own = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return (*own, *(inner for each in own for inner in _inner(each)))

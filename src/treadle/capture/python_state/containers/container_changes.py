@@ -1,7 +1,7 @@
 """Changes of a step to containers outside it, repeated at every call.
 
-A run in which a list, dict, set or deque gets or loses entries is run once more with containers
-that note it (``container_recorders``) in all the places where those stand.
+A run in which a list, dict, set or deque gets or loses entries is repeated with containers that
+record it (``container_recorders``) in all the places of the originals.
 """
 
 import contextlib
@@ -25,8 +25,7 @@ from treadle.util.errors import CaptureError
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedContainer:
-    """A container that a run changed, and all the places where it stands: parts of objects, with a
-    name in each."""
+    """A container that a run changed, and all its places: parts of objects, with a name in each."""
 
     value: Contents
     label: str
@@ -35,7 +34,7 @@ class ChangedContainer:
 
 @final
 class ContainersChanged(Exception):
-    """A run changed containers that nobody had stood in for: it is to be run again."""
+    """A run changed containers without stand-ins, and must be repeated."""
 
     def __init__(self, containers: Sequence[ChangedContainer]) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class ContainersChanged(Exception):
 
 @contextlib.contextmanager
 def recorded(containers: Sequence[ChangedContainer], log: OperationLog) -> Iterator[None]:
-    """In their places stand others, which note in ``log`` what becomes of them."""
+    """Inside, recorders stand in their places, which note all operations in ``log``."""
     undo: list[tuple[Part, object, object]] = []
     known: dict[int, ContainerRecorder] = {}
     try:
@@ -64,7 +63,7 @@ def recorded(containers: Sequence[ChangedContainer], log: OperationLog) -> Itera
 
 
 def _outside_in(containers: Sequence[ChangedContainer]) -> list[ChangedContainer]:
-    """Those that are in others come after them."""
+    """The containers, each after those that contain it."""
     left, ordered = list(containers), list[ChangedContainer]()
     while left:
         inner = {id(container.value) for container in left}
@@ -86,7 +85,7 @@ class Reference:
 
 
 def reference_to(value: object) -> Reference | None:
-    """For a container that stands in for one of the user's."""
+    """The reference for a container that stands in for one of the user's."""
     if not is_recorded(value):
         return None
     recorder: ContainerRecorder = value.recorder
@@ -103,8 +102,8 @@ def reference_to(value: object) -> Reference | None:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ContainerChanges:
-    """All operations of a run on containers outside it, as a place: what is put there is what
-    each operation is given at this call, and the containers themselves."""
+    """All operations of a run on containers outside it, as a place. A call puts the arguments of
+    each operation there, and the containers themselves."""
 
     log: OperationLog
 
@@ -125,21 +124,21 @@ class ContainerChanges:
         return [recorder.get for recorder in self.log.recorders]
 
     def args(self) -> list[tuple[object, ...]]:
-        """What the operations are given in this run."""
+        """The arguments of the operations in this run."""
         return [
             operation.args[:1] if operation.name == TOUCH else operation.args
             for operation in self.log.operations
         ]
 
     def forget_args(self) -> None:
-        """Once ``args`` are taken: what was given in this run is of no call."""
+        """Forget the arguments of this run, which belong to no call."""
         self.log.operations[:] = [
             operation if operation.name == TOUCH else replace(operation, args=())
             for operation in self.log.operations
         ]
 
     def get(self) -> Any:
-        """What is in the containers now."""
+        """The present contents of the containers."""
         containers = [recorder.get() for recorder in self._changed() if not recorder.is_made]
         return [
             list(contents.values() if isinstance(contents, dict) else contents)
@@ -147,7 +146,7 @@ class ContainerChanges:
         ]
 
     def put(self, value: tuple[Sequence[Any], Sequence[tuple[Any, ...]]]) -> None:
-        """Do them again, in order."""
+        """Repeat the operations, in order."""
         roots, arguments = value
         targets = dict(enumerate(roots))
         for operation, args in zip(self.log.operations, arguments, strict=True):
@@ -157,7 +156,7 @@ class ContainerChanges:
                 operator.methodcaller(operation.name, *args)(targets[operation.at])
 
     def kept(self) -> Callable[[], None]:
-        """A function that makes everything as it is now."""
+        """A function that restores the present contents."""
         containers = [recorder.get() for recorder in self._changed() if not recorder.is_made]
         parts = [part for contents in containers for part in parts_of(contents, "").parts]
         before = [(part, dict(part.now())) for part in parts]
@@ -170,7 +169,7 @@ class ContainerChanges:
 
 
 def read_keys(recorders: Iterable[ContainerRecorder]) -> dict[int, frozenset[object] | None]:
-    """By the ids of the user's containers, which entries of them were read; ``None``: all."""
+    """The entries that were read, by the ids of the user's containers; ``None``: all."""
     return {
         id(recorder.real): None if recorder.reads_all else frozenset(recorder.reads)
         for recorder in recorders

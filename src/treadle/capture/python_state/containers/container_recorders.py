@@ -42,7 +42,7 @@ Contents = list[object] | dict[object, object] | set[object] | deque[object]
 @final
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of the ``at``th container with what it was given."""
+    """A method call of the ``at``th container with its arguments."""
 
     at: int
     name: str
@@ -50,13 +50,13 @@ class Operation:
 
 
 TOUCH = "touch"
-"""Of an operation: from now on the next container is what the dict has under a key."""
+"""The name of an operation after which the next container is what the dict has under a key."""
 
 
 @dataclass(slots=True, eq=False)
 class ContainerRecorder:
-    """What is known of one container. ``real``: the user's own; ``current``: gives it at a call;
-    ``parent``: of a container that a dict made or has, the dict and the key."""
+    """The record of one container. ``real``: the user's own; ``current``: gets it at a call;
+    ``parent``: for a container that a dict made or holds, the dict and the key."""
 
     log: "OperationLog"
     at: int
@@ -79,15 +79,15 @@ class ContainerRecorder:
     is_moved: bool = field(default=False, metadata=NOT_STORED)  # more than entries put at the end
 
     def note(self, name: str, *args: object, by: int | None = None) -> None:
-        """An operation that changes it. ``by``: how many entries more there are, where it does not
-        depend on those that are there."""
+        """Note an operation that changes it. ``by``: by how many entries it grows, if that does not
+        depend on its contents."""
         self.log.operations.append(Operation(self.at, name, args))
         if by != 0:
             self.grown = None if self.grown is None or by is None else self.grown + by
 
     def length(self, now: int) -> object:
-        """How much is in it, ``now`` in this run: a number that stands in for that of a call, where
-        each call can tell it."""
+        """The number of its entries, ``now`` in this run: a stand-in for the number at a call, if
+        each call can compute it."""
         is_known = self.is_own or self.reads_all
         instead = None if is_known or self.is_made else self.log.length_at_call(self)
         if instead is None:
@@ -95,7 +95,7 @@ class ContainerRecorder:
         return now if instead is None else instead
 
     def read(self, *, length: bool = False) -> None:
-        """All that is in it, or how much that is."""
+        """Note a read of all its contents, or of their number."""
         if self.is_own:
             return
         if self.is_made and self.parent is not None:  # it matters that it was not there
@@ -107,23 +107,23 @@ class ContainerRecorder:
             self.reads_all, self.read_at = True, here()
 
     def read_key(self, key: object, name: object) -> None:
-        """What it has under a key, which a snapshot has under ``name``."""
+        """Note a read of the entry under a key, which has the name ``name`` in a snapshot."""
         if not self.is_own and key not in self.written:
             self.reads.add(name)
 
     def cleared(self) -> None:
-        """All that was in it is gone."""
+        """Note that it was emptied."""
         self.is_own = True
 
     @property
     def keeps_entries(self) -> bool:
-        """Whether entries that were there before the run may be numbers of a call: it has put at
-        most others behind them, and does not depend on all of them anyway."""
+        """Whether its entries from before the run may be numbers of a call: the run has at most
+        appended others, and does not depend on all of them anyway."""
         return not (self.is_own or self.is_made or self.reads_all or self.is_moved)
 
     @property
     def maxlen(self) -> int | None:
-        """That of a deque; ``None`` where there may be any number of entries."""
+        """The ``maxlen`` of a deque; ``None`` for no limit."""
         return self.real.maxlen if isinstance(self.real, deque) else None
 
     def get(self) -> Any:
@@ -133,7 +133,7 @@ class ContainerRecorder:
 
 @dataclass(slots=True)
 class OperationLog:
-    """What a run did to containers outside it, in order."""
+    """The operations of a run on containers outside it, in order."""
 
     operations: list[Operation] = field(default_factory=list[Operation])
     recorders: list[ContainerRecorder] = field(default_factory=list[ContainerRecorder])
@@ -157,7 +157,7 @@ class OperationLog:
     def stand_in(
         self, real: Contents, label: str, parent: tuple[ContainerRecorder, object] | None = None
     ) -> "RecordedContainer":
-        """What stands for ``real`` from now on; ``settle`` says what is in it."""
+        """The stand-in for ``real`` from now on; ``settle`` fills it."""
         recorder = ContainerRecorder(self, len(self.recorders), label, parent, real)
         self.recorders.append(recorder)
         stand_in = RECORDED[type(real)](recorder)
@@ -166,37 +166,38 @@ class OperationLog:
         return stand_in
 
     def settle(self) -> None:
-        """All stand where they belong: each gets what is in the user's own."""
+        """Called when all stand-ins are in their places: each gets the contents of the user's
+        own."""
         for stand_in, recorder in zip(self._stand_ins, self.recorders, strict=True):
             _fill(stand_in, recorder.real)
             self._before[recorder.at] = _plain_copy(recorder.real)
 
     def nested(self, parent: ContainerRecorder, key: object, real: Contents) -> "RecordedContainer":
-        """Stands for a container that a dict made under a key."""
+        """The stand-in for a container that a dict made under a key."""
         stand_in = self.stand_in(real, f"{parent.label}[{key!r}]", (parent, key))
         stand_in.recorder.is_made = True
         return stand_in
 
     def touch(self, parent: ContainerRecorder, key: object, value: object) -> object:
-        """``value`` was got from a dict: that is where it is found from now on."""
+        """Note that ``value`` was read from a dict, which is where calls find it."""
         if is_recorded(value):
             parent.note(TOUCH, key, value, by=0)
         return value
 
     def now(self, at: int) -> Contents:
-        """What is in one of the stand-ins."""
+        """The contents of one of the stand-ins."""
         stand_in = self._stand_ins[at]
         return stand_in.inner if type(stand_in) is RecordedSet else _plain_copy(stand_in)
 
     def contents(self, at: int) -> list[object]:
-        """What is in one of the stand-ins now, if it is made yet."""
+        """The present contents of one of the stand-ins, if it exists yet."""
         if at >= len(self._stand_ins):
             return []
         now = self.now(at)
         return [*now, *now.values()] if isinstance(now, dict) else [*now]
 
     def is_got(self, recorder: ContainerRecorder) -> bool:
-        """Whether it is got from a dict before anything is done to it."""
+        """Whether it is read from a dict before any operation on it."""
         for operation in self.operations:
             if operation.name == TOUCH and operation.args[1].recorder is recorder:
                 return True
@@ -205,7 +206,7 @@ class OperationLog:
         return True
 
     def is_complete(self, recorder: ContainerRecorder) -> bool:
-        """Whether what is in the stand-in now is what its operations make of what was in it."""
+        """Whether the recorded operations turn the original contents into the present ones."""
         if recorder.is_made and recorder.real:
             return False  # by another name
         again = copy.copy(self._before[recorder.at])
@@ -225,7 +226,7 @@ def _identities(value: Contents) -> list[int] | list[tuple[int, int]]:
 
 
 def _plain_copy(value: "Contents | RecordedContainer") -> Contents:
-    """A shallow copy without the ways of its class."""
+    """A shallow copy that bypasses the methods of its class."""
     match value:
         case RecordedSet():
             return set(value.inner)
@@ -259,7 +260,7 @@ def _fill(stand_in: "RecordedContainer", real: Contents) -> None:
 
 
 class _RecordedSequence:
-    """What lists and deques have in common."""
+    """The common part of lists and deques."""
 
     __slots__ = ()
     recorder: ContainerRecorder
@@ -405,7 +406,7 @@ class _RecordedSequence:
 
 @final
 class RecordedList(_RecordedSequence, list[object]):
-    """In the place of a list."""
+    """Stands for a list."""
 
     __slots__ = ("recorder",)
     _kind = list
@@ -423,7 +424,7 @@ class RecordedList(_RecordedSequence, list[object]):
 
 @final
 class RecordedDeque(_RecordedSequence, deque[object]):
-    """In the place of a deque."""
+    """Stands for a deque."""
 
     __slots__ = ("recorder",)
     _kind = deque
@@ -450,7 +451,7 @@ class RecordedDeque(_RecordedSequence, deque[object]):
 
 
 class _RecordedMapping(dict[object, object]):
-    """What all dicts have in common."""
+    """The common part of all dicts."""
 
     __slots__ = ()
     recorder: ContainerRecorder
@@ -527,7 +528,7 @@ class _RecordedMapping(dict[object, object]):
 
 @final
 class RecordedDict(_RecordedMapping):
-    """In the place of a dict."""
+    """Stands for a dict."""
 
     __slots__ = ("recorder",)
     _kind = dict
@@ -539,7 +540,7 @@ class RecordedDict(_RecordedMapping):
 
 @final
 class RecordedOrderedDict(_RecordedMapping, OrderedDict[object, object]):
-    """In the place of an ordered dict."""
+    """Stands for an ordered dict."""
 
     _kind = OrderedDict
 
@@ -589,7 +590,7 @@ class RecordedDefaultDict(_RecordedMapping, defaultdict[object, object]):
 
 @final
 class RecordedSet(MutableSet[object]):
-    """In the place of a set."""
+    """Stands for a set."""
 
     def __init__(self, recorder: ContainerRecorder) -> None:
         self.recorder = recorder
@@ -787,7 +788,7 @@ def recorded_numbers(value: object) -> tuple[Any, list[Any]] | None:
 
 
 def as_plain(value: RecordedContainer | ListSlice) -> Contents:
-    """What is in a stand-in, all of which is read, as a container of its own."""
+    """The contents of a stand-in as a plain container; all of them count as read."""
     if isinstance(value, ListSlice):
         return value.opened()
     value.recorder.read()

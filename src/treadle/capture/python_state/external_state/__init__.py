@@ -1,1 +1,2 @@
-"""What a run reaches outside the step, what that held before, and what the run left there."""
+"""The objects that a run reaches outside the step, their contents before it, and what the run left
+there."""

@@ -25,14 +25,14 @@ from treadle.compat.tensors import are_alike
 _OF_MODULES = frozenset(vars(nn.Module()))
 """What every module has: PyTorch's own."""
 _MOST_NUMBERS = 16
-"""That a step sets in a list, for each to be a number of the call."""
+"""The most numbers that a step may set in a list so that each is a number of the call."""
 _OPEN_TO_ALL = (
     CellType,
     FunctionType,
     SimpleNamespace,
     *all_of(lambda integration: integration.namespaces),
 )
-"""Of objects of Python's and of libraries' those that hold what others put there."""
+"""Objects of Python's and of libraries that hold what others put there."""
 
 
 @final
@@ -59,7 +59,7 @@ class KeptState:
         return None if kept is None else kept.before
 
     def restore(self) -> None:
-        """Everything is as it was."""
+        """Restore everything."""
         for at, known in self.variables.items():
             space, _, _ = self._executed.spaces[at]
             for name, before in known.items():
@@ -83,7 +83,7 @@ class KeptState:
                 kept.part.restore(kept.before)
 
     def changes(self) -> list[Change]:
-        """What is different. TR-117 for what cannot be made again at every call."""
+        """The changes. TR-117 for changes that cannot be repeated at every call."""
         return [*self._changed_variables(), *self._changed_parts()]
 
     def _changed_variables(self) -> list[Change]:
@@ -145,8 +145,8 @@ class KeptState:
     def set_unread(
         self, written: Callable[[object], Iterable[str]], changed: Sequence[Change]
     ) -> list[Change]:
-        """What the run set before it read it (``written``: the names, of an object), to what
-        happened to be there: a later call may find something else there, and leaves this."""
+        """The values that the run set before it read the earlier ones (``written``: the names, of
+        an object). A later call may find other values there, and overwrites them."""
         known = {(id(change.owner), change.name) for change in changed}
         unread: list[Change] = []
         for kept in self.parts.values():
@@ -180,9 +180,9 @@ class KeptState:
         return [*containers, *self._dicts_around(containers)]
 
     def _dicts_around(self, containers: Sequence[ChangedContainer]) -> list[ChangedContainer]:
-        """The dicts that these are in, at any depth: of a dict of logs, one of which the run
-        changed, it may have read no other. Where it set entries, these may be numbers that change,
-        which are found in the dict itself."""
+        """The dicts that contain these, at any depth. The run may have changed one log in a dict of
+        logs and read no other. Entries that it set may be numbers that change, which are found in
+        the dict itself."""
         around = list(containers)
         known = {id(container.value) for container in containers}
         for container in around:  # those of what is found come behind it
@@ -200,13 +200,13 @@ class KeptState:
         return around[len(containers) :]
 
     def _is_changed(self, value: object) -> bool:
-        """Whether other entries are in a container than before the run."""
+        """Whether the entries of a container differ from those before the run."""
         kept = [kept for kept in self.parts.values() if kept.owner is value and kept.part.entries]
         return any(not each.part.is_same(each.part.now(), each.before) for each in kept)
 
     def _may_stand_in(self, place: tuple[object, Part, object]) -> bool:
-        """Whether something else may stand there during a run: nothing of what PyTorch's and
-        Python's own modules and objects keep for themselves."""
+        """Whether a stand-in may be put there during a run: not into what PyTorch's and Python's
+        own modules and objects keep for themselves."""
         owner, part, name = place
         if not part.settable or isinstance(owner, Optimizer):
             return False
@@ -258,8 +258,8 @@ def _are_numbers_set(before: Reading, now: Reading) -> bool:
 
 
 def _is_frozen_still(before: object, now: object) -> bool:
-    """Whether a parameter takes the place of one like it, and neither is trained: no optimizer has
-    a say in it, and its values can go where those of the other were."""
+    """Whether a parameter takes the place of a similar one and neither is trained. No optimizer is
+    involved, so its values can be copied over those of the other."""
     return (
         isinstance(before, nn.Parameter)
         and isinstance(now, nn.Parameter)
@@ -273,7 +273,7 @@ def _is_numeric(value: object) -> bool:
 
 
 def _has_tensor(key: object) -> bool:
-    """Whether a key is a tensor, or made of some."""
+    """Whether a key is or contains a tensor."""
     if isinstance(key, tuple | frozenset):
         return any(map(_has_tensor, key))
     return isinstance(key, Tensor)

@@ -29,11 +29,11 @@ class DeferredValue:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class LeftObjects:
-    """``known``: by their ids the objects that were there before the run, which stay themselves."""
+    """``known``: the objects that existed before the run, by their ids; they are not copied."""
 
     known: Mapping[int, object]
     _apart: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
-    """By the ids of objects that were taken apart those of all that is inside them."""
+    """For each object that was taken apart, by its id, the ids of everything inside it."""
 
     def hides_traced(self, value: object) -> bool:
         """Whether an object that is not a container holds a tensor or number of the run."""
@@ -42,8 +42,8 @@ class LeftObjects:
         return bool(values_inside(value, self.known))
 
     def taken_apart(self, value: object, label: str) -> MadeObject:
-        """An object that hides some, as a container of these. TR-117 where it cannot be copied, and
-        where it is left in two places, which would get one copy each."""
+        """An object that holds some, as a container of these. TR-117 if it cannot be copied, or if
+        it is stored in two places, which would get one copy each."""
         inside = objects_inside(value, self.known)
         twice = any(id(value) in held or top in inside for top, held in self._apart.items())
         if twice:
@@ -58,7 +58,7 @@ class LeftObjects:
         return made_object
 
     def again(self, value: object, label: str) -> object:
-        """What the run made, for every call anew; what was there before is that object."""
+        """A new copy for every call if the run made the object; otherwise the object itself."""
         known_before = value is MISSING or id(value) in self.known or isinstance(value, type)
         if known_before or is_plain(value):
             return value

@@ -1,4 +1,4 @@
-"""What a step can reach: saved before code runs that may change it.
+"""Saves what a step can reach before code runs that may change it.
 
 Everything reachable from the step's function, models, optimizers and arguments is visited at once,
 except values under names that no code has mentioned yet, and attributes that nothing has read yet.
@@ -27,7 +27,8 @@ from treadle.capture.tensors.rng_guard import PythonRngGuard
 
 @final
 class ReachableObjects:
-    """Meets objects, and hears by ``watch`` and ``reflection`` which of their attributes count."""
+    """Meets objects, and learns from ``watch`` and ``reflection`` which of their attributes
+    count."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class ReachableObjects:
         hears: Callable[[object], None],
         is_importing: Callable[[FrameType], bool],
     ) -> None:
-        """``hears`` is told of each generator, before it can be drawn from."""
+        """``hears`` is called with each generator before a draw from it is possible."""
         self._executed, self._kept, self._rng, self._hears = executed, kept, rng, hears
         self.watch = AttributeWatch(kept.parts, self.meet, self._hears_name, is_importing)
         self.reflection = Reflection(executed, self.watch, self, is_importing)
@@ -47,7 +48,7 @@ class ReachableObjects:
         self._past_names: set[str] = set()  # likewise, under these names
 
     def enters(self, frame: FrameType) -> None:
-        """Code of the user's, or of what they installed, begins."""
+        """Called when code of the user's or of installed packages begins."""
         code, space = frame.f_code, frame.f_globals
         references = references_in(code)
         self.learn_names()
@@ -64,7 +65,7 @@ class ReachableObjects:
             self.meet(LOADED[name], name)
 
     def meet_variables(self, space: dict[str, object], names: Iterable[str]) -> None:
-        """Some globals are read."""
+        """Called when globals are read."""
         known = self._kept.variables.setdefault(id(space), {})
         for name in names:
             if name not in known:
@@ -77,13 +78,13 @@ class ReachableObjects:
             self.learn_names()
 
     def meet_attributes(self, owner: object) -> None:
-        """All attributes of an object are read."""
+        """Called when all attributes of an object are read."""
         for kept in self._kept.attributes_of(id(owner)):
             for name, value in kept.before.items():
                 self.meet(value, kept.part.where(name))
 
     def learn_names(self) -> None:
-        """Values that wait for a name which code mentions now."""
+        """Meet values under names that code mentions now for the first time."""
         executed = self._executed
         new = set(self._waiting) if executed.any_name else executed.names - self._known_names
         self._known_names |= new
@@ -102,7 +103,8 @@ class ReachableObjects:
                     self.meet(value, kept.part.where(name))
 
     def meet(self, value: object, label: str) -> None:
-        """Keep what ``value`` holds, and what can be got from it, before anything changes it."""
+        """Save the contents of ``value``, and of everything reachable from it, before anything
+        changes them."""
         left = [(value, label)]
         while left:
             current, name = left.pop()

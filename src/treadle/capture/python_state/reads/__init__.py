@@ -1,1 +1,1 @@
-"""What a run read: a graph of objects, and whether a later call finds it as it was."""
+"""The reads of a run: a graph of objects, and whether a later call finds it unchanged."""

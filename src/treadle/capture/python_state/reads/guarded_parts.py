@@ -1,4 +1,4 @@
-"""The parts of a graph of objects, arranged by how a call asks whether they are as they were."""
+"""The parts of a graph of objects, arranged by how a call checks that they are unchanged."""
 
 from collections.abc import Iterator, Mapping
 from typing import final
@@ -14,7 +14,7 @@ from treadle.guards.watching import Watches
 from treadle.util.errors import with_article
 
 _UNCHANGEABLE = (tuple, frozenset, *all_of(lambda integration: integration.unchangeable))
-"""What holds for life what it was made with."""
+"""Parts that are immutable."""
 
 
 @final
@@ -50,7 +50,7 @@ class GuardedParts:
                 self.polled.append((node, at))
 
     def are_untouched(self) -> bool:
-        """Whether no word of memory says that anything was written."""
+        """Whether no memory word shows a write."""
         return self._identities.is_same()
 
     def other_classes(self) -> Iterator[str]:
@@ -65,7 +65,7 @@ class GuardedParts:
         return [self._of_words[number] for number in self._identities.differing()]
 
     def accept(self) -> None:
-        """What was written is how it is."""
+        """Accept the present contents of parts that were written to."""
         self._identities.accept()
 
     def join(self, watches: Watches, nodes: Mapping[int, Node]) -> dict[int, Tensor] | None:

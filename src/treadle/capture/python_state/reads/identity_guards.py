@@ -27,7 +27,7 @@ from treadle.guards.watching import FingerprintWatch, Look, PolledDicts, Watches
 
 
 def _look(part: Part, owner: object) -> Look | None:
-    """How the words of a part are read, if it may have any."""
+    """The reader for the memory words of a part, if it may have any."""
     match part:
         case Variable() if isinstance(owner, CellType):
             return partial(words.of_cell, owner)
@@ -49,7 +49,8 @@ def _look(part: Part, owner: object) -> Look | None:
 
 @final
 class IdentityGuards:
-    """The parts that have been added, by number; ``differing`` says which are not as they were."""
+    """Compares the parts that have been added, by number; ``differing`` tells which have
+    changed."""
 
     def __init__(self) -> None:
         self._words = FingerprintWatch()
@@ -65,7 +66,7 @@ class IdentityGuards:
         self._token = get_cache_token()
 
     def add_type(self, value: object) -> None:
-        """An object whose class may be set to another one."""
+        """Add an object whose class may be changed."""
         kind = type(value)
         if not is_heap(kind):
             return
@@ -80,7 +81,7 @@ class IdentityGuards:
             self._asked_spaces.append((value, space))
 
     def add(self, part: Part, owner: object, number: int) -> bool:
-        """Whether such a part can be swept."""
+        """Add a part; whether it can be compared in this way."""
         reading = part.dictionary()
         if reading is not None:
             if not self._watch(partial(of_dict, reading), number):
@@ -102,12 +103,12 @@ class IdentityGuards:
         return watch
 
     def settle(self) -> None:
-        """After the last one."""
+        """Called after the last part is added."""
         self._words.settle()
         self._polled_dicts = PolledDicts(self._dicts)
 
     def is_same(self) -> bool:
-        """Whether all is as it was."""
+        """Whether nothing has changed."""
         return self._words.is_same() and self._is_same_beside_words()
 
     def _is_same_beside_words(self) -> bool:
@@ -131,22 +132,22 @@ class IdentityGuards:
         watches.polled.append(self._is_same_beside_words)
 
     def other_types(self) -> list[tuple[object, type]]:
-        """Objects whose class is another one, with the one they had."""
+        """Objects whose class has changed, with the earlier class."""
         return _other_types(self._kinds)
 
     def other_spaces(self) -> list[object]:
-        """Objects whose ``__dict__`` is another one."""
+        """Objects whose ``__dict__`` has been replaced."""
         return _other_spaces(self._spaces)
 
     def differing(self) -> list[int]:
-        """The numbers of parts that are not as they were."""
+        """The numbers of parts that have changed."""
         numbers = (self._of_words[at] for at in self._words.changed())
         known = [number for number in numbers if number is not None]
         known += [self._of_dicts[at] for at in self._polled_dicts.changed()]
         return known + (self._registered if get_cache_token() != self._token else [])
 
     def accept(self) -> None:
-        """What ``differing`` has found is how it is."""
+        """Accept the changes that ``differing`` has found."""
         self._words.accept()
         self._polled_dicts.accept()
         self._token = get_cache_token()

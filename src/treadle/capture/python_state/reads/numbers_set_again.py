@@ -12,7 +12,8 @@ from treadle.capture.python_state.reads.reads_graph import ReadsGraph
 
 
 def numbers_set_again(graph: ReadsGraph, again: SetAgain) -> Iterator[Location]:
-    """Where those are. (Of what is taken apart the step has a copy, in which nothing is put.)"""
+    """The places of such numbers. (Of containers among the arguments the step has copies, in which
+    nothing is set.)"""
     for node in graph.nodes:
         if node.parts is not None:
             continue

@@ -1,5 +1,5 @@
-"""What a step read, as a graph of objects: a node is an object with its parts, an entry is what was
-under a name of a part.
+"""The reads of a step as a graph of objects: a node is an object with its parts, an entry is the
+value under a name of a part.
 """
 
 import itertools
@@ -26,7 +26,7 @@ TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], object, bool]
 
 
 def tensor_fact(value: Tensor) -> TensorFact:
-    """What of a tensor decides a graph: all but its numbers."""
+    """The properties of a tensor that decide a graph: everything except its values."""
     try:
         shape = tuple(value.shape)
     except RuntimeError:
@@ -83,7 +83,7 @@ class Location:
         return id(self.holder)
 
     def get(self) -> Any:
-        """What is there now, or ``MISSING``: also where there is an object of another kind."""
+        """The value there now, or ``MISSING``, also if the object has another type."""
         part = self._part() if self.node.watched else None
         return MISSING if part is None else part.get(self.name)
 
@@ -94,8 +94,7 @@ class Location:
         return parts[self.at] if self.at < len(parts) else None
 
     def put(self, value: object) -> None:
-        """From now on ``value`` is there; ``MISSING`` for nothing. Of a tuple, in whose place
-        another one is put."""
+        """Put ``value`` there; ``MISSING`` removes it. A tuple is replaced by another one."""
         part, around = self._part(), self.around
         assert part is not None, self.label
         if around is None:
@@ -106,19 +105,20 @@ class Location:
 
     @property
     def around(self) -> "Location | None":
-        """Of an entry of a tuple the place of the tuple."""
+        """For an entry of a tuple, the place of the tuple."""
         place = self.node.place if is_rebuilt(self.node.kind) else None
         return None if place is None else replace(place, rooted=self.rooted)
 
     @property
     def outermost(self) -> "Location":
-        """The place in which a value is put so that it is here."""
+        """The place that is written in order to put a value here."""
         around = self.around
         return self if around is None else around.outermost
 
     @property
     def is_settable(self) -> bool:
-        """Whether a value can be put here. (Of what is taken apart the step has a copy.)"""
+        """Whether a value can be put here. (Of containers among the arguments the step has
+        copies.)"""
         outermost = self.outermost
         part = outermost.node.watched[outermost.at].part
         return part.settable and outermost.node.parts is None
@@ -141,7 +141,7 @@ class Watched:
     raw: tuple[object, ...] | None = None  # the very objects, where none of them comes and goes
 
     def now(self) -> Reading:
-        """What is there of what counts."""
+        """The present values under the names that count."""
         return of_names(self.part.now(), self.names)
 
     def keys_beside(self, now: Reading, ordered: bool) -> Iterable[object]:
@@ -258,7 +258,7 @@ class Node:
 
     @property
     def is_found_anew(self) -> bool:
-        """Whether no object is held, but looked for at every call."""
+        """Whether the object is not held, but looked up at every call."""
         return self.loose or self.getter is not None
 
     def current(self) -> object:
@@ -289,7 +289,7 @@ class Node:
 @final
 @dataclass(frozen=True, slots=True)
 class ReadValue:
-    """A plain value, by what it is."""
+    """A plain value, compared by value."""
 
     fact: PlainFact
 
@@ -297,7 +297,7 @@ class ReadValue:
 @final
 @dataclass(frozen=True, slots=True)
 class Same:
-    """Any other object that holds nothing of interest: that very one."""
+    """Any other object without relevant contents, compared by identity."""
 
     held: object
 
@@ -314,8 +314,8 @@ class Fact:
 @final
 @dataclass(frozen=True, slots=True)
 class OfKind:
-    """Whatever is there: nothing of the run depended on it but that it is of this kind; of
-    ``object``, not even that."""
+    """Any value of this type, because the run depended on nothing else; with ``object``, any value
+    at all."""
 
     kind: type
 
@@ -323,7 +323,7 @@ class OfKind:
 @final
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What can be compared as a whole, and not looked into."""
+    """Contents that are compared as a whole."""
 
     held: object
 
@@ -348,7 +348,7 @@ def argument_place(label: str) -> Location:
 
 
 def words_of(entry: Entry) -> str:
-    """What was there, in words."""
+    """The earlier value, in words."""
     match entry:
         case ReadValue((_, value)) if isinstance(value, str) and not isinstance(entry.fact[0], str):
             return value if entry.fact[0] in (float, complex, slice) else repr(value)
@@ -369,7 +369,7 @@ def words_of(entry: Entry) -> str:
 
 
 def words_of_value(value: object) -> str:
-    """What is there now, in words."""
+    """The present value, in words."""
     if value is MISSING:
         return "nothing"
     if is_plain(value):

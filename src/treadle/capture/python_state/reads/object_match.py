@@ -1,4 +1,4 @@
-"""Whether objects are what they were: themselves, or others that are equal all the way down."""
+"""Whether objects are unchanged: the same objects, or others that are deeply equal."""
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
@@ -38,12 +38,13 @@ from treadle.capture.python_state.reads.object_graph import (
 
 _PARTED = "an object that was in several places was replaced in some of them"
 ONLY_ITSELF = (Tensor, type, ModuleType, MappingProxyType, Optimizer, Enum)
-"""Objects that no other can stand for."""
+"""Objects that only themselves match."""
 
 
 @dataclass(slots=True)
 class Match:
-    """One comparison of what is there with what was: which object stands for which."""
+    """One comparison of the present objects with the earlier ones, and which object corresponds to
+    which."""
 
     nodes: Mapping[int, Node]
     moved: dict[int, tuple[Node, object]] = field(default_factory=dict[int, tuple[Node, object]])
@@ -63,8 +64,8 @@ class Match:
         return [pair for pair in self.moved.values() if not pair[0].is_found_anew]
 
     def holds_throughout(self, node: Node, at: int) -> bool:
-        """Whether in one part stands what stands for another everywhere: an object that was in two
-        places is so still. (Tuples are what is in them.)"""
+        """Whether objects correspond consistently: an object that was in two places is still the
+        same in both. (Tuples are compared by their contents.)"""
         value = self._now(node)
         if value is MISSING:
             return True  # a place that no longer counts
@@ -133,7 +134,7 @@ class Match:
         return [now[key] for key in keys] if same else None
 
     def _stands_for(self, key: object, other: object) -> bool:
-        """Whether another object may be the key that this one was."""
+        """Whether another object matches the earlier key."""
         node = None if is_plain(key) else self.nodes.get(id(key))
         return node is not None and self.object(node, other)
 
@@ -153,7 +154,7 @@ class Match:
         return False
 
     def is_alike(self, entry: Entry, value: object) -> bool:
-        """Whether a value is what an entry says."""
+        """Whether a value matches an entry."""
         match entry:
             case ReadValue(fact):
                 return is_plain(value) and plain_fact(value) == fact
@@ -169,7 +170,7 @@ class Match:
                 return self.object(entry, value)
 
     def object(self, node: Node, value: object) -> bool:
-        """Whether an object is what a node says; itself, or another that is equal all through."""
+        """Whether an object matches a node: it is the same object, or a deeply equal one."""
         if value is node.value and node.getter is None and not node.loose:
             return True
         if type(value) is not node.kind or (node.only is not None and value is not node.only):
@@ -261,7 +262,7 @@ def comes_and_goes(entry: Entry) -> bool:
 
 
 def _are_one(one: object, other: object) -> bool:
-    """Whether they are tuples or frozen sets of the very same objects, or of equal plain values."""
+    """Whether both are tuples or frozen sets of the same objects, or of equal plain values."""
     if not isinstance(one, tuple | frozenset) or type(one) is not type(other):
         return one is other or is_same_value(one, other)
     beside = cast("Collection[object]", other)

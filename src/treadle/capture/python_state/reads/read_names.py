@@ -32,7 +32,7 @@ _CALLED = (type, FunctionType, ModuleType, *(shared.kind for shared in SHARED_OB
 
 
 def is_sealed(value: object) -> bool:
-    """A function that nobody here wrote, with nothing of its own that could change."""
+    """Whether it is a function of Python's or a library's without own state that could change."""
     if not isinstance(value, FunctionType) or value.__closure__:
         return False
     if code_owner(value.__code__.co_filename) is CodeOwner.USER:
@@ -82,8 +82,8 @@ class ReadNames:
         return Without(None if kind in self.whole_kinds else self.mentioned, parts)
 
     def is_followed(self, value: object, read: ObjectReads) -> bool:
-        """Whether what it holds is followed: not of classes and modules of torch's and the
-        library's."""
+        """Whether the contents of an object are followed: not those of classes and modules of torch
+        and the standard library."""
         if isinstance(value, type | ModuleType):
             known = read.names is not None  # what was read of it is followed
             return known or self.owner(value) >= CodeOwner.INSTALLED
@@ -106,7 +106,7 @@ class ReadNames:
         return not isinstance(value, _CALLED)
 
     def _is_theirs(self, value: object) -> bool:
-        """Whether users or what they installed made it, or its class."""
+        """Whether the user or installed packages made it, or its class."""
         if isinstance(value, FunctionType):
             return code_owner(value.__code__.co_filename) >= CodeOwner.INSTALLED
         kind = value if isinstance(value, type) else type(value)
@@ -114,8 +114,8 @@ class ReadNames:
 
 
 def is_memory(place: Location) -> bool:
-    """Whether a variable or an attribute decides nothing: of the library's the known ones. One that
-    is not known costs a variant, and says so."""
+    """Whether a variable or an attribute decides nothing: the known caches of libraries. An unknown
+    one costs a variant, which is reported."""
     owner = place.node.value
     if not isinstance(owner, type | ModuleType | Space):
         return False

@@ -23,7 +23,7 @@ _OTHER_ALIASES = (
 
 @final
 class ReadTensors:
-    """Where they stand, of what type each is, and which of them are the same one."""
+    """The places and types of such tensors, and which of them are the same object."""
 
     def __init__(self, bound: Iterable[Tensor]) -> None:
         """``bound``: parameters, which count by identity."""
@@ -32,11 +32,11 @@ class ReadTensors:
         self.same: tuple[int, ...] = ()  # for each the number of the first that is the same one
 
     def is_bound(self, value: object) -> bool:
-        """Whether it is a parameter, of which the type says nothing."""
+        """Whether it is a parameter, which is compared by identity."""
         return id(value) in self._bound
 
     def settle(self) -> None:
-        """After the last one: which are the same as others."""
+        """Called after the last one: find which are the same object."""
         self.same = self._aliases()
 
     def _aliases(self, seen: Mapping[int, Tensor] = _NONE_SEEN) -> tuple[int, ...]:
@@ -45,15 +45,15 @@ class ReadTensors:
         )
 
     def places(self) -> dict[int, Location]:
-        """By its id, where a tensor was found."""
+        """The place of each tensor, by its id."""
         places: dict[int, Location] = {}
         for fact in self.facts:
             places.setdefault(id(fact.place.get()), fact.place)
         return places
 
     def differences(self, seen: Mapping[int, Tensor] = _NONE_SEEN) -> Iterator[str]:
-        """Those that are no longer of the same type, or not the same ones as others, in words.
-        ``seen``: by the ids of facts, tensors that others have found to be as they were."""
+        """The tensors whose type or identity with others has changed, in words. ``seen``: by the
+        ids of facts, tensors that others have found to be as they were."""
         for fact in self.facts:
             if id(fact) in seen:
                 continue
@@ -66,6 +66,6 @@ class ReadTensors:
             yield _OTHER_ALIASES
 
     def join(self, watches: Watches, seen: Mapping[int, Tensor]) -> None:
-        """That there is no difference. ``seen``: as above, by what is watched already."""
+        """Watch that there is no difference. ``seen``: as above, by what is watched already."""
         if len(seen) < len(self.facts):
             watches.polled.append(lambda: not any(True for _ in self.differences(seen)))

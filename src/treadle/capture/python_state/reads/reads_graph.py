@@ -27,7 +27,8 @@ _HELD = (
     nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType, Enum,
     MappingProxyType,
 )  # fmt: skip
-"""What is held although tensors can be reached from it: it does not come and go with a call."""
+"""Classes of objects that are held although tensors can be reached from them, because they do not
+change from call to call."""
 
 
 @final
@@ -51,12 +52,12 @@ class ReadsGraph:
     # -- making
 
     def enter(self, node: Node, known_as: object) -> None:
-        """The next node. ``known_as``: the object that finds it."""
+        """Add the next node. ``known_as``: the object by which it is found."""
         self.by_identity[id(known_as)] = node
         self.nodes.append(node)
 
     def settle(self) -> None:
-        """After the last node: which objects are held, and what each call looks at."""
+        """Called after the last node: decide which objects are held, and what each call checks."""
         for node in self.nodes:
             node.loose = node.place is not None and _leads_to_tensors(node, set())
         for node in self.nodes:
@@ -70,7 +71,7 @@ class ReadsGraph:
     # -- asking
 
     def node_of(self, value: object) -> Node | None:
-        """What it knows of an object."""
+        """The node of an object, if there is one."""
         return self.by_identity.get(id(value))
 
     def place_of(self, owner: object, at: int, name: object, label: str) -> Location | None:
@@ -101,7 +102,7 @@ class ReadsGraph:
     # -- following
 
     def rebind(self, moved: Iterable[tuple[Node, object]]) -> None:
-        """Equal objects stand where others stood: from now on these."""
+        """Follow equal objects that have replaced others."""
         for node, value in moved:
             self.by_identity.pop(id(node.value), None)
             self.by_identity[id(value)] = node
@@ -111,7 +112,7 @@ class ReadsGraph:
                 self.renew(node, at, part)
 
     def renew(self, node: Node, at: int, part: Part) -> None:
-        """Equal objects are in a part: from now on these, keys included."""
+        """Follow equal objects in a part, keys included."""
         fresh = replace(node.watched[at], part=part)
         keys = fresh.keys_beside(fresh.now(), node.read.ordered)
         fresh = replace(fresh, held=dict(zip(keys, fresh.held.values(), strict=True)))
@@ -138,7 +139,8 @@ def _raw(node: Node, watched: Watched) -> tuple[object, ...] | None:
 
 
 def _let_go(node: Node) -> None:
-    """What is found anew at every call is not kept alive between two."""
+    """Release objects that are looked up at every call, so that they are not kept alive between
+    calls."""
     node.value = None
     for at, watched in enumerate(node.watched):
         part = Part(watched.part.label) if node.loose else watched.part.detached()

@@ -25,7 +25,7 @@ class ReadsGuard:
         self._parts = GuardedParts(graph.nodes)
 
     def hold(self) -> bool:
-        """Whether all of it is as it was."""
+        """Whether nothing has changed."""
         match = Match(self.graph.by_identity)
         if any(True for _ in self._differences(match)):
             return False
@@ -47,11 +47,11 @@ class ReadsGuard:
         return True
 
     def changed(self) -> list[str]:
-        """What is different now, in words; empty if nothing is."""
+        """The differences, in words; empty if there are none."""
         return list(self._differences(Match(self.graph.by_identity)))
 
     def other_numbers(self) -> list[Location]:
-        """Where numbers stand that are others now, and arrays in which others are."""
+        """The places of numbers, and of arrays with numbers, that have changed."""
         match = Match(self.graph.by_identity)
         list(self._differences(match))
         locations = match.numbers

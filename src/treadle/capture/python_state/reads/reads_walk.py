@@ -43,13 +43,13 @@ from treadle.capture.python_state.virtual_subclasses import VirtualSubclasses
 from treadle.compat.distributed.collectives import HANDLES
 
 IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator, *HANDLES)
-"""What no equal object can stand for."""
+"""Objects that are matched only by themselves."""
 
 
 @final
 class ReadsWalk:
-    """Makes a graph of all that hangs on roots. They are added one after another, and each is
-    followed before the next: the order of nodes is that in which it meets them.
+    """Builds a graph of everything reachable from roots. Roots are added one after another, and
+    each is followed before the next; nodes are in the order in which the walk meets them.
 
     ``opaque``: objects that can be neither compared nor read.
     """
@@ -68,13 +68,13 @@ class ReadsWalk:
 
     @cached_property
     def _modules(self) -> frozenset[str]:
-        """All that are loaded now that the run has ended."""
+        """All modules that are loaded at the end of the run."""
         return frozenset(sys.modules)
 
     # -- roots
 
     def add(self, label: str, value: object) -> Node | None:
-        """A root, with all that hangs on it."""
+        """Add a root, with everything reachable from it."""
         if is_plain(value) or self._names.ours(value) or isinstance(value, Tensor):
             return None
         node = self._node(label, value, None)
@@ -82,7 +82,7 @@ class ReadsWalk:
         return node
 
     def add_argument(self, label: str, value: object, getter: Callable[[], object]) -> None:
-        """An object among the arguments: at every call another one."""
+        """Add an object among the arguments, which each call brings anew."""
         if isinstance(value, ONLY_ITSELF) or self.graph.node_of(value) is not None:
             # The model, a part of a global, another argument: it has to be that at every call.
             self.add_found(label, getter)
@@ -94,8 +94,8 @@ class ReadsWalk:
             node.only = value  # there is nothing to compare
 
     def add_found(self, label: str, getter: Callable[[], object]) -> None:
-        """What ``getter`` finds at every call: the same object, an equal value, or a tensor of the
-        same type."""
+        """Add what ``getter`` finds at every call: the same object, an equal value, or a tensor of
+        the same type."""
         node = Node(Space, label, getter)
         self.graph.enter(node, getter)
         self._watch(node, 0, Referent(label, getter), None, deep=True)
@@ -104,15 +104,15 @@ class ReadsWalk:
     def add_container(
         self, label: str, value: object, getter: Callable[[], object], parts: frozenset[object]
     ) -> None:
-        """An argument that was taken apart: what it has beside its entries, and the attributes
-        that are ``parts``. The step gets a copy, so that it may be any object."""
+        """Add a container argument: what it holds besides its entries, and the attributes that are
+        ``parts``. The step gets a copy, so it may be any object."""
         node = Node(type(value), label, value, getter=getter, parts=parts)
         self.graph.enter(node, getter)
         self._queue.append(node)
         self._drain()
 
     def add_computed(self, label: str, read: Callable[[], object]) -> None:
-        """What a call of the process' own says, which can be compared."""
+        """Add the answer to a question about the process, which can be compared."""
         node = Node(object, label, object())
         self.graph.enter(node, node.value)
         self._watch(node, 0, Computed(label, read), None, deep=False)
@@ -120,7 +120,7 @@ class ReadsWalk:
     def add_names(
         self, label: str, values: dict[str, object], names: Iterable[str], deep: bool
     ) -> None:
-        """Some variables of a module's globals."""
+        """Add some variables of a module's globals."""
         module = Space(values)
         node = Node(Space, label, module, read=self._read_of(values))
         self.graph.enter(node, module)

@@ -1,4 +1,4 @@
-"""What a later call can start from to find all that a captured run read."""
+"""The roots from which a later call can find everything that a captured run read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from treadle.compat.switches import getters_named
 @final
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """Variables of a module that code of the run named. ``whole``: it read all of them. ``deep``:
-    whether what they hold is followed."""
+    """Variables of a module that code of the run mentioned. ``whole``: it read all of them.
+    ``deep``: whether what they hold is followed."""
 
     values: dict[str, object]
     names: frozenset[str]
@@ -47,7 +47,8 @@ class ReadRoots:
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
     ) -> None:
-        """All of them, in an order that every process has: the walk numbers what it meets."""
+        """Add all roots, in an order that is the same in every process, because the walk numbers
+        what it meets."""
         for prefix, model in models.items():
             walk.add(prefix, model)
         for prefix, optimizer in optimizers.items():
