@@ -52,7 +52,7 @@ def autocast_on(place: torch.device) -> Iterator[None]:
 
 
 def check_values(inputs: Sequence[Tensor], sources: Sequence[Source]) -> None:
-    """Require that models and batches have values in one dense block of memory."""
+    """Require that each tensor of models and batches has values, in one dense block of memory."""
     for tensor, source in zip(inputs, sources, strict=True):
         is_argument = isinstance(source, Batch)
         if is_argument and tensor.is_nested:

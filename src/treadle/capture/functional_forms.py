@@ -83,7 +83,7 @@ _CONVERSIONS: dict[object, OpOverload] = {
     aten._conj.default: aten.conj_physical.default,
     aten._neg_view.default: aten.neg.default,
 }
-"""Operations that view memory as another dtype, and their inverses."""
+"""Operations that read the same memory in another way, and their inverses."""
 Call = Callable[[OpOverload, Args, Kwargs], fx.Node]
 """Adds one operation with its arguments to a graph."""
 

@@ -27,12 +27,12 @@ from treadle.compat.pytree import TreeSpec
 from treadle.graph.core.signature import Input, Role
 
 Dims = Mapping[int, SizedLayout]
-"""The strides of a leaf of the arguments, by its number, with a ``Size`` for each that calls
-change."""
+"""The layouts of leaves of the arguments, by their numbers, with a ``Size`` for each size that
+calls change."""
 
 SourcedInput = tuple[Input, Source]
 Names = Mapping[int, str]
-"""A fact about parameters, by their ids."""
+"""The names of parameters, by their ids."""
 
 
 @final

@@ -37,7 +37,7 @@ class _Operation:
     runs: bool
 
     def result(self, values: Mapping[fx.Node, Tensor]) -> Tensor:
-        """What it gives, for what the nodes of the piece stand for now."""
+        """The result, for the present values of the piece's nodes."""
         if not self.runs:
             return fake_like(self.value)
         args, kwargs = given_of(self.node, lambda operand: values.get(operand, value_of(operand)))
@@ -47,7 +47,7 @@ class _Operation:
 @final
 @dataclass(frozen=True, slots=True)
 class TracedPiece:
-    """What was traced for the tensors that ``inputs`` stood for."""
+    """A part of a trace that was made for the tensors of ``inputs``."""
 
     inputs: tuple[fx.Node, ...]
     operations: tuple[_Operation, ...]

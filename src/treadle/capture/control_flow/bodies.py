@@ -63,7 +63,7 @@ def unfit(name: str, why: str, where: str = "") -> CaptureError:
 
 
 class OperandsFromOutside(TorchFunctionMode):
-    """Gives the functions that a body calls something else in the place of tensors from outside.
+    """Replaces tensors from outside in the calls that a body makes.
 
     ``name``: the function of ``torch``; ``part``: which of its functions. TR-151 where that
     computes gradients, sets an attribute of a tensor or, with ``values=False``, asks for the value

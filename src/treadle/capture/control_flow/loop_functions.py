@@ -55,7 +55,7 @@ class TracedFunction:
 
 
 class LoopFunctions:
-    """The functions of a loop, traced on values of any round.
+    """The functions of a loop, traced on values of any iteration.
 
     ``name``: the function of ``torch`` that loops. ``like``: for each value that a round is given,
     a tensor of its type; ``names``: what the graphs call them; ``flags``: which have gradients.

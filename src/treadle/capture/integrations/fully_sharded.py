@@ -368,7 +368,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _check(group: ShardedGroupPlan) -> None:
-    """TR-511 if a group has no plan for something."""
+    """TR-511 if a group uses a feature of ``fully_shard`` that its plan does not cover."""
     if group.beyond:
         raise CaptureError(
             f"fully_shard has {' and '.join(group.beyond)} for {group.name}, which treadle "

@@ -51,7 +51,7 @@ class ProcessState:
 @final
 @dataclass(frozen=True, slots=True)
 class SharedObjects:
-    """Objects of class ``kind`` that any code gets by a name, and which are left where they are.
+    """Objects of class ``kind`` that any code gets by a name, and that are shared and never copied.
 
     ``name`` and ``named``: the name of one, and the one of a name, if there is any.
     ``deciding``: the attributes on which a call of theirs depends; all others serve the library
@@ -91,7 +91,7 @@ class SharedGenerator:
 @final
 @dataclass(frozen=True, slots=True)
 class OutputMethod:
-    """A method by which a library tells something. It tells it again at every call.
+    """A method by which a library outputs a message. Every call of the step outputs it again.
 
     ``arguments`` takes a call apart into values, which may be those of the call to come, and named
     fields; ``replay(object, fields, *values)`` tells it.

@@ -76,7 +76,7 @@ class HyperParameters:
         self._before: dict[int, list[Values]] = {}
 
     def begin(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Begin: the hyper-parameters have the values of the beginning of a call."""
+        """Note the values at the beginning of a call."""
         for optimizer in optimizers.values():
             self._before[id(optimizer)] = [dict(group) for group in optimizer.param_groups]
 

@@ -71,7 +71,7 @@ class StateLocation:
 
 @final
 class TracedState(MutableMapping[object, object]):
-    """In the place of ``optimizer.state``, which ``real`` is and our own code asks.
+    """Replaces ``optimizer.state``; ``real`` is the original, which our own code reads.
 
     ``parameters``: by the id of a parameter and of what stands for it, in the order of the groups,
     the two of them. ``entries``: what the optimizer's rule has for a parameter now; nothing, if it

@@ -27,7 +27,8 @@ from treadle.graph.analysis.dynamic import Symbols
 from treadle.util.errors import LoweringError, VerifyError
 
 _MOST_PARTS = 1 << 8
-"""Of what a size is computed of: a number of many calls is not a size."""
+"""The most parts in the computation of a size: a number accumulated over many calls is not a
+size."""
 _WHOLE: Mapping[Callable[..., object], Callable[..., Any]] = {
     operator.add: operator.add,
     operator.sub: operator.sub,
@@ -35,15 +36,15 @@ _WHOLE: Mapping[Callable[..., object], Callable[..., Any]] = {
     operator.neg: operator.neg,
     int: lambda whole: whole,
 }
-"""Functions of integers that are formulas of them."""
+"""Functions of integers that formulas can express."""
 Operation = tuple[Callable[..., Any], tuple[object, ...]]
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class SizeOfCall:
-    """What ``formula`` is for the arguments of a call. ``places``: for each dim the leaf of the
-    arguments and the dim of it."""
+    """The value of ``formula`` for the arguments of a call. ``places``: for each symbolic dim the
+    leaf of the arguments and its dim."""
 
     formula: Size
     places: Mapping[str, tuple[int, int]]
@@ -58,8 +59,8 @@ class SizeOfCall:
 
 @final
 class CallSizes:
-    """Those of one run. ``dims``: of the leaves of its arguments; ``stand_in``: whether any number
-    may be stood in for: else each is taken as it is, for this size alone."""
+    """The sizes of one run. ``dims``: those of the leaves of its arguments; ``stand_in``: whether
+    numbers may have stand-ins; otherwise each is used as it is, for this size only."""
 
     def __init__(
         self, dims: Dims, symbols: Symbols, call: ServedCall, uses: Uses, *, stand_in: bool
@@ -81,11 +82,12 @@ class CallSizes:
     def note(
         self, result: object, function: Callable[..., Any], operands: tuple[object, ...]
     ) -> None:
-        """``function`` of sizes gave ``result``, of which PyTorch's own form may not be exact."""
+        """Note that ``function`` of sizes gave ``result``, for which PyTorch's own form may not be
+        exact."""
         self._made[id(result)] = result, (function, operands)
 
     def number(self, value: Symbol) -> object:
-        """What stands in for it; the number itself, for this size alone, where nothing can."""
+        """The stand-in for a number; without one the number itself, for this size only."""
         if not self._stand_in:
             return alone(value)
         made = None if isinstance(value, SymBool) else self._made.get(id(value))
@@ -110,7 +112,7 @@ class CallSizes:
         return Number(compute(), compute, frozenset({key}), self._uses, scales=True)
 
     def symbol(self, number: Number) -> SymInt | None:
-        """An integer that is computed of sizes alone, as a size; ``None`` for any other."""
+        """An integer that is computed from sizes only, as a size; ``None`` for any other."""
         if not self._stand_in or not is_whole(number.value) or not number.roots <= self._known:
             return None
         if number.key not in self._symbols_of:
@@ -132,7 +134,7 @@ class CallSizes:
     def _operand(
         self, part: Callable[[], object], known: Mapping[int, "Operand | SymInt | None"]
     ) -> "Operand | SymInt | None":
-        """A part of what is computed: a symbol, or what a symbol can be made of."""
+        """A part of a computation: a symbol, or something from which a symbol can be made."""
         if isinstance(part, SizeOfCall):
             return part.symbol
         if isinstance(part, Computation):

@@ -35,7 +35,7 @@ from treadle.capture.symbolic.size_numbers import is_size
 @final
 @dataclass(slots=True)
 class _InPlace:
-    """What a place has at a call. ``owner``: the object that has it."""
+    """The value of a place at a call. ``owner``: the object that has the place."""
 
     place: Location
     owner: object = field(default=None, metadata=NOT_STORED)
@@ -47,7 +47,7 @@ class _InPlace:
 
 @final
 class ChangingNumbers:
-    """Those of one run."""
+    """The changing numbers of one run."""
 
     def __init__(
         self, places: Sequence[Location], uses: Uses, beside: Callable[[], Sequence[object]]
@@ -59,13 +59,13 @@ class ChangingNumbers:
 
     @property
     def real_arrays(self) -> list[NdArray]:
-        """Those in the places of which others stand."""
+        """The real arrays that have stand-ins."""
         return [array.value for array in self.arrays.values()]
 
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
-        """While inside, numbers stand in that are what will be there. A tuple that has some may be
-        in other places as well, where its numbers stay: it is another one from now on."""
+        """Inside, numbers have stand-ins for their values at a call. A tuple with some is replaced
+        by another one, because it may be in other places as well, where its numbers stay."""
         places = [place for place in self._places if _holds_number(place)]
         for place in places:
             if place.around is not None:
@@ -93,7 +93,8 @@ class ChangingNumbers:
         return Number(value, in_place, frozenset({in_place.key}), self._uses, scales=True)
 
     def read(self, walk: ReadsWalk) -> None:
-        """What has to be at a call as it is now: what arrays are, and which are the same."""
+        """The properties that must be unchanged at a call: the kinds of arrays, and which of them
+        are the same."""
         arrays = [in_place for in_place in self._found if is_numeric(in_place())]
         if arrays:
             label = ", ".join(in_place.place.label for in_place in arrays)
@@ -109,7 +110,7 @@ class ChangingNumbers:
         return [in_place.key for in_place in self._found]
 
     def placed(self, graph: ReadsGraph) -> None:
-        """From now on each is found where its owner is at a call."""
+        """Set the places where calls find their owners."""
         for in_place in self._found:
             at, name = in_place.place.at, in_place.place.name
             place = graph.place_of(in_place.owner, at, name, in_place.place.label)
@@ -117,12 +118,12 @@ class ChangingNumbers:
                 in_place.place = replace(place, rooted=place.around is not None)
 
     def places(self) -> tuple[Location, ...]:
-        """Where they are, looked for from the roots."""
+        """Their places, found from the roots."""
         return tuple(replace(in_place.place, rooted=True) for in_place in self._found)
 
     def depends_on(self, before: object, now: object) -> bool:
-        """Whether a number that the run read and set would be another one at every call, and is
-        in the graph as it was: then the graph serves no second call."""
+        """Whether a number that the run read and set changes at every call and is a constant in the
+        graph: then the graph serves no second call."""
         is_made = is_number(now) or is_size(now)
         if is_number(before):
             other = is_made or (is_real(now) and before.value != now)
@@ -136,7 +137,7 @@ def _holds_number(place: Location) -> bool:
 
 
 class Counted(LateError):
-    """TR-118, with the places: tried again with numbers that stand in there, it may go."""
+    """TR-118, with the places: a run with stand-ins there may succeed."""
 
     places: tuple[Location, ...] = ()
 

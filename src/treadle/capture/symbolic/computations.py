@@ -13,8 +13,8 @@ Key = Hashable
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Computation:
-    """``function`` of what the parts are at a call. A part that several others are computed of is
-    computed once, and a long chain is no deep recursion."""
+    """``function`` of the values of its parts at a call. A part that several others use is computed
+    once, and a long chain causes no deep recursion."""
 
     function: Callable[..., object]
     parts: Sequence[Callable[[], object]]
@@ -42,7 +42,8 @@ class Computation:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberDecision:
-    """What Python asked of numbers, and what came out. ``label``: the user's words for them."""
+    """A question that Python asked about numbers, and its outcome. ``label``: the user's words for
+    the numbers."""
 
     compute: Callable[[], object]
     outcome: object
@@ -51,7 +52,7 @@ class NumberDecision:
     roots: frozenset[Key] = field(default=frozenset(), metadata=NOT_STORED)
 
     def holds(self) -> bool:
-        """Whether it comes out the same now; an exception of Python's is another outcome."""
+        """Whether the outcome is the same now; an exception counts as another outcome."""
         try:
             outcome = self.compute()
         except Exception:
@@ -60,7 +61,7 @@ class NumberDecision:
 
     @property
     def words(self) -> str:
-        """That it came out otherwise."""
+        """A message that the outcome has changed."""
         try:
             outcome = repr(self.compute())
         except Exception as error:
@@ -71,29 +72,30 @@ class NumberDecision:
 @final
 @dataclass(slots=True)
 class Decisions:
-    """Those of one run, each once. ``labels``: the user's words for what stood in."""
+    """The decisions of one run, without duplicates. ``labels``: the user's words for values with
+    stand-ins."""
 
     labels: dict[Key, str] = field(default_factory=dict[Key, str])
     _made: dict[Key, NumberDecision] = field(default_factory=dict[Key, NumberDecision])
     _numbered: dict[Key, int] = field(default_factory=dict[Key, int])
 
     def key_of(self, *parts: Key) -> int:
-        """Equal for what is computed alike."""
+        """A key that is equal for equal computations."""
         return self._numbered.setdefault(parts, len(self._numbered))
 
     def add(
         self, key: int, compute: Callable[[], object], outcome: object, roots: frozenset[Key]
     ) -> None:
-        """The run goes on with ``outcome`` of the question ``key``, which ``compute`` asks
-        again."""
+        """Add ``outcome`` of the question ``key``, with which the run continues; ``compute`` asks
+        it again."""
         if key not in self._made:
             label = ", ".join(sorted(self.labels.get(root, "a number") for root in roots))
             self._made[key] = NumberDecision(compute, outcome, label, here(), roots)
 
     def roots(self) -> set[Key]:
-        """What they are decided by."""
+        """The roots on which the decisions depend."""
         return {root for decision in self._made.values() for root in decision.roots}
 
     def beside(self, known: set[Key]) -> tuple[NumberDecision, ...]:
-        """Those that do not follow from what is ``known``."""
+        """The decisions that do not depend only on ``known`` roots."""
         return tuple(decision for decision in self._made.values() if not decision.roots <= known)

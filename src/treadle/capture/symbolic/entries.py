@@ -56,7 +56,7 @@ class _Lookup:
         )
 
     def has(self, key: object) -> bool:
-        """Whether there is such a number."""
+        """Whether there is a number of that type."""
         try:
             return type(self.container[key]) is self.kind
         except (LookupError, TypeError):
@@ -75,7 +75,7 @@ class _Has:
 
 
 def looked_up(container: Any, key: object) -> object:
-    """``container[key]``. What it raises, eager raises as well."""
+    """The result of ``container[key]``; its errors are also eager's."""
     return container[key]
 
 
@@ -108,7 +108,7 @@ def _among(container: Any, key: Number, kind: type) -> object:
 @final
 @dataclass(frozen=True, slots=True)
 class _IsWithin:
-    """Whether a list has a place."""
+    """Whether a position is within a list."""
 
     count: int
 

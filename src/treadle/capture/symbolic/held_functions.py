@@ -17,7 +17,7 @@ from treadle.capture.python_state.introspect import attributes_of
 @final
 @dataclass(frozen=True, slots=True)
 class HeldFunction:
-    """What stands under ``key`` in a dict or a list."""
+    """The function under ``key`` in a dict or a list."""
 
     holder: Any
     key: Any
@@ -32,7 +32,7 @@ class HeldFunction:
 def held_functions(
     objects: Iterable[object], functions: Mapping[Callable[..., object], object]
 ) -> Iterator[HeldFunction]:
-    """Where objects, lists and dicts have one of ``functions``."""
+    """The places in objects, lists and dicts that have one of ``functions``."""
     known = {id(function): function for function in functions}
     for owner in objects:
         if isinstance(owner, type | ModuleType | FunctionType | Tensor):
@@ -77,7 +77,7 @@ def _held(function: FunctionType) -> Iterator[object]:
 def instead_of(
     places: Iterable[HeldFunction], functions: Mapping[Callable[..., object], object]
 ) -> Iterator[None]:
-    """While inside, others stand in these places, as far as nothing else does."""
+    """Inside, other functions are in these places, unless they have been changed."""
     put: list[HeldFunction] = []
     try:
         for place in places:

@@ -46,12 +46,12 @@ _LABEL = "a random number"
 
 
 def states() -> list[object]:
-    """Those of all generators."""
+    """The states of all generators."""
     return [shared.state.get() for shared in SHARED_GENERATORS]
 
 
 def put_states(kept: Sequence[object]) -> None:
-    """As they were."""
+    """Restore the states."""
     for shared, state in zip(SHARED_GENERATORS, kept, strict=True):
         shared.state.put(state)
 
@@ -66,8 +66,9 @@ def _drawing() -> Iterator[tuple[SharedGenerator, str, Callable[..., object]]]:
 
 
 def held_draws(met: Iterable[object]) -> list[HeldFunction]:
-    """Where else than in their modules those functions stand. ``met``: objects in which to look,
-    and the variables of whose functions: what a program has frozen, the collector does not find."""
+    """The places outside their modules that have such functions. ``met``: objects to search,
+    including the variables of functions among them; the garbage collector does not list objects
+    that a program has frozen."""
     functions = {value: name for _, name, value in _drawing()}
     met = list(met)
     variables = (function.__globals__ for function in functions_among(met))
@@ -102,7 +103,7 @@ class HostDraws:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """While inside, functions of the modules give numbers and arrays that stand in."""
+        """Inside, the functions of the modules return stand-ins for numbers and arrays."""
         recording: dict[Callable[..., object], Callable[..., object]] = {}
         with ExitStack() as undo:
             for shared, name, value in _drawing():
@@ -122,14 +123,14 @@ class HostDraws:
         return not all(map(self._is_whole, self._needed()))
 
     def refused_line(self) -> str:
-        """Of the first of those."""
+        """The line of the first such draw."""
         return next((self._draws[at].where for at in self._needed() if not self._is_whole(at)), "")
 
     def _is_whole(self, at: int) -> bool:
         return is_whole(self._values[at])
 
     def decisions(self) -> list[NumberDecision]:
-        """That the drawn integers on which the graph depends are what they were."""
+        """Decisions that the drawn integers on which the graph depends are unchanged."""
         values = self._values
         return [
             NumberDecision(
@@ -144,8 +145,8 @@ class HostDraws:
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """While inside, the numbers are those that a call would draw now, which has not happened
-        afterwards."""
+        """Inside, the numbers are those that a call would draw now. Afterwards the generators are
+        restored."""
         if not self._draws:
             yield
             return
@@ -168,11 +169,11 @@ class HostDraws:
             ]
 
     def happened(self) -> None:
-        """The call for which they were drawn is done."""
+        """The call for which they were drawn has succeeded."""
         self._before = None
 
     def undo(self) -> None:
-        """The call has not happened."""
+        """Restore the generators, because the call has not happened."""
         if self._before is not None:
             put_states(self._before)
             self._before = None

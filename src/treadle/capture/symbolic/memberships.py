@@ -21,7 +21,7 @@ _LOOKS = (dict.__contains__, set.__contains__, frozenset.__contains__)
 
 
 class _NotKnown(Exception):
-    """What an expression gives cannot be told without running it."""
+    """The value of an expression is not known without running it."""
 
 
 @final

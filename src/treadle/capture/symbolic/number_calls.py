@@ -83,9 +83,9 @@ class NumberCalls:
         known: Iterable[object],
         places: AbstractSet[SourcePosition] = frozenset(),
     ) -> bool:
-        """From now on code that asked is rewritten; whether any of it is new. ``asking``: each with
-        the code of the frames around it, innermost first. ``known``: objects that the run has met,
-        functions among them. ``places``: where it looked for entries."""
+        """Rewrite code that asked for numbers from now on; whether any of it is new. ``asking``:
+        each with the code of the frames around it, innermost first. ``known``: objects that the run
+        has met, functions among them. ``places``: where it looked for entries."""
         more = not places <= self._places
         self._places |= places
         return self._covers(asking, known) or more
@@ -119,7 +119,7 @@ class NumberCalls:
 
     @contextlib.contextmanager
     def rewritten(self) -> Iterator[None]:
-        """While inside, functions of that code have the copy."""
+        """Inside, functions with that code have the rewritten copy."""
         with contextlib.ExitStack() as undo:
             by_name: dict[str, Callable[..., object]] = {}
             instead = _all_instead()
@@ -142,7 +142,7 @@ class NumberCalls:
 
 
 def _all_instead() -> dict[int, Callable[..., object]]:
-    """What is called in the place of functions and types, by their ids."""
+    """The replacements of functions and types, by their ids."""
     instead_of_ids: dict[int, Callable[..., object]] = {
         id(conversion): _conversion(conversion) for conversion in CONVERSIONS
     }
@@ -204,8 +204,8 @@ def _conversion(kind: Callable[..., PlainNumber]) -> Callable[..., object]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What names mean to a piece of code. ``instead``: what is called in the place of what, by its
-    id; ``asked``: whether the code has asked for a real number."""
+    """The meaning of names in a code object. ``instead``: the replacements, by the ids of the
+    originals; ``asked``: whether the code has asked for a real number."""
 
     variables: Mapping[str, object]
     cells: Mapping[str, CellType]
@@ -226,7 +226,7 @@ class _Scope:
         return _Scope(self.variables, cells, self.instead, self.asked)
 
     def called(self, name: str) -> Callable[..., object] | None:
-        """What to call in the place of a global variable."""
+        """The replacement for a call of a global variable."""
         known = self.variables.get(name, vars(builtins).get(name))
         return self.instead.get(id(known))
 
@@ -351,6 +351,6 @@ def _has_any(code: CodeType, codes: Sequence[CodeType]) -> bool:
 
 
 def _within(code: CodeType) -> list[CodeType]:
-    """What is defined in ``code``, at any depth."""
+    """The code objects defined in ``code``, at any depth."""
     own = list(_constants(code))
     return [*own, *(inner for part in own for inner in _within(part))]

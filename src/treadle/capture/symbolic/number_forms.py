@@ -25,7 +25,7 @@ from treadle.capture.symbolic.numbers import is_number
 
 Holds = Callable[..., Tensor]
 _MOST_DIGITS = 15
-"""Up to this a power of ten is a float64."""
+"""The largest exponent for which the power of ten is taken as an exact float64."""
 
 
 @final
@@ -43,7 +43,7 @@ class GraphForm:
 
 
 def graph_form(function: object, operands: Sequence[object]) -> GraphForm | None:
-    """That of a function of numbers."""
+    """The form of a function of numbers."""
     if function is operator.pow and not any(isinstance(operand, float) for operand in operands):
         return None  # a negative exponent would make a float of integers
     if function is round and len(operands) == 2:
@@ -85,7 +85,7 @@ def _to_whole(function: Callable[[Tensor], Tensor]) -> GraphForm:
 
 
 def _by(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A kernel of integers stops at a zero."""
+    """``function`` with ones in place of zero divisors, at which an integer kernel would fail."""
 
     def compute(dividend: Tensor, divisor: Tensor) -> Tensor:
         return function(dividend, torch.where(divisor == 0, torch.ones_like(divisor), divisor))

@@ -160,8 +160,8 @@ def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, object]:
 
 
 def _deferred(entry: object, size: object, x: Tensor) -> tuple[Tensor | None, object]:
-    """Of numbers that the step reads from tensors. That they are within bounds, and that a slice of
-    a length that is known is not cut off, is taken for granted."""
+    """The position for numbers that the step reads from tensors. The trace assumes that they are
+    within bounds, and that a slice of known length is not cut off; each call checks it."""
     if type(size) is not int:
         return None, entry
     if is_deferred(entry) and entry.in_graph is not None:

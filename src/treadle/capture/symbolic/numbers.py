@@ -34,13 +34,13 @@ SourcePosition = tuple[str, int | None, int | None, int | None, int | None]
 
 
 def position(frame: FrameType) -> SourcePosition:
-    """Of what ``frame`` computes just now."""
+    """The position of the expression that ``frame`` evaluates now."""
     positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     return (frame.f_code.co_filename, *positions)
 
 
 _LARGEST = 1 << 53
-"""Up to this every integer is a float64."""
+"""Up to this magnitude every integer is exactly a float64."""
 
 
 def no_size(number: "Number") -> SymInt | None:
@@ -51,7 +51,8 @@ def no_size(number: "Number") -> SymInt | None:
 @final
 @dataclass(slots=True)
 class _AskedIndex:
-    """Numbers that are sizes were asked for themselves, by what ``frame`` called at ``at``."""
+    """The function that ``frame`` called at ``at`` has asked for the values of numbers that are
+    sizes."""
 
     frame: FrameType
     at: int
@@ -59,7 +60,7 @@ class _AskedIndex:
     roots: set[Key]
 
     def is_running(self) -> bool:
-        """Whether that call is not over."""
+        """Whether that call is still running."""
         frame: FrameType | None = sys._getframe(1)  # pyright: ignore
         while frame is not None and frame is not self.frame:
             frame = frame.f_back
@@ -68,9 +69,9 @@ class _AskedIndex:
 
 @dataclass
 class Uses:
-    """What became of the values that were stood in for. ``needed``: their value is in the graph;
-    ``inputs``: by the id of a 0-dim tensor in the trace, how to compute its value at a call.
-    ``decisions``: what was decided by them."""
+    """The uses of values with stand-ins. ``needed``: their value is in the graph; ``inputs``: by
+    the id of a 0-dim tensor in the trace, how to compute its value at a call. ``decisions``: what
+    was decided by them."""
 
     needed: set[Key] = field(default_factory=set[Key])
     decisions: Decisions = field(default_factory=Decisions)
@@ -129,7 +130,7 @@ class Uses:
         asked.roots |= number.roots
 
     def answer_index(self) -> None:
-        """A function of PyTorch's is given a size."""
+        """Note that a function of PyTorch's is given a size."""
         if self._asked_index is not None and self._asked_index.is_running():
             self._asked_index = None
 
@@ -141,14 +142,14 @@ class Uses:
             self.asked.setdefault(asked.codes[0], asked.codes)
 
     def note_place(self, frame: FrameType) -> None:
-        """Python asks for a number itself, in ``frame``."""
+        """Note that Python asks for the number itself, in ``frame``."""
         place = None if self.ours else self.place_asked(frame)
         if place is not None:
             self.places.add(place)
             self.note_asked()
 
     def note_extreme(self, frame: FrameType) -> None:
-        """Python compares a number, in ``frame``."""
+        """Note that Python compares a number, in ``frame``."""
         if not self.ours and (self.note_call(frame) or self.extreme_asked(frame)):
             self.note_asked()
 
@@ -167,13 +168,13 @@ class Uses:
         return (self.looked & set[Key]().union(*written)) - self.whole
 
     def is_in_graph(self, roots: frozenset[Key]) -> bool:
-        """Whether values of ``roots`` are in the graph, and no decision led there."""
+        """Whether values of ``roots`` are in the graph without any decision on them."""
         return bool((roots & self.needed) - self.decisions.roots())
 
 
 class Number:
-    """A number of Python's or NumPy's whose value at a call ``compute()`` gives. ``key``: equal for
-    numbers that are computed alike."""
+    """A number of Python's or NumPy's whose value at a call ``compute()`` returns. ``key``: equal
+    for numbers with equal computations."""
 
     __slots__ = ("_fixed", "_uses", "compute", "key", "roots", "value")
 
@@ -233,14 +234,14 @@ class Number:
         return size
 
     def real(self) -> PlainNumber:
-        """The value, for a function that takes nothing else."""
+        """The value, for a function that takes only real numbers."""
         value = self.plain()
         if self._varies:
             self._uses.note_asked()
         return value
 
     def shown(self) -> PlainNumber:
-        """The value, for a function that gives nothing but a text of Python's."""
+        """The value, for a function that only returns a string."""
         value = self.plain()
         self._uses.note_asked()
         return value
@@ -293,7 +294,8 @@ class Number:
         return function(*map(_value, operands))
 
     def decided(self, function: Callable[..., object], operands: Sequence[object]) -> object:
-        """``function`` of such numbers, which is the same at every call that the graph serves."""
+        """The result of ``function`` of such numbers as a decision, which is the same at every call
+        that the graph serves."""
         outcome = function(*map(value_now, operands))
         if not self._uses.ours:
             numbers = [operand for operand in operands if is_number(operand)]
@@ -633,18 +635,18 @@ STAND_INS: set[type] = {Number, Text}
 
 
 def is_number(value: object) -> TypeGuard[Number]:
-    """Is it a number that stands in for another? ``isinstance`` says what that one is."""
+    """Whether it is a stand-in for a number. (``isinstance`` answers for the number itself.)"""
     return issubclass(type(value), Number)
 
 
 def lead_of(operands: Sequence[object]) -> Number:
-    """The number that says what becomes of several: one of another kind, if there is any."""
+    """The number that decides for several: a deferred one, if there is any."""
     numbers = [operand for operand in operands if is_number(operand)]
     return next((number for number in numbers if type(number) is not Number), numbers[0])
 
 
 def is_stand_in(value: object) -> TypeGuard[StandIn]:
-    """A number, a text or an array that stands in for another."""
+    """Whether it is a stand-in for a number, a string or an array."""
     return type(value) in STAND_INS
 
 
@@ -667,23 +669,23 @@ def dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> 
 
 
 def value_now(operand: object) -> object:
-    """What a stand-in is in this run, which the graph does not depend on by this."""
+    """The value of a stand-in in this run; reading it here makes no dependency of the graph."""
     return operand.value if is_stand_in(operand) else operand
 
 
 def computation(function: Callable[..., object], operands: Sequence[object]) -> Computation:
-    """``function`` of what the operands are at a call."""
+    """``function`` of the values of operands at a call."""
     parts = [operand.compute if is_stand_in(operand) else _always(operand) for operand in operands]
     return Computation(function, parts)
 
 
 def operand_key(operand: object) -> Key:
-    """Equal for numbers that are computed alike."""
+    """A key that is equal for numbers with equal computations."""
     return operand.key if is_number(operand) else (type(operand), repr(operand))
 
 
 def constant_of(part: Callable[[], object]) -> object:
-    """What a part of a computation always is; ``None`` where it is computed."""
+    """The constant value of a part of a computation; ``None`` if it is computed."""
     if not isinstance(part, functools.partial):
         return None
     always = cast("functools.partial[object]", part)
@@ -707,7 +709,7 @@ def plain(tree: Number) -> PlainNumber: ...
 @overload
 def plain(tree: T) -> T: ...
 def plain(tree: object) -> object:
-    """Lists, tuples and dicts with the values of what stands in for them."""
+    """Lists, tuples and dicts with values in place of their stand-ins."""
     if is_stand_in(tree):
         return tree.plain()
     if type(tree) is list:

@@ -59,8 +59,8 @@ def scaled(
 
 
 def functions_of_sizes() -> list[tuple[object, str, Callable[..., object]]]:
-    """In the places of functions that take sizes one by one, of which PyTorch takes no object that
-    is heard of functions."""
+    """Replacements of functions that take sizes one by one, where PyTorch does not accept objects
+    with ``__torch_function__``."""
     return [
         (owner, name, _of_sizes(getattr(owner, name)))
         for owner, names in _TAKE_SIZES.items()
@@ -284,7 +284,7 @@ def _is_plain_or_number(leaf: object) -> bool:
 
 
 def _values(nest: Any) -> list[object]:
-    """What lists hold in this run."""
+    """The values of nested lists in this run."""
     return [_values(item) if type(item) in (list, tuple) else value_now(item) for item in nest]
 
 

@@ -24,10 +24,10 @@ from treadle.compat.unsized import Symbol, is_symbol, is_unsized, trace_of
 
 
 class SizesOfTrace(Protocol):
-    """What knows the sizes of a trace."""
+    """Knows the sizes of a trace."""
 
     def number(self, value: Symbol) -> object:
-        """What stands in for it; the number itself, for this size alone, where nothing can."""
+        """The stand-in for a number; without one the number itself, for this size only."""
         ...
 
     def note(
@@ -42,7 +42,7 @@ OF_TRACES: WeakValueDictionary[int, SizesOfTrace] = WeakValueDictionary()
 
 
 def alone(value: Symbol) -> PlainNumber:
-    """The number of this run, for which the trace is right from now on."""
+    """The number of this run; the trace is valid only for it from now on."""
     if isinstance(value, SymInt):
         return int(value)
     return float(value) if isinstance(value, SymFloat) else bool(value)
@@ -53,12 +53,12 @@ def _sizes(value: Symbol) -> SizesOfTrace | None:
 
 
 def is_size(value: object) -> TypeGuard[Symbol]:
-    """Whether sizes of the arguments decide it, in a step for many sizes."""
+    """Whether it depends on sizes of the arguments, in a step for many sizes."""
     return is_symbol(value) and _sizes(value) is not None
 
 
 def as_number(value: object) -> object:
-    """What stands in for a size; anything else itself."""
+    """The stand-in for a size; anything else itself."""
     sizes = _sizes(value) if is_symbol(value) else None
     return value if sizes is None or not is_symbol(value) else sizes.number(value)
 

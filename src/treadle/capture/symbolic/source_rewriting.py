@@ -70,8 +70,8 @@ def rewritten_source(
 
 
 def called_functions(instead: Mapping[int, object]) -> dict[str, Callable[..., object]]:
-    """By their names what rewritten code calls. ``instead``: what is called in the place of
-    functions, by their ids."""
+    """The functions that rewritten code calls, by name. ``instead``: replacements of functions, by
+    their ids."""
 
     def callee(function: object) -> object:
         return instead.get(id(function), function)

@@ -40,10 +40,10 @@ class _Kept:
 
 
 class RngGuard:
-    """The generators that a traced run may draw from, each in a state that none else has.
+    """The generators that a traced run may draw from, each in a unique state.
 
-    A traced draw advances nothing, so a state that is another one was set by the step: then later
-    calls would have to set it again.
+    A traced draw advances nothing, so a changed state was set by the step, and later calls would
+    have to set it again.
     """
 
     def __init__(self) -> None:

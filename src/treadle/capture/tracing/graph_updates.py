@@ -39,12 +39,12 @@ from treadle.graph.core.signature import Input, Role
 
 @final
 class GraphUpdates:
-    """Those of one run.
+    """The updates of one run.
 
-    ``hyper``: what the step sets in the groups. ``constants``: scalars of later steps of a call, by
-    the ids of the tensors that stand for them, which become inputs when the trace is finished.
-    ``stepped``: groups whose counters advance. ``own_rows``: nodes that take the rows of this rank,
-    with the number of ranks.
+    ``hyper``: hyper-parameters that the step sets in the groups. ``constants``: scalars of later
+    steps of a call, by the ids of the tensors that stand for them, which become inputs when the
+    trace is finished. ``stepped``: groups whose counters advance. ``own_rows``: nodes that take the
+    rows of this rank, with the number of ranks.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class _GroupUpdate:
         self.rule.update(value, grad, state, self.shared, self.group)
 
     def update_numbers(self, leaf: Tensor, grad: Tensor | SparseRows, state: Values) -> None:
-        """Likewise, of state in 8 bits. An update of elements is one of blocks: then their scales
+        """The same for state in 8 bits. An update of elements is one of blocks: then their scales
         are found by the kernel that has the new numbers."""
         shape = leaf.shape
         if self.rule.elementwise and isinstance(grad, Tensor):

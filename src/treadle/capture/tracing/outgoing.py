@@ -58,7 +58,7 @@ class OutgoingValues:
         return flatten(replaced(self._copies.with_whole(value), _as_left), instead)
 
     def result(self, value: object) -> tuple[list[object], TreeSpec]:
-        """Likewise of what the step returns. TR-136 for what would do its work later."""
+        """The same for the step's result. TR-136 for results that would do their work later."""
         refuse_unfinished(flatten(self._copies.with_whole(value))[0])
         return self.taken_apart(value, "its result")
 

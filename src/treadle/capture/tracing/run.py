@@ -53,8 +53,8 @@ from treadle.compat.unsized import Symbol, is_unsized
 @final
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What leaves a step: the leaves of its result, with slots where tensors go, and their
-    structure; what it does to gradients; what it leaves outside."""
+    """The values that leave a step: the leaves of its result, with slots for tensors, and their
+    structure; its effects on gradients; what it stores outside."""
 
     leaves: tuple[object, ...]
     tree: TreeSpec
@@ -97,7 +97,7 @@ class Run:
         self._connect()
 
     def _connect(self) -> None:
-        """What the parts ask of each other while the run goes on."""
+        """Connect the parts, which call each other during the run."""
         uses, recorder = self.numbers.uses, self.recorder
         recorder.asks_size, recorder.numbers.is_rewritten = self._asks_size, self._is_rewritten
         for table in (uses, recorder.numbers.uses):
@@ -119,7 +119,8 @@ class Run:
         return self.originals.get(code, code) not in self.substitutes.given
 
     def _asks_size(self, frame: FrameType) -> AsksNumber | None:
-        """What ends the run, so that ``frame`` needs no number of a size in the next one."""
+        """The error that ends the run, so that ``frame`` needs no number for a size in the next
+        run."""
         sizes = self.numbers.sizes
         if sizes is None:
             return None
@@ -131,13 +132,14 @@ class Run:
         return asks
 
     def _number_of(self, size: Symbol) -> object:
-        """Of a size that values decide, or the arguments."""
+        """The number for a size that depends on values or on the arguments."""
         if is_unsized(size):
             return self.recorder.numbers.of_size(size)
         return as_number(size)
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
-        """What ``make_fx`` traces: the step as a function of all it reads."""
+        """The function that ``make_fx`` traces: the step as a function of everything that it
+        reads."""
         with self._sparse:
             outputs = self._traced(inputs)
         self.positions = traced_positions()
@@ -175,7 +177,7 @@ class Run:
 
     @contextmanager
     def _replaced(self) -> Iterator[None]:
-        """While inside, others stand for the user's objects, and what happens is recorded."""
+        """Inside, the user's objects are replaced, and events are recorded."""
         recorder = self.recorder
         with ExitStack() as undo:
             undo.enter_context(
@@ -195,7 +197,7 @@ class Run:
             yield
 
     def _begin(self) -> ExternalState:
-        """From now on all that the step can reach is looked after."""
+        """Track everything that the step can reach from now on."""
         request, recorder = self.request, self.recorder
         recorder.rng.meet(request.leaves)
         self.updates.hyper.begin(request.optimizers)
@@ -231,7 +233,8 @@ class Run:
             self.recorder.numbers.check()
 
     def _may_be_wrong(self, error: Exception) -> bool:
-        """Whether the step itself would not get there: an answer was guessed, or is not known."""
+        """Whether an answer was guessed or is unknown, so that the real step may not get to this
+        point."""
         if self.recorder.conditions.lacks_numbers:
             return True
         numbers = self.numbers
@@ -240,7 +243,7 @@ class Run:
         return self.recorder.conditions.has_guessed and not runs_again
 
     def _check(self) -> None:
-        """What is refused once the step is over."""
+        """Refuse what can only be found once the step is over."""
         recorder = self.recorder
         recorder.numbers.check()
         if not self.request.optimizers:
@@ -270,8 +273,8 @@ class Run:
     def _return(
         self, result: object, outgoing: OutgoingValues, effects: SideEffects
     ) -> list[Tensor]:
-        """What the graph gives: the result, what is left outside, numbers that Python needs,
-        gradients, and those for optimizers that step after it."""
+        """The results of the graph: the step's result, values stored outside, numbers that Python
+        needs, gradients, and those for optimizers that step after it."""
         leaves, tree = outgoing.result(result)
         self._layers.packed.refuse(leaves)
         for leaf in (*leaves, *(leaf for change in effects.left for leaf in change.leaves)):
@@ -297,17 +300,17 @@ class Run:
         return self._copies.part(node, at)
 
     def tensor_for(self, tensor: object) -> Tensor | None:
-        """What is traced in the place of a tensor of the user's."""
+        """The traced tensor for one of the user's."""
         traced = self.bindings.by_id().get(id(tensor))
         others = (entry.traced for entry in self.tensors.entries() if entry.find() is tensor)
         return next(others, None) if traced is None else traced
 
     def recorded(self, at: int) -> Sequence[object]:
-        """What is in the ``at``th container that stands in for another one."""
+        """The contents of the ``at``th container that stands in for another one."""
         return self.containers.log.contents(at)
 
     def is_seeded(self, generator: torch.Generator) -> bool:
-        """Whether the step put one of PyTorch's generators into another state."""
+        """Whether the step set the state of one of PyTorch's generators."""
         return self.recorder.rng.is_seeded(generator)
 
     def draws_otherwise(self) -> bool:
@@ -317,11 +320,11 @@ class Run:
 
     @property
     def left(self) -> tuple[SideEffect, ...]:
-        """What it leaves outside."""
+        """The side effects of the run."""
         return () if self.effects is None else tuple(self.effects.left)
 
     def met(self) -> Iterable[object]:
-        """What the step could reach when it ran."""
+        """The objects that the step could reach."""
         return () if self.external is None else self.external.met()
 
     def unread_modes(self) -> frozenset[int]:

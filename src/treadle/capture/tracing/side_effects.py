@@ -48,20 +48,20 @@ EffectLocation = (
     | StateLocation
     | OutputCall
 )
-"""Where a step may leave something: each can be asked what is there, and be given another value."""
+"""Places where a step may store something: each has a value that can be read and set."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SideEffect:
-    """What the step leaves in a place outside it. ``leaves``: slots for tensors."""
+    """A value that the step stores in a place outside it. ``leaves``: with slots for tensors."""
 
     place: EffectLocation
     leaves: tuple[object, ...]
     tree: TreeSpec
 
     def put(self, values: list[object]) -> None:
-        """From now on it is there; where it is there already, nothing is written."""
+        """Put the value there, unless it is there already."""
         value: Any = values[0] if len(values) == 1 and self.tree.is_leaf() else None
         if value is None or not is_plain(value):
             value = unflatten(values, self.tree)
@@ -72,7 +72,7 @@ class SideEffect:
 
 @final
 class SideEffects:
-    """Those of one run, in the order in which a call puts them in their places."""
+    """The side effects of one run, in the order in which a call applies them."""
 
     def __init__(self, outgoing: OutgoingValues, external: ExternalState) -> None:
         self.left: list[SideEffect] = []
@@ -96,9 +96,9 @@ class SideEffects:
         tensors: UserTensors,
         traced: Iterable[Tensor],
     ) -> None:
-        """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the buffer that was
-        there; what is left elsewhere is a result that is put there. ``traced``: in the places of
-        parameters and buffers."""
+        """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the earlier buffer; a
+        value stored elsewhere is a result that is put there. ``traced``: the tensors in the places
+        of parameters and buffers."""
         written = {id(tensor) for tensor in traced}
         changes = self._external.changes()
         again = [
@@ -127,7 +127,7 @@ class SideEffects:
         self._add(place, leaves, tree, movable)
 
     def note_operations(self, changes: ContainerChanges) -> None:
-        """What was done to containers outside, as one side effect."""
+        """Note the operations on containers outside, as one side effect."""
         log = changes.log
         for recorder in log.recorders:
             if not log.is_complete(recorder):
@@ -147,13 +147,13 @@ class SideEffects:
         self._add(changes, (*roots, *again), tree)
 
     def note_outputs(self, outputs: OutputLog) -> None:
-        """What the step printed and logged."""
+        """Note what the step printed and logged."""
         for output, leaves, tree in outputs.calls:
             later = (DeferredValue(leaf) if isinstance(leaf, Stream) else leaf for leaf in leaves)
             self._add(output, later, tree)
 
     def note_skipped(self, scaling: LossScaling) -> None:
-        """Whether optimizers that a scaler steps did not."""
+        """Note whether optimizers that a scaler steps skipped their step."""
         for optimizer, is_found in scaling.stepped.values():
             self._add(SkippedUpdate(optimizer), *flatten(is_found))
 
@@ -173,7 +173,7 @@ class SideEffects:
         return kept
 
     def note_tensors(self, changes: Iterable[tuple[TensorLocation, object]]) -> None:
-        """What it left in tensors themselves. TR-117 for objects that it made."""
+        """Note the changes of tensor objects. TR-117 for objects that the step made."""
         for place, value in changes:
             leaves, tree = flatten(value)
             is_known = all(self._outgoing.is_of_call(leaf) or is_plain(leaf) for leaf in leaves)
@@ -195,7 +195,8 @@ class SideEffects:
                 self._add(MadeGradient(), (leaf, grad), flatten((0, 0))[1])
 
     def take_slots(self) -> list[Tensor]:
-        """The tensors that go to places outside, which get slots; the user's own go as they are."""
+        """The tensors that are stored outside, which get slots; the user's own tensors are stored
+        as they are."""
         taken: list[Tensor] = []
         for at, change in enumerate(self.left):
             slots, tensors = self._outgoing.slots(change.leaves)
@@ -224,14 +225,14 @@ class SideEffects:
 
 
 def _on_tensor(tensor: object, run: RunPlaces) -> list[object]:
-    """What is on the tensor that is traced for one of the user's."""
+    """The attributes of the tensor that is traced for one of the user's."""
     traced = run.tensor_for(tensor)
     return [] if traced is None else [*vars(traced), *vars(traced).values(), traced.requires_grad]
 
 
 @contextmanager
 def _about(look: Look) -> Iterator[None]:
-    """What is refused inside is about the place that ``look`` looks at."""
+    """Errors that are raised inside are about the place that ``look`` reads."""
     try:
         yield
     except LateError as error:

@@ -58,7 +58,7 @@ Function = Callable[..., object]
 _SCALARS = frozenset(
     {Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__}
 )
-"""What gives one element as a number, where there are none yet."""
+"""Functions that return one element as a number, which does not exist yet."""
 
 _VALUES = _SCALARS | {
     Tensor.tolist,
@@ -71,14 +71,14 @@ _VALUES = _SCALARS | {
     Tensor.__reduce_ex__,
     whole_tensor,
 }
-"""What gives numbers, a text or the memory of them."""
+"""Functions that return numbers, a string of them or their memory."""
 
 _READ = _SCALARS | {Tensor.tolist, Tensor.__bool__, Tensor.__format__, Tensor.__repr__}
-"""Of these what reads values and keeps no memory."""
+"""Those of them that read values and keep no memory."""
 
 _SQUEEZES = frozenset({torch.squeeze, Tensor.squeeze})
 _OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
-"""What makes tensors of numbers that it looks at."""
+"""Functions that read numbers to make tensors of them."""
 
 T = TypeVar("T")
 _GRAD = cast(Any, Tensor.grad)
@@ -94,7 +94,7 @@ _SETTERS = frozenset(
         Tensor.register_post_accumulate_grad_hook,
     }
 )
-"""What changes a tensor itself, and not its values."""
+"""Functions that change a tensor object, and not its values."""
 
 _FOR_USERS = frozenset(
     str(module.__file__)
@@ -142,14 +142,14 @@ class _Call:
     def replaced(
         self, is_one: Callable[[object], TypeGuard[T]], instead: Callable[[T], object]
     ) -> "_Call":
-        """With others in the places of such leaves."""
+        """The call with other values in the places of such leaves."""
         if not self.has(is_one):
             return self
         new = [instead(leaf) if is_one(leaf) else leaf for leaf in self.leaves]
         return _Call.of(self.function, *self.put_together(new))
 
     def run(self) -> object:
-        """What the function gives."""
+        """The result of the function."""
         return self.function(*self.args, **self.kwargs)
 
 
@@ -161,8 +161,8 @@ class TensorPatcher(TorchFunctionMode):
     def __init__(
         self, table: Mapping[int, Tensor], recorder: TraceRecorder, layers: RecurrentLayers
     ) -> None:
-        """``table``: what is traced, by the ids of the user's. ``layers``: how recurrent ones are
-        traced."""
+        """``table``: the traced tensors, by the ids of the user's. ``layers``: traces recurrent
+        layers."""
         super().__init__()
         self._table = table
         self._layers = layers
@@ -220,7 +220,7 @@ class TensorPatcher(TorchFunctionMode):
         return result
 
     def _of_trace(self, call: _Call) -> _Call:
-        """The call with traced tensors in the places of the user's own, and of what stands in for
+        """The call with traced tensors in the places of the user's own and of stand-ins for
         numbers."""
         if call.function in _OF_NUMBERS:
             call = call.replaced(is_unsized, self._recorder.numbers.of_size)
@@ -263,7 +263,7 @@ class TensorPatcher(TorchFunctionMode):
             return call.replaced(_is_generator, lambda _: None).run()
 
     def _instead_of(self, call: _Call) -> object:
-        """What the function gives, or what is traced in its place."""
+        """The result of the function, or of what is traced in its place."""
         function, args, kwargs = call.function, call.args, call.kwargs
         recorder = self._recorder
         if instead := recorder.constants.instead_of(function, args, kwargs):
@@ -305,7 +305,8 @@ class TensorPatcher(TorchFunctionMode):
         return call
 
     def copying(self) -> Callable[[Tensor], Tensor]:
-        """``Tensor.__copy__``, which ``copy.copy`` asks before it takes a tensor apart."""
+        """The replacement of ``Tensor.__copy__``, which ``copy.copy`` calls before it copies a
+        tensor's parts."""
         thread = threading.get_ident()
 
         def call(tensor: Tensor) -> Tensor:
@@ -318,7 +319,7 @@ class TensorPatcher(TorchFunctionMode):
         return call
 
     def in_class(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """``Tensor.as_subclass``, which asks no mode."""
+        """The replacement of ``Tensor.as_subclass``, which bypasses modes."""
         thread = threading.get_ident()
 
         def call(tensor: Tensor, kind: type[Tensor]) -> Tensor:
@@ -331,7 +332,7 @@ class TensorPatcher(TorchFunctionMode):
         return call
 
     def entering(self, original: Callable[..., object]) -> Callable[..., object]:
-        """``original``, which asks no mode, of the traced tensor instead of the user's own."""
+        """``original``, which bypasses modes, on the traced tensor instead of the user's own."""
 
         def call(tensor: Tensor, *rest: object, **named: object) -> object:
             return original(self.inside(tensor), *rest, **named)

@@ -1,4 +1,4 @@
-"""What happens while a step is traced, and at which node."""
+"""Records what happens while a step is traced, and at which node."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -53,7 +53,7 @@ from treadle.util.errors import CaptureError
 
 @final
 class TraceRecorder:
-    """What is known of one run, each kind of event in an object of its own.
+    """The records of one run; each kind of event has an object of its own.
 
     ``backward``: nodes of backward passes. ``gathers``: of what modules drop after a forward.
     ``inside``: the traced tensor for one of the user's. ``mode``: makes the mode that traces.
@@ -96,7 +96,7 @@ class TraceRecorder:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While inside, what happens is noted at the node from which on it holds."""
+        """Inside, each event is noted with the node from which on it holds."""
         regions, provenance = self.regions, self.provenance
         with ExitStack() as undo:
             undo.enter_context(self.rng.watching())
@@ -116,7 +116,7 @@ class TraceRecorder:
             yield
 
     def _replacements(self) -> Iterator[Replacement]:
-        """What takes the places of functions of PyTorch's: it notes, or refuses."""
+        """Replacements of functions of PyTorch's, which note or refuse calls."""
         distributed = torch.distributed
         yield torch.autograd, "backward", self.record_backward(torch.autograd.backward)
         yield torch.autograd, "grad", self.record_backward(torch.autograd.grad)
@@ -158,7 +158,7 @@ class TraceRecorder:
         return call
 
     def _decide(self, value: Tensor, frame: FrameType) -> bool | None:
-        """What ``frame`` is told, which asks whether a number is true."""
+        """The answer to ``frame``, which asks whether a number is true."""
         return self.conditions.answer(value, frame, self.tensors.fresh)
 
     def _number_of_size(self, size: SymInt) -> int:
@@ -206,7 +206,7 @@ class TraceRecorder:
         return made_of_sizes(function, operands, otherwise) if _is_users(frame) else otherwise()
 
     def require(self, holds: Tensor) -> None:
-        """Take for granted that a 0-dim tensor is true."""
+        """Assume that a 0-dim tensor is true; each call checks it."""
         self.conditions.require(holds, self.tensors.fresh)
 
 
@@ -234,7 +234,7 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _lacking(*_: object) -> object:
-    """A method that a class has in a trace alone."""
+    """A method that a class has only during a trace."""
     return NotImplemented
 
 
@@ -247,7 +247,7 @@ def _control_flow(name: str, original: Callable[..., object]) -> Callable[..., o
 
 
 def _at_line(error: CaptureError) -> CaptureError:
-    """An error that does not know where it is gets the line of the user's that runs."""
+    """Add the user's line that runs to an error without a line."""
     return CaptureError(
         error.message, code=error.code, where=error.where or here(), remedy=error.remedy
     )

@@ -1,4 +1,4 @@
-"""What a step does to tensors of the user's, and where a call finds those that it returns."""
+"""The effects of a step on the user's tensors, and where a call finds those that it returns."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,8 @@ from treadle.compat.tensors import are_alike, storage_key
 
 @final
 class UserTensors:
-    """Those of one run: parameters, buffers, arguments, and tensors that the step met outside."""
+    """The user's tensors of one run: parameters, buffers, arguments, and tensors that the step met
+    outside."""
 
     def __init__(
         self, request: TraceRequest, bindings: InputBindings, recorder: TraceRecorder
@@ -39,7 +40,7 @@ class UserTensors:
         self._owned = OwnTensors()
 
     def begin(self) -> None:
-        """They are now as they are before the step."""
+        """Begin: note the state of the tensors before the step."""
         call, leaves = self._request.call, self._request.leaves
         for at, (leaf, traced) in enumerate(zip(leaves, self._bindings.batch, strict=True)):
             is_parameter = id(leaf) in self._bindings.parameters
@@ -55,7 +56,7 @@ class UserTensors:
             self._given.append(GivenTensor.of(label, find, buffer, traced, is_argument=False))
 
     def entries(self) -> list[GivenTensor]:
-        """Those that are no parameters, and those that the step met outside."""
+        """The tensors that are not parameters, including those that the step met outside."""
         return [*self._given, *self._recorder.held.entries()]
 
     def memory(self) -> frozenset[int | None]:
@@ -73,11 +74,11 @@ class UserTensors:
         return None if found is None else found.compute
 
     def rebind(self, before: Tensor, now: Tensor) -> None:
-        """In the memory of a tensor that was there, another value is left."""
+        """Note that another value is written to the memory of an earlier tensor."""
         self._rebound.append((before, now))
 
     def changes(self) -> Iterator[tuple[TensorLocation, object]]:
-        """What the step left in tensors themselves. Of parameters and buffers, whose memory stays,
+        """The changes of the step to tensor objects. Of parameters and buffers, whose memory stays,
         values that ``.data =`` gave them are written to it when all results are known."""
         uses, assigned, tensors = self._recorder.tensors, self._recorder.assignments, self.entries()
         known = self._bindings.memory | {tensor.memory for tensor in tensors}
@@ -112,10 +113,10 @@ class UserTensors:
     def replace_states(
         self, kept: Sequence[Tensor], replaced: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        """State that an update rule keeps is in its memory in the end. ``kept``: entries of the
-        user's own that the step made. TR-125 for tensors of which one is in the memory of another,
-        or of one that is there before: what is written to the one at a later call, the other would
-        not have."""
+        """At the end, write state that an update rule keeps to its own memory. ``kept``: entries of
+        the user's own that the step made. TR-125 for tensors of which one is in the memory of
+        another, or of one that is there before: what is written to the one at a later call, the
+        other would not have."""
         parameters = self._bindings.parameters.values()
         grads = [leaf.grad for leaf in parameters if leaf.grad is not None]
         own = {id(tensor) for tensor in (*parameters, *grads)}
@@ -132,7 +133,8 @@ class UserTensors:
             self.rebind(before, now)
 
     def settle(self) -> None:
-        """The step is over: from now on ``find`` knows where they are found at a call."""
+        """Called once the step is over: from now on ``find`` knows where a call finds the
+        tensors."""
         before = self._recorder.assignments.before
         written = {storage_key(old) for old, _ in self._rebound}
         for parameter in self._request.parameters:
@@ -160,7 +162,7 @@ class UserTensors:
         return self._owned.of(leaf) if is_traced(leaf) else None
 
     def read(self, walk: ReadsWalk, is_named_in_code: Callable[[str], bool]) -> None:
-        """What the run read of them beside their values. ``is_named_in_code``: whether it may have
-        read an attribute of that name."""
+        """The properties of the tensors that the run read, besides their values.
+        ``is_named_in_code``: whether it may have read an attribute of that name."""
         for tensor in self.entries():
             tensor.read(walk, self._recorder.tensors, is_named_in_code)

@@ -147,8 +147,8 @@ class _Seen:
 
 class FrameRecorder:
     """While it runs, ``executed`` grows with every frame, and ``meets(frame)`` is called for those
-    of the user's code and of what they installed before they begin. ``reflection`` hears of each
-    frame and each call that may read by names which no code mentions."""
+    of the user's code and of what they installed before they begin. ``reflection`` is called with
+    each frame and each call that may read by names that no code mentions."""
 
     def __init__(
         self,

@@ -39,8 +39,9 @@ _OPEN_TO_ALL = (
 class KeptState:
     """Parts of objects, and variables of modules, as they were before a run.
 
-    ``parts``: by the id of an object and a position. ``objects``: by their ids all that the step
-    can reach. ``variables``: by the id of a module's globals, those that entered code names.
+    ``parts``: by the id of an object and a position. ``objects``: all objects that the step can
+    reach, by their ids. ``variables``: those that entered code mentions, by the id of a module's
+    globals.
     """
 
     def __init__(self, executed: ExecutionRecord, models: Iterable[nn.Module]) -> None:

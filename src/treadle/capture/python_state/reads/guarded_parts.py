@@ -19,8 +19,8 @@ _UNCHANGEABLE = (tuple, frozenset, *all_of(lambda integration: integration.uncha
 
 @final
 class GuardedParts:
-    """Flat lists. The parts of which words of memory say whether they were written to; ``polled``:
-    parts that every call looks at; ``given``: objects that a call brings.
+    """Flat lists. Parts whose memory words tell whether they were written to; ``polled``: parts
+    that every call looks at; ``given``: objects that a call brings.
 
     They are of the objects that the graph has now: where it is bound to others, they are arranged
     again.

@@ -34,21 +34,21 @@ _OF_ALGEBRA = ("cond", "det", "inv", "matrix_power", "norm", "pinv", "solve")
 FUNCTIONS_OF_KINDS: frozenset[object] = frozenset(
     [*(getattr(np, name) for name in _NAMES), *(getattr(np.linalg, name) for name in _OF_ALGEBRA)]
 )
-"""Of which the kind of the result follows from kinds alone. By name, since their types are unions
-of overloads that no type checker can compare."""
+"""Functions whose result's kind follows from the kinds of operands alone. By name, since their
+types are unions of overloads that no type checker can compare."""
 _AS_MANY_AS_THERE_ARE = frozenset({np.where})
-"""With one operand, these give as much as is true."""
+"""Functions whose result, given one operand, has as many elements as are true."""
 _MAKERS = ("array", "asarray", "ascontiguousarray")
-"""What makes arrays, and asks no operand."""
+"""Functions that make arrays without dispatching to an operand."""
 
 
 def _is_option(value: object) -> bool:
-    """Whether it says how something is computed, and is the same at every call."""
+    """Whether it is an option, which is the same at every call."""
     return type(value) in (bool, str, NoneType, type) or isinstance(value, np.dtype)
 
 
 def _is_nest(value: object) -> bool:
-    """Whether it is an operand or an option, or lists of them."""
+    """Whether it is an operand, an option, or a list of such."""
     if type(value) in (list, tuple):
         return all(map(_is_nest, _items(value)))
     if is_number(value):
@@ -69,7 +69,7 @@ def _stand_ins(value: object) -> Iterator[object]:
 
 
 def _filled(value: object, values: Iterator[object]) -> Any:
-    """A nest with others in the places of what stands in."""
+    """Nested lists with other values in place of stand-ins."""
     if type(value) is list:
         return [_filled(item, values) for item in value]
     if type(value) is tuple:
@@ -78,7 +78,7 @@ def _filled(value: object, values: Iterator[object]) -> Any:
 
 
 def are_nests(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Whether something stands in in arguments that can be taken apart."""
+    """Whether there are stand-ins in arguments that can be split into leaves."""
     nest = (*args, *kwargs.values())
     return all(map(_is_nest, nest)) and any(True for _ in _stand_ins(nest))
 
@@ -86,8 +86,8 @@ def are_nests(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
 def of_nests(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> object:
-    """``function`` of nests, of whose kinds its result's kind follows, where they can be taken
-    apart; else of the values themselves."""
+    """``function`` of nested lists, from whose kinds the kind of its result follows; of the values
+    themselves if the lists cannot be split into leaves."""
     nest = (*args, *kwargs.values())
     short = function in _AS_MANY_AS_THERE_ARE and len(nest) == 1
     if short or not all(map(_is_nest, nest)):
@@ -102,8 +102,8 @@ def of_nests(
 
 
 def makers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
-    """In the places of NumPy's functions, which ask no item of a list, and of those that make
-    arrays, which ask nothing; but for those of ``functions/reductions``."""
+    """Replacements of NumPy's functions, which do not dispatch to the items of a list, and of those
+    that make arrays, which do not dispatch at all; except those in ``functions/reductions``."""
     names = [name for name in (*_MAKERS, *_NAMES) if getattr(np, name) not in NEEDS_ALL]
     places: list[tuple[ModuleType, str]] = [(np, name) for name in names]
     places += [(np.linalg, name) for name in _OF_ALGEBRA]
@@ -111,7 +111,7 @@ def makers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
 
 
 def maker(original: Callable[..., object]) -> Callable[..., object]:
-    """In the place of a function that asks no item of a list."""
+    """The replacement of a function that does not dispatch to the items of a list."""
 
     def call(*args: object, **kwargs: object) -> object:
         args = tuple(arg.opened() if is_list_slice(arg) else arg for arg in args)
@@ -124,12 +124,14 @@ def maker(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_known_later(value: object) -> bool:
-    """Whether it is an array that NumPy asks itself (``deferred_arrays``)."""
+    """Whether it is an array that is known later, which dispatches NumPy's functions itself
+    (``deferred_arrays``)."""
     return isinstance(value, np.ndarray) and not is_array(value)
 
 
 def array_of(nest: object) -> ArrayLeaf | None:
-    """Lists of numbers of which some stand in, as an array; ``None`` for lists of anything else."""
+    """Lists of numbers, some of them stand-ins, as an array; ``None`` for lists of anything
+    else."""
     leaves = list(_stand_ins(nest))
     if type(nest) not in (list, tuple) or not leaves or not _is_nest(nest):
         return None

@@ -39,13 +39,13 @@ NdArray = NDArray[np.generic]
 CONVERSIONS = frozenset({torch.as_tensor, torch.asarray, torch.tensor})
 KIND = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
 SCALARS = (np.float32, np.float64)
-"""What code calls with a number for one of NumPy's."""
+"""Functions that code calls with a number to get one of NumPy's."""
 _TAKEN = "biufc"
 """Kinds of dtypes that tensors may have."""
 
 
 def is_numeric(value: object) -> TypeGuard[NdArray]:
-    """Exactly an array, of numbers."""
+    """Whether it is exactly an array, of numbers."""
     return type(value) is np.ndarray and value.dtype.kind in _TAKEN
 
 
@@ -55,7 +55,7 @@ def array_fact(value: NdArray) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 
 
 def overlaps(values: Sequence[object]) -> tuple[tuple[int, int], ...]:
-    """Which of these share memory, as pairs of positions: arrays with arrays, and with tensors."""
+    """The pairs of positions that share memory: arrays with arrays, and with tensors."""
     if np.ndarray not in map(type, values):
         return ()
     spans = [(at, span) for at, span in enumerate(map(_span, values)) if span is not None]
@@ -68,7 +68,7 @@ def overlaps(values: Sequence[object]) -> tuple[tuple[int, int], ...]:
 
 
 def _span(value: object) -> tuple[int, int] | None:
-    """The addresses of what the memory of a value holds; ``None`` if there is none."""
+    """The range of addresses of a value's memory; ``None`` if there is none."""
     if type(value) is np.ndarray:
         return _bounds(value)
     if isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided:
@@ -78,7 +78,7 @@ def _span(value: object) -> tuple[int, int] | None:
 
 
 def span_of(value: Any) -> tuple[int, int] | None:
-    """The addresses of the memory of an array or another object with a buffer."""
+    """The range of addresses of the memory of an array or another object with a buffer."""
     if not isinstance(value, np.ndarray):
         try:
             value = np.asarray(memoryview(value))
@@ -120,7 +120,7 @@ class ArrayLeaf:
 
     @property
     def uses(self) -> Uses:
-        """What becomes of it and of others."""
+        """The record of its uses, shared with others."""
         return self._uses
 
     def plain(self) -> NdArray:
@@ -131,7 +131,7 @@ class ArrayLeaf:
         return self.value
 
     def real(self) -> NdArray:
-        """The array, for a function that takes nothing but its number."""
+        """The array, for a function that takes only real numbers."""
         value = self.plain()
         self._uses.note_asked()
         return value
@@ -142,16 +142,17 @@ class ArrayLeaf:
         return self._made is not None and self._made._version > 0
 
     def derived(self, function: Callable[[NdArray], NdArray]) -> "ArrayLeaf":
-        """``function`` of it, whose kind follows from the kind of its argument alone."""
+        """The result of ``function``, whose kind follows from the kind of the array alone."""
         compute = self.compute
         return ArrayLeaf(function(self.value), lambda: function(compute()), self.roots, self._uses)
 
     def computed(self, function: Callable[..., object], *operands: object) -> object:
-        """``function`` of operands, of which this is one."""
+        """The result of ``function`` on operands, of which this is one."""
         return computed(function, *operands)
 
     def refuse_written(self) -> None:
-        """TR-112: what the step wrote to a tensor of this memory is not in it yet."""
+        """TR-112, because a write of the step to a tensor of this memory has not reached the array
+        yet."""
         for other in self._uses.arrays.values():
             if other.is_written and overlaps([self.value, other.value]):
                 raise CaptureError(
@@ -162,7 +163,7 @@ class ArrayLeaf:
                 )
 
     def tensor(self) -> Tensor:
-        """Of the same memory; what is traced is another input."""
+        """A tensor of the same memory; its traced counterpart is another input."""
         if self._made is None:
             with outside_modes():
                 tensor = torch.from_numpy(self.value)
@@ -172,15 +173,15 @@ class ArrayLeaf:
         return self._made.detach()
 
     def astype(self, *args: object, **kwargs: object) -> object:
-        """With numbers of another dtype."""
+        """The array converted to another dtype."""
         return self.derived(operator.methodcaller("astype", *args, **kwargs))
 
     def reshape(self, *args: object, **kwargs: object) -> object:
-        """In another shape."""
+        """The array in another shape."""
         return self.derived(operator.methodcaller("reshape", *args, **kwargs))
 
     def copy(self, *args: object, **kwargs: object) -> "ArrayLeaf":
-        """Of memory of its own."""
+        """A copy with its own memory."""
         return self.derived(operator.methodcaller("copy", *args, **kwargs))
 
     def item(self, *at: object) -> object:
@@ -212,7 +213,7 @@ class ArrayLeaf:
     def __array_ufunc__(
         self, function: Callable[..., object], how: str, *inputs: object, **options: object
     ) -> object:
-        """NumPy's functions of each number, and sums and the like of them."""
+        """Elementwise functions of NumPy, and their reductions."""
         call = getattr(function, how)
         simple = how in _UFUNC_FORMS and all(map(_is_option, options.values()))
         if simple and all(map(_is_operand, inputs)):
@@ -242,7 +243,7 @@ class ArrayLeaf:
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """So that it is an operand, and no sequence whose items are asked for."""
+        """Makes it an operand instead of a sequence whose items are read."""
         return func(*plain(args), **plain(dict(kwargs or {})))
 
     def __getattr__(self, name: str) -> object:
@@ -272,12 +273,12 @@ METHODS = frozenset({
     "flatten", "max", "mean", "min", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum",
     "swapaxes", "trace", "transpose", "var",
 })  # fmt: skip
-"""Those of which the kind of the result follows from kinds alone."""
+"""Functions whose result's kind follows from kinds alone."""
 
 
 def computed(function: Callable[..., object], *operands: object) -> object:
-    """``function`` of operands, of which some stand in, and whose kinds say the kind of the result:
-    an array or a number that stands in again, or a decision."""
+    """``function`` of operands, some of them stand-ins, whose kinds determine the kind of the
+    result: another stand-in for an array or a number, or a decision."""
     operands = tuple(e.plain() if is_number(e) and not e.scales else e for e in operands)
     stand: list[ArrayLeaf | Number] = [e for e in operands if is_array(e) or is_number(e)]
     if not stand:
@@ -327,7 +328,7 @@ def _is_operand(value: object) -> bool:
 
 
 def _is_place(value: object) -> bool:
-    """Whether it takes as much of any array of a kind: a mask does not."""
+    """Whether it takes the same number of elements of any array of a kind; a mask does not."""
     if is_array(value):
         return value.value.dtype.kind in "iu"
     return type(value) in (int, slice, NoneType, EllipsisType, Number)
@@ -381,7 +382,7 @@ STAND_INS.add(ArrayLeaf)
 
 
 def is_array(value: object) -> TypeGuard[ArrayLeaf]:
-    """Is it one that stands in for another? ``isinstance`` says what that one is."""
+    """Whether it is a stand-in for an array. (``isinstance`` answers for the array itself.)"""
     return type(value) is ArrayLeaf
 
 
@@ -399,7 +400,7 @@ def converted(
 
 
 def from_numpy(original: Callable[[NdArray], Tensor]) -> Callable[[NdArray], Tensor]:
-    """``torch.from_numpy``, which asks no mode."""
+    """The replacement of ``torch.from_numpy``, which bypasses modes."""
 
     @functools.wraps(original)
     def call(array: NdArray) -> Tensor:

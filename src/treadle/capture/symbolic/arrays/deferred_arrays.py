@@ -50,8 +50,8 @@ from treadle.compat.tracing import outside_modes
 
 @final
 class DeferredArray:
-    """An array that ``compute()`` knows once the launch is over. ``value``: one of its kind;
-    ``tensor``: whose memory it is, if it is no other array's."""
+    """An array that ``compute()`` returns after the launch. ``value``: an array of the same kind;
+    ``tensor``: the tensor whose memory it has, if any."""
 
     __slots__ = ("compute", "deferred", "parts", "roots", "tensor", "value")
     __hash__: Any = None  # as that of an array
@@ -80,7 +80,7 @@ class DeferredArray:
         raise self.deferred.refuse()
 
     def computed(self, function: Callable[..., object], operands: Sequence[object]) -> object:
-        """``function`` of operands, of which this is one, and whose kinds say the kind of the
+        """``function`` of operands, of which this is one, and whose kinds determine the kind of the
         result: an array or a number that is known later."""
         with np.errstate(all="ignore"):
             result = function(*map(value_now, operands))
@@ -101,7 +101,7 @@ class DeferredArray:
         return [part.tolist() for part in self]
 
     def item(self, *at: int) -> object:
-        """One of its numbers, as Python's: of the only one there is the graph has it as well."""
+        """One of its numbers, as Python's. If it is the only one, the graph has it as well."""
         if self.tensor is not None and self.value.size == 1 and not at:
             return self.tensor.item()
         return self.computed(lambda value: value.item(*at), (self,))
@@ -123,7 +123,7 @@ class DeferredArray:
     def __array_ufunc__(
         self, function: Callable[..., object], how: str, *inputs: object, **options: object
     ) -> object:
-        """NumPy's functions of each number."""
+        """Elementwise functions of NumPy."""
         if how != "__call__" or options or not all(map(_is_operand, inputs)):
             return self.plain()
         return self.computed(function, inputs)
@@ -175,7 +175,7 @@ _OF_KINDS = frozenset({"astype", "copy", "reshape"})
 
 
 def _of_kind(shape: Sequence[int], dtype: DTypeLike) -> NdArray:
-    """Of no memory."""
+    """An array of its kind without memory."""
     return np.broadcast_to(np.ones((), dtype), tuple(shape))
 
 

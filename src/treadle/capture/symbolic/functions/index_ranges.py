@@ -1,9 +1,9 @@
 """Ranges of sizes that are indices: ``x[range(len(y)), y]``.
 
-Python makes a range of real numbers alone, so a step for many sizes would be one for each, and a
-size that values decide would have none. Code with a range in an index is rewritten to call a
-function of treadle (``source_rewriting``), which gives the numbers as a tensor where one of the
-bounds is a size.
+Python makes ranges of real integers only. So a step for many sizes would become one for each size,
+and a size that depends on values could not be used. Code with a range in an index is rewritten to
+call a function of treadle (``source_rewriting``), which gives the numbers as a tensor where one of
+the bounds is a size.
 """
 
 import ast

@@ -49,9 +49,9 @@ _MOST = 1 << 8
 
 @final
 class NumberList:
-    """Those that ``compute()`` gives at a call: an operand of what is computed of all of them.
-    ``name``: what they are a part of, which part; ``note``: is told how a number of theirs is
-    computed, and its words."""
+    """The numbers that ``compute()`` returns at a call, as an operand of functions of all of them.
+    ``name``: the list that they are a part of, and which part; ``note`` is called with the
+    computation of each of their numbers and its description."""
 
     __slots__ = ("_name", "_note", "_uses", "compute", "label", "roots", "value")
 
@@ -71,7 +71,7 @@ class NumberList:
 
     @property
     def uses(self) -> Uses:
-        """What becomes of numbers of theirs."""
+        """The record of the uses of its numbers."""
         return self._uses
 
     @property
@@ -86,7 +86,7 @@ class NumberList:
         return self.value
 
     def are_of(self, kinds: frozenset[type], least: int) -> bool:
-        """Whether all are of these types, and at least so many: a decision."""
+        """Whether all numbers have these types, and there are at least so many; a decision."""
         asked = _AreOf(kinds, least)
         key = self._uses.decisions.key_of(asked, self.key)
         outcome = asked(self.value)
@@ -100,7 +100,7 @@ class NumberList:
         return all(is_real(e) for e in self.value) and all(is_number(e) or is_real(e) for e in put)
 
     def each(self) -> list[Number] | None:
-        """One number for each: how many there are is then decided. ``None`` where there are too
+        """One stand-in for each number; their count is then a decision. ``None`` if there are too
         many."""
         if len(self.value) > _MOST:
             return None
@@ -114,12 +114,12 @@ class NumberList:
         return number
 
     def are_none(self) -> bool:
-        """Whether there are none: a decision."""
+        """Whether there are no numbers; a decision."""
         count = self.count()
         return bool(count.decided(operator.not_, (count,)))
 
     def count(self) -> Number:
-        """How many there are."""
+        """The count of the numbers."""
         return self._number(_Count(self.compute), "len")
 
     def reduced(self, function: Callable[..., Any], put: frozenset[type]) -> Number | None:

@@ -1,4 +1,4 @@
-"""Where code builds strings, by its instructions."""
+"""Finds where code builds strings, by its instructions."""
 
 import dis
 from types import CodeType
@@ -12,7 +12,7 @@ _CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 
 
 def makes_texts(code: CodeType) -> bool:
-    """Whether it does anywhere, or what is defined in it."""
+    """Whether code builds strings anywhere, including code defined in it."""
     if not TEXT_METHODS.isdisjoint(code.co_names) or any(map(_is_text, dis.get_instructions(code))):
         return True
     return any(map(makes_texts, codes_within(code)))
@@ -29,7 +29,7 @@ def makes_text(code: CodeType, offset: int) -> bool:
 
 
 def codes_within(code: CodeType) -> list[CodeType]:
-    """What is defined in it, in order."""
+    """The code objects defined in it, in order."""
     return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 

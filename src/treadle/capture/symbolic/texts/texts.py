@@ -80,7 +80,7 @@ def _has_stand_ins(leaves: Iterable[object]) -> bool:
 
 
 def made_by(function: Callable[..., object], *args: object) -> object:
-    """``function``, which makes a text, of what may stand in."""
+    """The string that ``function`` makes of values that may be stand-ins."""
     parts = flatten_containers(args)[0]
     if any(map(is_for_container, parts)):
         args = tuple(replaced(arg, _open) for arg in args)
@@ -227,4 +227,4 @@ TEXTS: dict[Callable[..., object], Callable[..., object]] = {
     format: formatted,
     print: _printed,
 }
-"""What is called in the place of Python's functions that make texts."""
+"""Replacements of Python's functions that make strings."""
