@@ -100,7 +100,7 @@ def _in_one_graph(call: _Call) -> object:
                 why = str(error)
                 ends = isinstance(error, LeftToEager)
             else:
-                dispatcher.eager_calls.end()
+                dispatcher.note_served()
                 return result
             flush_for_eager()  # its own as well: a look at values or an eager call reads them
             if ends or not dispatcher.takes_other_path(call.args, call.kwargs):

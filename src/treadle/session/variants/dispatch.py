@@ -23,13 +23,14 @@ from treadle.util.expected import NotExpected
 @final
 class Dispatcher:
     """The variants of one step. ``history``: why there is more than one; ``last``: the one that
-    served last; ``call``: the arguments that are served; ``carrier``: what its calls leave for
-    later ones."""
+    served last; ``captured_again``: it was made for that call and runs the program of another one;
+    ``call``: the arguments that are served; ``carrier``: what its calls leave for later ones."""
 
     def __init__(self, compiler: VariantCompiler, shapes: Dynamic | None) -> None:
         step = compiler.step
         self.history = compiler.history
         self.last: Compiled | None = None
+        self.captured_again = False
         self.call = compiler.call
         self.carrier = Carrier(step.models, step.optimizers)
         self.eager_calls = EagerCalls()
@@ -52,6 +53,13 @@ class Dispatcher:
         """The call that was served last has raised an error."""
         self._sizes.failed()
 
+    def note_served(self) -> None:
+        """The variant of a call has served it: how the next ones are begun."""
+        if self.captured_again and not self._compiler.options.strict:
+            self.eager_calls.captured()
+        else:
+            self.eager_calls.end()
+
     def forget_closure(self) -> None:
         """A call that was to call a closure has called none: the next one is captured again."""
         self._closure = None
@@ -62,6 +70,7 @@ class Dispatcher:
         """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
         self._step.start()
         self._sizes.begin()
+        self.captured_again = False
         args, kwargs = self._arguments.of(args, kwargs)
         called, inputs = self._keys.called(args, kwargs, update=update)
         self.call.serve(inputs)
@@ -156,7 +165,7 @@ class Dispatcher:
             self._sizes.note(key, compiled)
         if self.variants.runs(compiled):  # what changed made no difference to it
             self.history.recaptured(reasons)
-            reasons = []
+            self.captured_again, reasons = bool(reasons), []
         self.history.recompiled(reasons, before)
         return compiled
 
