@@ -40,3 +40,18 @@ def test_measuring_and_profiling_take_update_as_a_call_does(tmp_path):
         run(batch, update=False)
         after = step._step.models[""].parameters()
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_numbers_that_a_step_returns_are_read_without_more_memory(tmp_path):
+    def figures(x):
+        y = x * 2
+        return y, y[0].item(), y.min().item(), int(y.argmax()), y.max().item()
+
+    step = treadle.compile(figures, model=nn.Identity(), options=Options(cache_dir=tmp_path))
+    x = torch.randn(1000)
+    (y, *numbers), (expected, *others) = step(x), figures(x)
+    torch.testing.assert_close(y, expected)
+    assert numbers == others
+    assert list(map(type, numbers)) == list(map(type, others))
+    measured = step.measure(x)
+    assert measured.peak_bytes <= measured.after_bytes + 3 * 4 + 8  # the numbers themselves

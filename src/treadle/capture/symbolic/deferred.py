@@ -139,13 +139,16 @@ class NumbersOfCall:
 
     def read(self, tensors: Iterator[Tensor | None]) -> None:
         """``tensors`` begin with those that the graph returns for them, which are taken: one read
-        for each dtype and device."""
+        for each dtype and device, or of each in the memory of the host, which takes no memory."""
         groups: dict[tuple[torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
         for place in self.places:
             returned = next(tensors)
             assert returned is not None
             if place in self.whole:
                 self.known[place] = returned
+                continue
+            if returned.is_cpu:
+                self.known[place] = returned.tolist()
                 continue
             groups.setdefault((returned.dtype, returned.device), []).append((place, returned))
         for group in groups.values():
