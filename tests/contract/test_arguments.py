@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import treadle
 from contract.contract_help import beside_eager
+from treadle.capture.python_state.flatten import FlatCalls, flatten_with_paths
 
 
 @dataclasses.dataclass
@@ -288,3 +289,16 @@ def test_a_number_before_a_tensor(name, value):
     x = torch.randn(3, 5)
     compiled = treadle.compile(step, model=model, options=treadle.Options(codegen=False))
     torch.testing.assert_close(compiled(x, value), step(x, value))
+
+
+@pytest.mark.parametrize("value", [np.arange(3.0), np.float64(0.5), np.int64(2), np.bool_(True)])
+def test_arrays_and_numbers_of_numpy_are_leaves(value):
+    """Their structure is known from how many arguments there are: to take each call apart takes
+    longer than a small step."""
+    calls, x = FlatCalls(("x", "at")), torch.ones(2)
+    arguments, paths, structure = calls.of((x, value), {"more": value})
+    pairs, spec = flatten_with_paths(((x, value), {"more": value}), ("x", "at"))
+    assert paths == tuple(path for path, _ in pairs) == ("x", "at", "more")
+    assert structure == (spec, ())
+    assert all(a is b for a, (_, b) in zip(arguments.leaves, pairs, strict=True))
+    assert calls.of((x, value), {"more": value})[2] is structure

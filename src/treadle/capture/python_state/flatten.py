@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -180,7 +181,10 @@ def _shown(key: object) -> str:
     return repr(key) if is_plain(key) else type(key).__name__
 
 
-_LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+_LEAVES = frozenset(
+    {Tensor, nn.Parameter, int, float, bool, str, type(None)}
+    | {np.ndarray, np.float64, np.float32, np.int64, np.bool_}
+)
 
 _TEXT = frozenset({str})
 _PLAIN_NODES = _LEAVES | {list, tuple, dict, torch.Size}
