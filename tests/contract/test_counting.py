@@ -431,3 +431,25 @@ def test_what_is_refused_whatever_stands_in_is_what_the_error_names(refused, wor
         compiled(torch.randn(2, 4))
     assert words in caught.value.message
     assert totals == {"loss": 0.0, "n": 0}
+
+
+def test_a_recapture_names_the_branch_where_the_nearest_variant_parts():
+    """And not an earlier one, where only the call before went elsewhere."""
+    model = nn.Linear(3, 2)
+    state = types.SimpleNamespace(updates=0)
+
+    def train(x, number):
+        y = model(x)
+        if (number + 1) % 3 == 0:
+            state.updates += 1
+            if state.updates >= 2:
+                y = y * 2
+        return y.sum().item()
+
+    step = treadle.compile(train, model=model, options=Options(codegen=False))
+    x = torch.randn(4, 3)
+    for number in range(6):
+        step(x, number)
+    (reason,) = [each for each in (*step.recompiles, *step.recaptures) if "updates" in each]
+    assert reason.startswith("a branch on state.updates was False and is True")
+    assert state.updates == 2

@@ -125,6 +125,13 @@ class StepDependencies:
         with self.host_draws.foreseen():
             return self.reads.changed() or [e.words for e in self.decisions if not e.holds()]
 
+    def distance(self) -> tuple[int, int]:
+        """How far all that is from what it was, smaller is nearer: first by what was read, then by
+        how early the first decision comes out otherwise."""
+        with self.host_draws.foreseen():
+            others = (at for at, each in enumerate(self.decisions) if not each.holds())
+            return len(self.reads.changed()), -next(others, len(self.decisions))
+
     def join(self, watches: Watches) -> bool:
         """Add it to ``watches``, which tell whether it is unchanged; false if that cannot be
         watched."""

@@ -176,8 +176,10 @@ class Variants:
         alike = [other for other in keys if key.as_seen_by(other) == other]
         names = names_of(models)
         if alike:  # all but what they read outside: the one that comes nearest
-            changes = [self._known[other].captured.dependencies.changed() for other in alike]
-            return [min(changes, key=len)[0]] if all(changes) else []
+            read = [self._known[other].captured.dependencies for other in alike]
+            changes = [dependencies.changed() for dependencies in read]
+            near = min(range(len(read)), key=lambda at: read[at].distance())
+            return changes[near][:1] if all(changes) else []
         served = {other: sized(key, other) for other in keys}
         other_sizes = [k for k, other in served.items() if key.as_seen_by(other) == other]
         candidates = other_sizes or served.values()
