@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from treadle.capture.python_state.object_pytrees import (
     is_value,
     names_of_parts,
 )
-from treadle.capture.python_state.plain_values import is_plain, plain_fact
+from treadle.capture.python_state.plain_values import WITHOUT_PARTS, is_plain, plain_fact
 from treadle.compat import pytree
 from treadle.compat.pytree import TreeSpec
 from treadle.util.errors import CaptureError
@@ -181,10 +180,7 @@ def _shown(key: object) -> str:
     return repr(key) if is_plain(key) else type(key).__name__
 
 
-_LEAVES = frozenset(
-    {Tensor, nn.Parameter, int, float, bool, str, type(None)}
-    | {np.ndarray, np.float64, np.float32, np.int64, np.bool_}
-)
+_LEAVES = WITHOUT_PARTS | {Tensor, nn.Parameter}
 
 _TEXT = frozenset({str})
 _PLAIN_NODES = _LEAVES | {list, tuple, dict, torch.Size}

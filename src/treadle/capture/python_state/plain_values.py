@@ -20,6 +20,8 @@ WHOLE_NUMBERS: frozenset[type] = frozenset(
 )
 NUMBERS: frozenset[type] = WHOLE_NUMBERS | {float, np.float16, np.float32, np.float64}
 """Types of real numbers that a float64 is equal to, unless they are large whole ones."""
+WITHOUT_PARTS: frozenset[type] = NUMBERS | {bool, np.bool_, str, type(None), np.ndarray}
+"""Types of values that are leaves of every container."""
 _NAMES_OF_NUMPY = {kind.__name__ for kind in NUMBERS} - {"int", "float"}
 _GENERIC = np.generic  # of the module itself, reading is noted
 _OTHERS = (np.generic, slice)
