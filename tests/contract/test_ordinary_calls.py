@@ -129,6 +129,24 @@ def test_an_optimizer_whose_init_did_not_run(has_model):
         torch.testing.assert_close(optimizer.state[ours], other.state[theirs])
 
 
+def test_an_optimizer_around_the_one_that_was_passed_is_to_be_passed_itself():
+    model = nn.Linear(4, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    outer = Lookahead(inner)
+
+    def step(x):
+        model(x).square().mean().backward()
+        outer.step()
+        outer.zero_grad()
+
+    compiled = treadle.compile(step, model=model, optimizer=inner)
+    with pytest.raises(treadle.CaptureError, match="TR-117") as error:
+        compiled(torch.randn(3, 4))
+    assert "a key of outer.state that is a tensor" in str(error.value)
+    assert "pass that one in optimizer=" in str(error.value)
+    treadle.compile(step, model=model, optimizer=outer)(torch.randn(3, 4))
+
+
 def test_neither_model_nor_optimizer():
     with pytest.raises(treadle.CaptureError, match="TR-108"):
         treadle.compile(lambda x: x, model=None)

@@ -119,7 +119,10 @@ def are_equal(old: object, new: object) -> bool:
     return is_plain(new) and type(new) is type(old) and repr(new) == repr(old)
 
 
-def refused(label: str, kind: str, where: str = "") -> LateError:
+_REMEDY = "return the value and store it outside, or assign a new one"
+
+
+def refused(label: str, kind: str, where: str = "", remedy: str = _REMEDY) -> LateError:
     """TR-117 for a change that would happen only when the step is captured; ``where``: the user's
     line, if it is known."""
     return LateError(
@@ -127,5 +130,5 @@ def refused(label: str, kind: str, where: str = "") -> LateError:
         "and not at later calls",
         code="TR-117",
         where=where,
-        remedy="return the value and store it outside, or assign a new one",
+        remedy=remedy,
     )

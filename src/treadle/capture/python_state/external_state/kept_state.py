@@ -26,6 +26,10 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 """What every module has: PyTorch's own."""
 _MOST_NUMBERS = 16
 """The most numbers that a step may set in a list so that each is a number of the call."""
+_NAME_KEYS = (
+    "take a name or a number as the key; if this is the state of an optimizer of yours, pass that "
+    "one in optimizer=, in the place of those that it calls"
+)
 _OPEN_TO_ALL = (
     CellType,
     FunctionType,
@@ -121,7 +125,8 @@ class KeptState:
         if not kept.part.settable or is_moved or not changed:
             raise refused(label, kind).seen_by(lambda _: holds(kept.part))
         if any(n not in kept.before and _has_tensor(n) for n in changed):
-            error = refused(f"a key of {label} that is a tensor", kind)  # it would be a traced one
+            # it would be a traced one
+            error = refused(f"a key of {label} that is a tensor", kind, remedy=_NAME_KEYS)
             raise error.seen_by(lambda _: holds(kept.part))
         fixed = [n for n in changed if not _is_frozen_still(kept.before.get(n), now.get(n))]
         if fixed and self._is_fixed(kept):
