@@ -6,12 +6,19 @@
     after:   update p0, p1, p2;  y <- f(p1)
 """
 
+import math
 from collections.abc import Hashable, Sequence
 
+from treadle.algebra.extents import largest
 from treadle.loop.access import AccessSet
-from treadle.loop.kernel import Kernel, KernelLaunch, KernelPlan
+from treadle.loop.kernel import Kernel, KernelKind, KernelLaunch, KernelPlan
+from treadle.loop.nest import arguments_of, reductions_of
 from treadle.loop.program import Call
 from treadle.schedule.equality import kernel_key
+from treadle.util.allocator import Allocator
+
+_ENTRY = 8
+"""Bytes: of an address, a size, or two numbers of 32 bits."""
 
 
 def launches_of(plan: KernelPlan) -> tuple[KernelLaunch | Call, ...]:
@@ -28,6 +35,34 @@ def launches_of(plan: KernelPlan) -> tuple[KernelLaunch | Call, ...]:
             kernels = tuple(run[position] for position in group)
             found.append(KernelLaunch(kernels, functions[group[0]]))
     return tuple(found)
+
+
+def table_bytes(plan: KernelPlan, allocator: Allocator) -> int:
+    """Bytes that the launches of several kernels hold, from the first call on: the addresses of
+    their buffers, twice (``runtime/kernels/triton_launch``), their sizes, and for each program the
+    kernel that it is of and its number there. Of dynamic shapes, for the largest sizes."""
+    if not allocator.tables:
+        return 0
+    total = 0
+    for launch in launches_of(plan):
+        if isinstance(launch, Call) or len(launch.kernels) == 1:
+            continue
+        programs = sum(map(_programs, launch.kernels))
+        addresses = sum(len(arguments_of(kernel)) for kernel in launch.kernels)
+        sizes = 2 * len(launch.kernels)
+        tables = (programs, addresses, addresses, sizes)
+        total += sum(allocator.taken(_ENTRY * entries) for entries in tables)
+    return total
+
+
+def _programs(kernel: Kernel) -> int:
+    """They share the axes that the kernel does not reduce."""
+    how, axes = kernel.scheduled, [(kernel.rows, 0), (kernel.cols, 1)]
+    if reductions_of(kernel):
+        axes = axes[1:] if kernel.kind is KernelKind.COLUMNS else axes[:1]
+    blocks = how.rows, how.cols
+    counts = (-(-largest(axis.extent) // (blocks[at] or largest(axis.extent))) for axis, at in axes)
+    return math.prod(counts)
 
 
 def _runs(steps: Sequence[Kernel | Call]) -> list[list[Kernel] | Call]:

@@ -23,6 +23,7 @@ from treadle.schedule.build import KnownKernels, origins_of
 from treadle.schedule.depend import facts
 from treadle.schedule.fuse import Fuser, loaders_of, stored_buffers
 from treadle.schedule.joined import write_where_joined
+from treadle.schedule.launches import table_bytes
 from treadle.schedule.loop_nest import LoopNest
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
@@ -170,7 +171,7 @@ def _finish(
     surviving = {name: buffer for name, buffer in buffers.items() if name in used}
     near = {name: buffer for name, buffer in surviving.items() if not program.is_elsewhere(buffer)}
     peak = _peak(steps, near, calls, arena_bytes, allocator)
-    return KernelPlan(
+    plan = KernelPlan(
         steps,
         surviving,
         offsets,
@@ -182,6 +183,7 @@ def _finish(
         program.device,
         host_bytes,
     )
+    return replace(plan, peak_bytes=peak + table_bytes(plan, allocator))
 
 
 def _packed(

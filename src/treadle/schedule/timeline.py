@@ -41,10 +41,11 @@ class Timeline:
 
         peak  =  sum(inputs) + constants + arena + max(calls + workspace) + reserve
 
-    ``inputs``: 0 for those on another device. ``reserve``: what libraries hold, and what an
-    allocator adds to requests. ``temporaries`` are the bytes of the arena in use, by the phase that
-    wrote them. The arena is one block, there all the time; ``peak_at`` is the step where most of it
-    and of the calls' bytes is in use, and ``held`` names the largest temporaries there.
+    ``inputs``: 0 for those on another device. ``reserve``: what libraries and the tables of
+    launches hold, and what an allocator adds to requests. ``temporaries`` are the bytes of the
+    arena in use, by the phase that wrote them. The arena is one block, there all the time;
+    ``peak_at`` is the step where most of it and of the calls' bytes is in use, and ``held`` names
+    the largest temporaries there.
     """
 
     names: tuple[str, ...]

@@ -74,6 +74,7 @@ def _gpu(
         reserve=reserved,
         memory=bytes_,
         blocks=True,
+        tables=True,
         hidden=_HIDDEN,
         host_link=host_link,
         link=link,

@@ -20,6 +20,7 @@ class DeviceModel:
     ``reserve``: bytes that libraries hold all the time: cuBLAS's workspace (33 MiB on Hopper with
     PyTorch 2.11); on a CPU the state of the generator during a call (5,056 bytes). ``memory``:
     bytes there are; 0: unknown. ``blocks``: whether its allocator hands out whole blocks.
+    ``tables``: whether launches of several kernels hold tables of their buffers in its memory.
     ``launch``: seconds that one more kernel takes, whatever it does: a kernel of 64 elements on a
     CPU 1.1 to 1.3 us (an H200, replayed: what 225 casts took beyond their bytes, 1 us each).
     ``hidden``: share of the bytes of one more chunk of rows that its products' operations hide: 0.6
@@ -36,6 +37,7 @@ class DeviceModel:
     reserve: int = 0
     memory: int = 0
     blocks: bool = False
+    tables: bool = False
     launch: float = 1e-6
     hidden: float = 0.0
     host_link: float = 0.0
@@ -54,4 +56,4 @@ class DeviceModel:
     @property
     def allocator(self) -> Allocator:
         """How its memory is counted."""
-        return Allocator(self.reserve, blocks=self.blocks)
+        return Allocator(self.reserve, blocks=self.blocks, tables=self.tables)

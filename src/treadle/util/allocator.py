@@ -19,10 +19,12 @@ _REST = _MIB
 @dataclass(frozen=True, slots=True)
 class Allocator:
     """How the bytes of a plan are counted. ``reserve``: what libraries hold beside the plan's own;
-    ``blocks``: whether requests are rounded as above."""
+    ``blocks``: whether requests are rounded as above; ``tables``: whether a launch of several
+    kernels holds tables of their buffers."""
 
     reserve: int = 0
     blocks: bool = False
+    tables: bool = False
 
     def taken(self, nbytes: int) -> int:
         """Bytes that a tensor of ``nbytes`` takes, allocated beside others of its size."""
