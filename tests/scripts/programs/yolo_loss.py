@@ -1,6 +1,7 @@
 """Grid detector with anchors: targets picked by masks in the loss and indexed by a range of their
-number, complete IoU. Its branches on values leave each number of boxes to a compile of its own.
+number, complete IoU. The rows that masks pick leave each number of boxes to a compile of its own.
 
+again: each size is compiled separately: the step has a size that depends on values
 again: argument i: 0 became 1
 again: (dim 0: 4 -> 7)
 """
