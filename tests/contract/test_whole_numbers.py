@@ -130,7 +130,7 @@ def counted_rows(model, x, at):
 
 def pairs(model, x, at):
     h, limits = model(x), torch.arange(3)
-    chosen = zip(*torch.where(at[:, None] > limits), strict=True)
+    chosen = zip(*torch.where(at[-9:, None] > limits), strict=True)
     return sum(h[row].sum() * limit for row, limit in chosen)
 
 
@@ -210,6 +210,22 @@ def test_a_list_is_asked_for_at_once():
     compiled, _ = trained(counted)
     compiled(torch.randn(40, 8), torch.arange(40) % 5)
     assert len(runs) <= 4
+
+
+def test_one_of_a_long_list_is_asked_for_alone():
+    model = nn.Linear(3, 2)
+
+    def step(x, n):
+        labels = n.tolist()
+        return model(x)[: labels[0]].sum() * [1.0, 2.0, 3.0][labels[-1]]
+
+    compiled = treadle.compile(step, model=model, options=treadle.Options(codegen=False))
+    x = torch.randn(7, 3)
+    for first in (2, 5, 2):
+        n = torch.arange(200) % 2 + first
+        n[-1] = 1
+        torch.testing.assert_close(compiled(x, n), step(x, n))
+    assert len(compiled.recompiles) == 1
 
 
 def test_more_numbers_than_variants_are_kept_run_eagerly():

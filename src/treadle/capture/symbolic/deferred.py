@@ -36,6 +36,7 @@ from treadle.capture.explain_errors import (
 from treadle.capture.python_state.plain_values import is_real
 from treadle.capture.symbolic.arrays.array_functions import are_nests, of_nests
 from treadle.capture.symbolic.arrays.arrays import SCALARS, ArrayLeaf
+from treadle.capture.symbolic.branches.decisions import MOST_DECISIONS
 from treadle.capture.symbolic.conversion_warnings import warn_of_float
 from treadle.capture.symbolic.functions.index_ranges import calls_range
 from treadle.capture.symbolic.functions.number_lists import NEEDS_ALL, caller_of_library
@@ -310,8 +311,9 @@ class DeferredNumber(Number):
         number yet."""
         base = self.base
         if base.answer is None:
-            answers = self.deferred.on_path(base.listed)
-            for number, answer in zip(base.listed, answers, strict=True):
+            together = base.listed if len(base.listed) <= MOST_DECISIONS else (base,)
+            answers = self.deferred.on_path(together)
+            for number, answer in zip(together, answers, strict=True):
                 number.answer = answer
         assert base.answer is not None
         return type(self.value)(base.answer + self.ahead)
