@@ -2,6 +2,7 @@
 and range of sizes, with eager's numbers."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -92,6 +93,22 @@ def test_more_paths_than_are_kept_run_eagerly():
     with pytest.warns(RuntimeWarning, match="ran eagerly: it takes a new path"):
         calls()
     assert len(compiled.recompiles) < 10
+
+
+@pytest.mark.filterwarnings("ignore:the step is compiled again")
+@pytest.mark.filterwarnings("ignore:a call ran eagerly")
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_search_looks_once_for_each_kind_of_variant(dynamic):
+    model = nn.Linear(3, 2)
+    options = treadle.Options(codegen=False, max_cached=3, dynamic=dynamic)
+    compiled = treadle.compile(lambda x, n: model(x)[: int(n)].sum(), model=model, options=options)
+    variants = compiled._dispatcher.variants
+    for call in range(24):
+        model.train(call % 5 > 1)
+        compiled(torch.randn(20 + call, 3), torch.tensor(1 + call % 4))
+        kinds = Counter((key.outside, key.ignored) for key in variants._known)
+        assert dict(variants._kinds) == kinds
+    assert len(variants._kinds) <= 2 * 3 * 2
 
 
 @pytest.mark.filterwarnings("ignore:the step is compiled again")

@@ -9,6 +9,7 @@ from torch import nn
 
 from treadle.capture.argument_containers import ServedCall
 from treadle.capture.python_state.reads.object_graph import Location
+from treadle.capture.python_state.reads.reads_guard import ReadsGuard
 from treadle.capture.symbolic.branches.decisions import Answers
 from treadle.compiler.compiled import Compiled
 from treadle.guards.watching import WatchedTensors, Watches
@@ -62,6 +63,10 @@ class _Again:
         self.watches.settle()
 
 
+_Kind = tuple[ReadsGuard | None, Ignored]
+"""What variants read outside, and what they do not depend on: those of one pattern share it."""
+
+
 class Variants:
     """At most ``limit`` variants with code of their own; the least recently used one goes first.
 
@@ -72,6 +77,8 @@ class Variants:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: OrderedDict[GuardKey, Compiled] = OrderedDict()
+        self._kinds: OrderedDict[_Kind, int] = OrderedDict()
+        """How many variants are of each kind, the one that was used last at the end."""
         self._parted = False  # whether the last search gave a variant up
         self._recent: tuple[GuardKey, Compiled] | None = None  # the newest one
         self._again: _Again | None = None  # likewise, once more
@@ -126,10 +133,7 @@ class Variants:
         return variant
 
     def _search(self, key: GuardKey, path: Answers) -> Compiled | None:
-        kinds = dict.fromkeys(
-            (known_key.outside, known_key.ignored) for known_key in reversed(self._known)
-        )
-        for kind in kinds:
+        for kind in reversed(self._kinds):
             whole = key.of(*kind)
             variant = self._known.get(whole)
             if variant is None or not variant.captured.dependencies.hold():
@@ -138,9 +142,10 @@ class Variants:
                 continue
             if variant.captured.optimizers.agrees():
                 self._known.move_to_end(whole)
+                self._kinds.move_to_end(kind)
                 return variant
             self._parted = True
-            self._known.pop(whole).release()
+            self._release(whole)
             return None
         return None
 
@@ -148,8 +153,22 @@ class Variants:
         """``key``: that of the call which ``compiled`` was made for."""
         captured = compiled.captured
         self._recent = self._again = None
-        self._known[key.of(captured.dependencies.reads, Ignored.of(captured))] = compiled
+        kind = captured.dependencies.reads, Ignored.of(captured)
+        whole = key.of(*kind)
+        self._kinds[kind] = self._kinds.get(kind, 0) + (whole not in self._known)
+        self._kinds.move_to_end(kind)
+        self._known[whole] = compiled
         self._evict()
+
+    def _forget(self, key: GuardKey) -> Compiled:
+        kind = key.outside, key.ignored
+        self._kinds[kind] -= 1
+        if not self._kinds[kind]:
+            del self._kinds[kind]
+        return self._known.pop(key)
+
+    def _release(self, key: GuardKey) -> None:
+        self._forget(key).release()
 
     def changed_numbers(self, key: GuardKey) -> list[str | Location]:
         """Numbers that kept a variant from serving a call: of an argument its label, of others
@@ -191,14 +210,14 @@ class Variants:
         stale = [old for old in self._known if old.identity != key.identity]
         self._recent, self._again = (None, None) if stale else (self._recent, self._again)
         for old in stale:
-            self._known.pop(old).release()
+            self._release(old)
         return bool(stale)
 
     def drop(self, compiled: Compiled) -> None:
         """This one goes, since it no longer fits what its key stands for."""
         self._recent = self._again = None
         for key in [key for key, variant in self._known.items() if variant is compiled]:
-            self._known.pop(key).release()
+            self._release(key)
 
     def _evict(self) -> None:
         """Those of a pattern are small, and those that run the program of a newer one: they share
@@ -211,9 +230,9 @@ class Variants:
         ]
         shared = [key for key in self._known if key not in own]
         for key in own[: max(0, len(own) - self._limit)]:
-            self._known.pop(key).release()
+            self._release(key)
         for key in shared[: max(0, len(shared) - _SHARED * self._limit)]:
-            del self._known[key]
+            self._forget(key)
 
 
 def _distance(other: GuardKey, key: GuardKey) -> tuple[bool, int]:
