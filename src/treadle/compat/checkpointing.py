@@ -1,6 +1,7 @@
 """``torch.utils.checkpoint`` while a step is traced."""
 
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -16,6 +17,15 @@ def in_checkpoint() -> bool:
     """Whether what autograd saves now is kept, or computed again, by a checkpointed region."""
     hooks = autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) and hooks[0].__module__ == checkpointing.__name__
+
+
+def leave_regions(error: BaseException) -> None:
+    """Leave the checkpointed regions in which ``error`` was raised, the innermost first. PyTorch
+    2.11 leaves them when the frames in its traceback are deleted, which may be later."""
+    entries = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(entries):
+        if frame.f_code.co_filename == checkpointing.__file__:
+            frame.clear()
 
 
 def watched_checkpointing(

@@ -43,6 +43,7 @@ from treadle.capture.tracing.request import Substitutes, TraceRequest
 from treadle.capture.tracing.side_effects import SideEffect, SideEffects
 from treadle.capture.tracing.trace_recorder import TraceRecorder
 from treadle.capture.tracing.user_tensors import UserTensors
+from treadle.compat.checkpointing import leave_regions
 from treadle.compat.hooks import is_scheduler_in_order
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.switches import switches, switches_kept, uses_onednn
@@ -161,6 +162,7 @@ class Run:
                             result = called_with(self.request.function, args, kwargs)
                             self._require_numbers()
                     except Exception as error:
+                        leave_regions(error)
                         if not self._may_be_wrong(error):
                             raise
                         self.failed = error
